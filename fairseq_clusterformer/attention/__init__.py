@@ -1,0 +1,26 @@
+"""Which tokens see which: a file for each kind of attention, registered by name."""
+
+from .base import (
+    AttentionConfig,
+    Router,
+    attention_kinds,
+    build_router,
+    register_attention,
+)
+from .multihead import MultiheadAttention
+from .neural import Neural
+from .spec import parse_attention
+from .window import Full, Window
+
+__all__ = [
+    "AttentionConfig",
+    "Full",
+    "MultiheadAttention",
+    "Neural",
+    "Router",
+    "Window",
+    "attention_kinds",
+    "build_router",
+    "parse_attention",
+    "register_attention",
+]

@@ -1,0 +1,160 @@
+"""What a kind of attention is: a router, registered by name.
+
+A router decides which tokens see which. It never touches softmax: it returns a
+:class:`~fairseq_clusterformer.kernels.Layout`, and one ranged attention does the rest.
+A new kind is one file with one registered class.
+
+Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
+G groups of heads that share an order (1 or H), W window.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..clustering.report import Report, State
+from ..kernels.layout import Layout
+
+RULES = ("recent", "chunk", "leaking-chunk")
+SIMILARITIES = ("dot", "scaled-dot", "cosine")
+NORMALIZERS = ("average", "running")
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Options that kinds of attention share; each kind reads the ones that it needs.
+
+    Attributes:
+        window: W, tokens that a query of a windowed or clustered head can see.
+        num_clusters: K.
+        cluster_rule: how a query sees its cluster: "recent" (the W latest of its cluster; causal
+            where asked for), "chunk" (CF22 eq. 8, bidirectional only) or "leaking-chunk" (the same
+            in a causal model, CF22 appendix B: later tokens change earlier outputs).
+        cluster_similarity: phi of CF22 eq. 2: "dot", "scaled-dot" or "cosine".
+        cluster_temperature: divides phi inside eq. 2's exponent.
+        cluster_normalizer: eq. 2's normaliser in causal routing: "average" (a moving average over
+            training batches) or "running" (over the tokens so far).
+
+    Raises:
+        ValueError: a value that is not allowed; the message names the command-line option.
+    """
+
+    window: int = 128
+    num_clusters: int = 8
+    cluster_rule: str = "recent"
+    cluster_similarity: str = "cosine"
+    cluster_temperature: float = 0.1
+    cluster_normalizer: str = "average"
+
+    def __post_init__(self):
+        for name, value in (("window", self.window), ("num_clusters", self.num_clusters)):
+            option = {"window": "--attention-window", "num_clusters": "--num-clusters"}[name]
+            if value < 1:
+                raise ValueError(f"{option} is {value}; allowed: 1 or more")
+        for option, value, allowed in (
+            ("--cluster-rule", self.cluster_rule, RULES),
+            ("--cluster-similarity", self.cluster_similarity, SIMILARITIES),
+            ("--cluster-normalizer", self.cluster_normalizer, NORMALIZERS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")
+        if not self.cluster_temperature > 0:
+            raise ValueError(
+                f"--cluster-temperature is {self.cluster_temperature}; allowed: above 0"
+            )
+
+
+class Router(nn.Module, ABC):
+    """A kind of attention for some heads of a layer.
+
+    Subclasses take ``(config, *, embed_dim, num_heads, causal)``. What a router learns from data
+    other than by gradient must not change while a batch runs, or activation checkpointing would
+    compute the batch twice in different ways: ``forward`` returns an observation, ``observe``
+    stores it once the forward pass is over, and ``commit`` applies it before the next update.
+    """
+
+    #: keys that a step-by-step decoder keeps of each ring; None: all of them
+    window: int | None
+    #: rings, that is separate histories, that a step-by-step decoder keeps
+    num_rings: int = 1
+
+    def __init__(self, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool):
+        super().__init__()
+        self.config = config
+        self.causal = causal
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        padding_mask: Tensor | None = None,
+        centroids: Tensor | None = None,
+    ) -> tuple[Layout, Report]:
+        """Route a batch.
+
+        Args:
+            x: input of the attention layer [B, N, D].
+            q: queries of this kind's heads [B, H, N, E].
+            k: keys of this kind's heads [B, H, N, E].
+            padding_mask: bool [B, N], True where a token is padding.
+            centroids: handed on by the layer before, [B, K, D]; kinds without centroids ignore it.
+        """
+
+    def step(
+        self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Route one more token of a causal sequence, exactly as ``forward`` would.
+
+        Args:
+            x, q, k: as in ``forward``, with N = 1.
+            state: what the last call returned; empty at first. Every tensor has batch first.
+            padding_mask: bool [B, 1].
+
+        Returns:
+            The ring of the query and of the key, int64 [B, G] in [0, ``num_rings``), and the state.
+        """
+        ring = x.new_zeros(x.size(0), 1).long()
+        return ring, ring, state
+
+    def observe(self, observation: Tensor) -> None:
+        """Store a training batch's observation; called outside of any activation checkpoint."""
+
+    def commit(self) -> None:
+        """Apply what was observed since the last call; called before each update."""
+
+
+_KINDS: dict[str, type[Router]] = {}
+
+
+def register_attention(name: str) -> Callable[[type[Router]], type[Router]]:
+    """Class decorator: make a router available in attention specs under ``name``.
+
+    Raises:
+        ValueError: the name is taken, or holds a character of the spec's grammar.
+    """
+
+    def register(cls: type[Router]) -> type[Router]:
+        if name in _KINDS:
+            raise ValueError(f"attention kind {name!r} is registered already, by {_KINDS[name]}")
+        if not name or set(name) & set(",+* "):
+            raise ValueError(f"attention kind {name!r}: a name has none of ',', '+', '*', ' '")
+        _KINDS[name] = cls
+        return cls
+
+    return register
+
+
+def attention_kinds() -> tuple[str, ...]:
+    """Registered names, in order of registration."""
+    return tuple(_KINDS)
+
+
+def build_router(
+    kind: str, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool
+) -> Router:
+    """Make the router of a registered kind."""
+    return _KINDS[kind](config, embed_dim=embed_dim, num_heads=num_heads, causal=causal)

@@ -1,0 +1,160 @@
+"""The two rules of visibility, and windows, as layouts.
+
+Shape letters: B batch, G groups of heads that share an order (1, or the number of heads), N tokens
+in a row, M key slots, K clusters, W window, C chunk.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..kernels.layout import Layout
+
+
+def window_layout(
+    length: int,
+    window: int | None,
+    *,
+    causal: bool,
+    padding_mask: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Layout:
+    """Identity order: each query sees its neighbours.
+
+    Args:
+        length: N.
+        window: W. Causal: the last W tokens, the query's own included. Otherwise W tokens on
+            either side and the query's own. None: all (full attention).
+        padding_mask: bool [B, N], True where a token is padding, on any side; distances count
+            real tokens only.
+    """
+    if padding_mask is not None:
+        zeros = torch.zeros_like(padding_mask, dtype=torch.long).unsqueeze(1)
+        return cluster_layout(zeros, 1, window, causal=causal, padding_mask=padding_mask)
+    slot = torch.arange(length, device=device).view(1, 1, length)
+    reach = length if window is None else window
+    if causal:
+        return Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1)
+    return Layout(lo=(slot - reach).clamp(min=0), hi=(slot + reach + 1).clamp(max=length))
+
+
+def cluster_layout(
+    clusters: Tensor,
+    num_clusters: int,
+    window: int | None,
+    *,
+    causal: bool,
+    padding_mask: Tensor | None = None,
+    key_clusters: Tensor | None = None,
+) -> Layout:
+    """Recent rule: a query sees the W latest keys of its cluster up to its own position.
+
+    Strictly causal if the clusters are: the rank of a key within its cluster counts earlier tokens
+    only, so a range never holds another set of keys because the future changed.
+
+    Args:
+        clusters: cluster of each query, int64 [B, G, N] in [0, K).
+        num_clusters: K.
+        window: W; None: the whole cluster. Not causal: W keys on either side of the query's
+            place among the keys of its cluster, and what stands at that place.
+        padding_mask: bool [B, N], True where a token is padding.
+        key_clusters: cluster of each key if keys are clustered apart from queries.
+    """
+    query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
+    key_order = query_order
+    if key_clusters is not None:
+        key_order, key_code = _sort_by_cluster(key_clusters, num_clusters, padding_mask)
+    length = clusters.size(-1)
+    query_cluster = clusters.gather(-1, query_order)
+
+    # Slots are sorted by code = cluster * N + position: a cluster's first slot, the slot after its
+    # last, and the number of its keys up to a position are all found by bisection.
+    def slots_below(code: Tensor) -> Tensor:
+        return torch.searchsorted(key_code, code.contiguous())
+
+    begin = slots_below(query_cluster * length)
+    up_to_here = slots_below(query_cluster * length + query_order + 1)
+    if causal:
+        lo, hi = begin, up_to_here
+        if window is not None:
+            lo = torch.maximum(begin, hi - window)
+    else:
+        end = slots_below((query_cluster + 1) * length)
+        lo, hi = begin, end
+        if window is not None:
+            lo = torch.maximum(begin, up_to_here - 1 - window)
+            hi = torch.minimum(end, up_to_here + window)
+    return _without_padding(lo, hi, query_order, key_order, padding_mask)
+
+
+def chunk_layout(
+    clusters: Tensor,
+    num_clusters: int,
+    *,
+    earlier_only: bool = False,
+    padding_mask: Tensor | None = None,
+) -> Layout:
+    """Chunk rule (CF22 eq. 5 and 8-10): tokens sorted by cluster, cut into K equal chunks.
+
+    A query sees its own chunk of C = ceil(n / K) slots and the one before; before the first
+    stands the last (the ring that CF22 eq. 11 closes). n is the row's own number of real tokens,
+    so a row is cut alike alone and in any batch.
+
+    Args:
+        clusters: cluster of each token, int64 [B, G, N] in [0, K).
+        num_clusters: K.
+        earlier_only: CF22 eq. 13 on top. Not causal: where chunks begin depends on the future.
+        padding_mask: bool [B, N], True where a token is padding.
+    """
+    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
+    length = clusters.size(-1)
+    if padding_mask is None:
+        real = torch.full(order.shape[:-1], length, device=order.device)
+    else:
+        real = (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
+    chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor").clamp(min=1)
+    num_chunks = torch.div(real + chunk - 1, chunk, rounding_mode="floor")
+    # Slots of the last chunk, repeated in front of the first unless it is the first.
+    last = torch.where(num_chunks > 1, real - (num_chunks - 1) * chunk, 0)
+    real, chunk, last = (t.unsqueeze(-1) for t in (real, chunk, last))
+
+    num_slots = length + -(-length // num_clusters)
+    slot = torch.arange(num_slots, device=order.device)
+    source = torch.where(slot < last, real - last + slot, slot - last)
+    key_order = order.gather(-1, source.clamp(min=0, max=length - 1))
+
+    index = torch.div(slot[:length], chunk, rounding_mode="floor")
+    lo = torch.where(index > 0, last + (index - 1) * chunk, 0)
+    hi = torch.minimum(last + (index + 1) * chunk, last + real)
+    layout = _without_padding(lo, hi, order, key_order, padding_mask)
+    return replace(layout, num_keys=(real + last).squeeze(-1), earlier_only=earlier_only)
+
+
+def _sort_by_cluster(
+    clusters: Tensor, num_clusters: int, padding_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens by cluster, then position, padding last: (order, sorted codes), each [B, G, N]."""
+    length = clusters.size(-1)
+    if padding_mask is not None:
+        clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
+    code = clusters * length + torch.arange(length, device=clusters.device)
+    code, order = code.sort(dim=-1)
+    return order, code
+
+
+def _without_padding(
+    lo: Tensor, hi: Tensor, query_order: Tensor, key_order: Tensor, padding_mask: Tensor | None
+) -> Layout:
+    if padding_mask is None:
+        return Layout(lo=lo, hi=hi, query_order=query_order, key_order=key_order)
+    real = (~padding_mask).sum(-1, keepdim=True).expand(query_order.shape[:-1])
+    empty = torch.arange(query_order.size(-1), device=lo.device) >= real.unsqueeze(-1)
+    return Layout(
+        lo=lo.masked_fill(empty, 0),
+        hi=hi.masked_fill(empty, 0),
+        query_order=query_order,
+        key_order=key_order,
+        num_queries=real,
+        num_keys=real,
+    )

@@ -1,0 +1,85 @@
+"""Neural clustering attention (CF22): a query sees tokens of its own, learned cluster."""
+
+from torch import Tensor
+
+from ..clustering import NeuralClustering, Report, State
+from ..kernels import Layout
+from .base import AttentionConfig, Router, register_attention
+from .layout import chunk_layout, cluster_layout
+
+
+@register_attention("neural")
+class Neural(Router):
+    """One clustering of the layer's input, shared by the heads; queries and keys alike."""
+
+    def __init__(self, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool):
+        super().__init__(config, embed_dim=embed_dim, num_heads=num_heads, causal=causal)
+        if causal and config.cluster_rule == "chunk":
+            raise ValueError(
+                "--cluster-rule is 'chunk', which is not causal: where a chunk begins depends on "
+                "later tokens; allowed in a causal model: recent, or leaking-chunk to compare with"
+            )
+        if not causal and config.cluster_rule == "leaking-chunk":
+            raise ValueError(
+                "--cluster-rule is 'leaking-chunk', which is for causal models only; "
+                "allowed in an encoder: chunk, recent"
+            )
+        self.window = config.window
+        self.num_rings = config.num_clusters
+        self.clustering = NeuralClustering(
+            embed_dim,
+            config.num_clusters,
+            similarity=config.cluster_similarity,
+            temperature=config.cluster_temperature,
+            # What depends on later tokens anyway uses the normaliser of the paper.
+            normalizer=(
+                config.cluster_normalizer
+                if causal and config.cluster_rule == "recent"
+                else "sentence"
+            ),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        padding_mask: Tensor | None = None,
+        centroids: Tensor | None = None,
+    ) -> tuple[Layout, Report]:
+        clusters, report = self.clustering(x, padding_mask, centroids)
+        clusters = clusters.unsqueeze(1)
+        if self.config.cluster_rule == "recent":
+            layout = cluster_layout(
+                clusters,
+                self.config.num_clusters,
+                self.config.window,
+                causal=self.causal,
+                padding_mask=padding_mask,
+            )
+        else:
+            layout = chunk_layout(
+                clusters,
+                self.config.num_clusters,
+                earlier_only=self.causal,
+                padding_mask=padding_mask,
+            )
+        return layout, report
+
+    def step(
+        self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        if self.config.cluster_rule != "recent":
+            raise ValueError(
+                f"--cluster-rule is {self.config.cluster_rule!r}: it lets later tokens change "
+                "earlier outputs, so text cannot be generated with it; "
+                "train with --cluster-rule recent"
+            )
+        clusters, state = self.clustering.step(x, state, padding_mask)
+        return clusters, clusters, state
+
+    def observe(self, observation: Tensor) -> None:
+        self.clustering.observe(observation)
+
+    def commit(self) -> None:
+        self.clustering.commit()

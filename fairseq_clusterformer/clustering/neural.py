@@ -1,0 +1,224 @@
+"""Neural clustering (CF22 section 3.1): fuzzy centroids that are learned with the task.
+
+Shape letters: B batch, N tokens, D width, K clusters.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .report import Report, State
+
+# Scores closer than this are a tie, and ties go to the lowest index: rounding must not decide
+# (two equal tokens at the start of a text have equal scores for all clusters up to rounding).
+TIE = 1e-5
+
+
+class NeuralClustering(nn.Module):
+    """Assigns tokens to K centroids, and returns the losses that teach them.
+
+    Equation numbers are CF22's. Everything is computed in float32 (float64 for a float64 model)
+    whatever the model's precision.
+
+    Args:
+        embed_dim: D.
+        num_clusters: K.
+        similarity: phi: "dot" (the paper's), "scaled-dot" (divided by sqrt(D)) or "cosine".
+        temperature: divides phi inside the exponent of eq. 2.
+        normalizer: the denominator of eq. 2 when tokens are assigned. "sentence": over all tokens
+            of the row, as in the paper; needs the whole row. "running": over the tokens so far.
+            "average": an exponential moving average of the mean over training batches, a constant
+            for each cluster. The last two keep an assignment independent of later tokens.
+        momentum: of that average.
+
+    Parameters learn through the two losses alone: the argmax of eq. 4 carries no gradient.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_clusters: int,
+        *,
+        similarity: str = "cosine",
+        temperature: float = 0.1,
+        normalizer: str = "sentence",
+        momentum: float = 0.99,
+    ):
+        super().__init__()
+        self.num_clusters = num_clusters
+        self.similarity = similarity
+        self.temperature = temperature
+        self.normalizer = normalizer
+        self.momentum = momentum
+        self.centroids = nn.Parameter(torch.empty(num_clusters, embed_dim))
+        self.w_c = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.reset_parameters()
+        # Log of the average of exp(s_i) over tokens; what was seen since the last update, as a
+        # log-sum-exp, and of how many tokens.
+        self.register_buffer("log_normalizer", torch.zeros(num_clusters))
+        self.register_buffer("pending_log_mass", torch.full((num_clusters,), -math.inf))
+        self.register_buffer("pending_tokens", torch.zeros(()))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.centroids, std=self.centroids.size(-1) ** -0.5)
+        nn.init.xavier_uniform_(self.w_c.weight)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        for name in ("log_normalizer", "pending_log_mass", "pending_tokens"):
+            buffer = getattr(self, name)
+            if buffer.dtype in (torch.float16, torch.bfloat16):  # an average needs the bits
+                setattr(self, name, buffer.float())
+        return self
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        centroids: Tensor | None = None,
+    ) -> tuple[Tensor, Report]:
+        """Assign the tokens of a batch.
+
+        Args:
+            x: [B, N, D].
+            padding_mask: bool [B, N], True where a token is padding.
+            centroids: [B, K, D] used instead of this module's own.
+
+        Returns:
+            The cluster of each token, int64 [B, N] (0 at padding), and a report: both losses, the
+            cluster sizes, the updated centroids, and the observation for :meth:`observe`.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            x = _at_least_float32(x)
+            if padding_mask is not None:
+                x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+            centroids = self.centroids if centroids is None else centroids
+            keys, scores = self._scores(x, centroids.to(x.dtype))
+            if padding_mask is not None:
+                scores = scores.masked_fill(padding_mask.unsqueeze(1), -math.inf)
+
+            with torch.no_grad():
+                clusters = _lowest_argmax(scores - self._log_normalizer(scores))
+                if padding_mask is not None:
+                    clusters = clusters.masked_fill(padding_mask, 0)
+            return clusters, self._report(x, keys, scores, clusters, padding_mask)
+
+    def step(
+        self, x: Tensor, state: State, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Assign one more token: x [B, 1, D] to clusters int64 [B, 1], as ``forward`` would."""
+        with torch.autocast(x.device.type, enabled=False), torch.no_grad():
+            x = _at_least_float32(x)
+            _, scores = self._scores(x, self.centroids.to(x.dtype))
+            if self.normalizer == "average":
+                return _lowest_argmax(scores - self._log_normalizer(scores)), state
+            log_sum = scores
+            if "log_sum" in state:
+                log_sum = torch.logaddexp(state["log_sum"], scores)
+            clusters = _lowest_argmax(scores - log_sum)
+            if padding_mask is not None:
+                before = state.get("log_sum", torch.full_like(scores, -math.inf))
+                log_sum = torch.where(padding_mask.unsqueeze(1), before, log_sum)
+            return clusters, {"log_sum": log_sum}
+
+    def _scores(self, x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+        """X W_c [B, N, D] and the exponents s_ij of eq. 2 [B, K, N]."""
+        keys = nn.functional.linear(x, self.w_c.weight.to(x.dtype))
+        left, right = self._for_dot_product(centroids), self._for_dot_product(keys)
+        return keys, left @ right.transpose(-1, -2) / self.temperature
+
+    def _for_dot_product(self, x: Tensor) -> Tensor:
+        """A vector whose inner products are phi."""
+        if self.similarity == "cosine":
+            return nn.functional.normalize(x, dim=-1)
+        if self.similarity == "scaled-dot":
+            return x * x.size(-1) ** -0.25
+        return x
+
+    def _log_normalizer(self, scores: Tensor) -> Tensor:
+        """Log of eq. 2's denominator, broadcast against [B, K, N]."""
+        if self.normalizer == "sentence":
+            return torch.logsumexp(scores, dim=-1, keepdim=True)
+        if self.normalizer == "running":
+            return torch.logcumsumexp(scores, dim=-1)
+        return self.log_normalizer.to(scores.dtype).view(1, -1, 1)
+
+    def _report(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        scores: Tensor,
+        clusters: Tensor,
+        padding_mask: Tensor | None,
+    ) -> Report:
+        batch, length, _ = x.shape
+        if padding_mask is None:
+            real = x.new_ones(batch, length)
+        else:
+            real = (~padding_mask).to(x.dtype)
+        tokens = real.sum()
+
+        # A row of padding alone has no softmax; it weighs nothing below.
+        empty = real.sum(-1) == 0
+        scores = scores.masked_fill(empty.view(-1, 1, 1), 0.0)
+        updated = torch.softmax(scores, dim=-1) @ keys  # CF22 eq. 2 and 3: [B, K, D]
+        vectors = self._for_dot_product(updated)
+
+        own = vectors.gather(1, clusters.unsqueeze(-1).expand_as(x))
+        phi = (self._for_dot_product(x) * own).sum(-1)
+        clustering_loss = -(phi * real).sum() / tokens.clamp(min=1.0)  # CF22 eq. 6
+
+        neighbours = (vectors * vectors.roll(1, dims=1)).sum(-1).mean(-1)  # the ring of eq. 11
+        weight = real.sum(-1) / tokens.clamp(min=1.0)
+        sorting_loss = -(neighbours * weight).sum()  # CF22 eq. 11
+
+        with torch.no_grad():
+            sizes = torch.zeros(self.num_clusters, device=x.device, dtype=x.dtype)
+            sizes.index_add_(0, clusters.flatten(), real.flatten())
+            log_mass = torch.logsumexp(
+                scores.masked_fill(empty.view(-1, 1, 1), -math.inf).transpose(0, 1).flatten(1), -1
+            )
+            observation = torch.cat([log_mass, tokens.view(1)])
+        return Report(clustering_loss, sorting_loss, sizes, updated, observation)
+
+    @torch.no_grad()
+    def observe(self, observation: Tensor) -> None:
+        """Remember a training batch's observation, of all workers, for the moving average."""
+        if self.normalizer != "average":
+            return
+        log_mass, tokens = observation[:-1].float(), observation[-1].float()
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            mine = torch.cat([log_mass, tokens.view(1)])
+            everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyone, mine)
+            stacked = torch.stack(everyone)
+            log_mass, tokens = torch.logsumexp(stacked[:, :-1], 0), stacked[:, -1].sum()
+        self.pending_log_mass.copy_(torch.logaddexp(self.pending_log_mass, log_mass))
+        self.pending_tokens += tokens
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the average by what was observed since the last update, if anything was."""
+        if self.pending_tokens == 0:
+            return
+        seen = self.pending_log_mass - self.pending_tokens.log()
+        momentum = self.momentum if self.updates > 0 else 0.0  # the first is taken as it is
+        self.log_normalizer.lerp_(seen, 1.0 - momentum)
+        self.updates += 1
+        self.pending_log_mass.fill_(-math.inf)
+        self.pending_tokens.zero_()
+
+
+def _lowest_argmax(scores: Tensor) -> Tensor:
+    """Over K of [B, K, N]; the lowest index where several are within rounding of the largest."""
+    best = scores >= scores.amax(1, keepdim=True) - TIE
+    index = torch.arange(scores.size(1), device=scores.device).view(1, -1, 1)
+    index = torch.where(best, index, scores.size(1) - 1)
+    return index.amin(1)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,0 +1,95 @@
+"""What today's torch, numpy and hydra need for fairseq 0.12 to run.
+
+fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set, so calling ``apply`` when the package
+is imported is early enough for every command and every distributed worker.
+"""
+
+import argparse
+import collections
+import types
+import typing
+import warnings
+
+import numpy as np
+import omegaconf
+import torch
+from numpy._core import multiarray
+from omegaconf.base import ContainerMetadata, Metadata
+
+from fairseq.distributed.utils import _TensorPlaceholder
+
+# fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu and
+# distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types that fairseq itself
+# writes; each holds data only. Whatever else a file names is still refused.
+CHECKPOINT_TYPES = (
+    # models configured by argparse (transformer, roberta): the options
+    argparse.Namespace,
+    # --eval-bleu: the counts of n-grams among the meters
+    multiarray._reconstruct,
+    multiarray.scalar,
+    np.ndarray,
+    np.dtype,
+    *(type(np.dtype(name)) for name in ("int32", "int64", "float32", "float64")),
+    # a loaded checkpoint that is saved again or sent to the other workers: the options as omegaconf made them
+    omegaconf.DictConfig,
+    omegaconf.ListConfig,
+    omegaconf.AnyNode,
+    ContainerMetadata,
+    Metadata,
+    typing.Any,
+    int,
+    dict,
+    list,
+    collections.defaultdict,
+    # broadcast_object: stands in for a tensor that is sent by itself
+    _TensorPlaceholder,
+)
+
+# (start of the message, category, module that it comes from)
+KNOWN_WARNINGS = (
+    # dataclass/utils.convert_namespace_to_omegaconf and dataclass/initialize.hydra_init: hydra 1.0's interface
+    (r"hydra\.experimental\.(initialize|compose)\(\) is no longer", UserWarning, ""),
+    (r"\s*The version_base parameter is not specified", UserWarning, ""),
+    (r"In 'config': Usage of deprecated keyword in package header", UserWarning, ""),
+    (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),
+    (r"\s*The strict flag in the compose API is deprecated", UserWarning, ""),
+    # data/iterators.EpochBatchIterator: DataLoader(pin_memory=True), also without an accelerator
+    (r"'pin_memory' argument is set as true but no accelerator", UserWarning, ""),
+    # tasks/fairseq_task.train_step, optim/amp_optimizer: the older names
+    (r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated", FutureWarning, r"fairseq\."),
+    # modules/multihead_attention: a boolean padding mask beside a float future mask
+    (r"Support for mismatched key_padding_mask and attn_mask", UserWarning, r"torch\.nn\.functional"),
+)
+
+
+def apply() -> None:
+    """Mends all of it. Calling it again changes nothing."""
+    allow_checkpoint_types()
+    restore_numpy_compat()
+    silence_known_warnings()
+
+
+def allow_checkpoint_types() -> None:
+    """Lets ``torch.load(weights_only=True)`` read what fairseq writes."""
+    torch.serialization.add_safe_globals(list(CHECKPOINT_TYPES))
+
+
+def restore_numpy_compat() -> None:
+    """Gives ``np.compat.long`` back, which numpy 2 dropped.
+
+    data/token_block_dataset.TokenBlockDataset reads it for ``--sample-break-mode eos``, and so does generation from
+    any language model.
+    """
+    if not hasattr(np, "compat"):
+        np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
+    if not hasattr(np.compat, "long"):
+        np.compat.long = int
+
+
+def silence_known_warnings() -> None:
+    """Ignores the nine warnings that every fairseq command prints and no user can act on.
+
+    The filters come last, so that ``-W error`` and ``PYTHONWARNINGS`` still win.
+    """
+    for message, category, module in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message, category, module, append=True)

@@ -1,0 +1,96 @@
+"""The total loss of CF22 eq. 17, on top of any fairseq criterion."""
+
+from dataclasses import dataclass, field
+
+from fairseq.logging import metrics
+
+STATISTICS = (
+    "clustering_loss",
+    "sorting_loss",
+    "cluster_entropy",
+    "cluster_effective",
+    "cluster_largest",
+    "cluster_empty",
+)
+
+
+@dataclass
+class ClusteringLossConfig:
+    """Options to inherit beside a criterion's own."""
+
+    clustering_loss_weight: float = field(
+        default=0.1, metadata={"help": "mu: weight of the clustering loss (eq. 6)"}
+    )
+    centroid_sorting_loss_weight: float = field(
+        default=0.1, metadata={"help": "nu: weight of the centroid sorting loss (eq. 11)"}
+    )
+    task_loss_weight: float = field(
+        default=1.0, metadata={"help": "lambda: weight of the task's loss"}
+    )
+
+
+class ClusteringLosses:
+    """Mixin before a fairseq criterion: ``mu L1 + nu L2 + lambda L_task`` (CF22 eq. 17) in training.
+
+    The auxiliary terms are multiplied by the sample size, by which fairseq's trainer divides all
+    gradients: the weights mean the same at any batch size, number of workers and update frequency.
+    What is logged as ``loss`` is the task's alone, in training and in validation.
+    """
+
+    def set_weights(self, config: ClusteringLossConfig) -> None:
+        """Take the weights from the options.
+
+        Raises:
+            ValueError: a weight below 0.
+        """
+        for name in ("clustering_loss", "centroid_sorting_loss", "task_loss"):
+            weight = getattr(config, f"{name}_weight")
+            if not weight >= 0:
+                option = "--" + name.replace("_", "-") + "-weight"
+                raise ValueError(f"{option} is {weight}; allowed: 0 or more")
+        self.clustering_loss_weight = config.clustering_loss_weight
+        self.centroid_sorting_loss_weight = config.centroid_sorting_loss_weight
+        self.task_loss_weight = config.task_loss_weight
+
+    def forward(self, model, sample, reduce=True):
+        """As fairseq's: (loss to differentiate, sample size, what to log)."""
+        listener = _Listener(model)
+        loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
+        clustering = listener.net_output[1]["clustering"]
+        if clustering is not None:
+            for name in STATISTICS:
+                logging_output[name] = clustering[name].detach() * sample_size
+        if model.training and reduce:
+            loss = self.task_loss_weight * loss
+            if clustering is not None:
+                auxiliary = (
+                    self.clustering_loss_weight * clustering["clustering_loss"]
+                    + self.centroid_sorting_loss_weight * clustering["sorting_loss"]
+                )
+                loss = loss + sample_size * auxiliary
+        return loss, sample_size, logging_output
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        """Aggregate logging outputs from data parallel training."""
+        super().reduce_metrics(logging_outputs)
+        if not any(STATISTICS[0] in log for log in logging_outputs):
+            return
+        sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
+        for name in STATISTICS:
+            total = sum(log.get(name, 0) for log in logging_outputs)
+            metrics.log_scalar(name, total / sample_size, sample_size, round=3)
+
+
+class _Listener:
+    """Stands for a model, and keeps what it returned."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, *args, **kwargs):
+        self.net_output = self.model(*args, **kwargs)
+        return self.net_output
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)

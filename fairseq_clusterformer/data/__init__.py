@@ -1,0 +1,1 @@
+"""What a data set's symbols are; nothing here imports fairseq."""

@@ -1,0 +1,61 @@
+"""Ranged attention: softmax attention of each query slot over its range of key slots.
+
+One contract, several implementations; the caller chooses. An implementation that cannot do what it
+is asked raises and names one that can: none falls back to another.
+
+==============  ===========================================================================
+``reference``   a dense mask; any dtype, float64 for gradcheck; the specification
+``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) a head
+==============  ===========================================================================
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .blocks import blocks_attention
+from .layout import Layout
+from .reference import reference_attention
+from .validation import validate
+
+__all__ = ["IMPLEMENTATIONS", "Layout", "ranged_attention"]
+
+IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "reference": reference_attention,
+    "blocks": blocks_attention,
+}
+
+
+def ranged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    key_bias: Tensor | None = None,
+    dropout: float = 0.0,
+    impl: str = "blocks",
+) -> tuple[Tensor, Tensor]:
+    """Attend each query to the keys in its range, with logits ``q . k / sqrt(E) + key_bias``.
+
+    Args:
+        q: queries in token order, floating point [B, H, N, E]; need not be contiguous.
+        k: keys, the same shape, dtype and device.
+        v: values, the same.
+        layout: orders and ranges; its G must be 1 or H.
+        key_bias: added to the logits of each key, [B, 1 or H, N] in token order.
+        dropout: probability of dropping an attention weight (the others are scaled up).
+        impl: "reference" or "blocks".
+
+    Returns:
+        The attended values [B, H, N, E] in token order, in q's dtype (0 where nothing is seen),
+        and the log-sum-exp of the logits [B, H, N], at least float32 (-inf where nothing is
+        seen). Both are differentiable with respect to q, k and key_bias, the first also to v.
+
+    Raises:
+        ValueError: an unknown ``impl``, or tensors that do not fit each other or the layout.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl is {impl!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    validate(q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    return IMPLEMENTATIONS[impl](q, k, v, layout, key_bias=key_bias, dropout=dropout)

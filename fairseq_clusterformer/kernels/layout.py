@@ -1,0 +1,40 @@
+"""The layout of an attention: an order of queries and keys, and a range of keys for each query.
+
+It is all that a kernel knows: not why an order was chosen, nor what is causal, nor what is padding.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Orders and ranges of one attention.
+
+    Attributes:
+        lo: first key slot that a query slot sees, int64 [B, G, N].
+        hi: one past the last key slot, int64 [B, G, N]; ``hi <= lo`` sees nothing. ``lo`` and
+            ``hi`` are non-decreasing within a run of query slots, which lets neighbouring
+            queries share blocks of keys; any ranges are correct, runs are what is fast.
+        query_order: token at each query slot, int64 [B, G, N], a permutation; None: identity.
+        key_order: token at each key slot, int64 [B, G, M]; a token may stand in several slots;
+            None: identity (then M = N).
+        num_queries: query slots that hold a real token, int64 [B, G], the first ones of each
+            row; None: all of them.
+        num_keys: the same for key slots.
+        key_bias: added to the logits of a key, floating point [B, G, N] in token order.
+        earlier_only: besides the ranges, hide keys whose token stands after the query's
+            (CF22 eq. 13). Only for comparison: the ranges themselves may depend on later tokens.
+
+    B and G may be 1 where all rows or heads agree.
+    """
+
+    lo: Tensor
+    hi: Tensor
+    query_order: Tensor | None = None
+    key_order: Tensor | None = None
+    num_queries: Tensor | None = None
+    num_keys: Tensor | None = None
+    key_bias: Tensor | None = None
+    earlier_only: bool = False

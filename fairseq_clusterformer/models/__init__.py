@@ -1,0 +1,3 @@
+"""fairseq architectures."""
+
+from . import clusterformer_lm  # noqa: F401
