@@ -1,7 +1,7 @@
 """What today's torch, numpy and hydra need for fairseq 0.12 to run.
 
-fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set, so calling ``apply`` when the package
-is imported is early enough for every command and every distributed worker.
+fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set, so calling
+``apply`` when the package is imported is early enough for every command and distributed worker.
 """
 
 import argparse
@@ -13,14 +13,13 @@ import warnings
 import numpy as np
 import omegaconf
 import torch
+from fairseq.distributed.utils import _TensorPlaceholder
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
-from fairseq.distributed.utils import _TensorPlaceholder
-
-# fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu and
-# distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types that fairseq itself
-# writes; each holds data only. Whatever else a file names is still refused.
+# fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
+# distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types
+# that fairseq itself writes; each holds data only. Whatever else a file names is still refused.
 CHECKPOINT_TYPES = (
     # models configured by argparse (transformer, roberta): the options
     argparse.Namespace,
@@ -30,7 +29,7 @@ CHECKPOINT_TYPES = (
     np.ndarray,
     np.dtype,
     *(type(np.dtype(name)) for name in ("int32", "int64", "float32", "float64")),
-    # a loaded checkpoint that is saved again or sent to the other workers: the options as omegaconf made them
+    # a loaded checkpoint, saved again or sent to other workers: the options as omegaconf made them
     omegaconf.DictConfig,
     omegaconf.ListConfig,
     omegaconf.AnyNode,
@@ -47,7 +46,7 @@ CHECKPOINT_TYPES = (
 
 # (start of the message, category, module that it comes from)
 KNOWN_WARNINGS = (
-    # dataclass/utils.convert_namespace_to_omegaconf and dataclass/initialize.hydra_init: hydra 1.0's interface
+    # dataclass/utils.convert_namespace_to_omegaconf and fairseq/config: hydra 1.0's ways
     (r"hydra\.experimental\.(initialize|compose)\(\) is no longer", UserWarning, ""),
     (r"\s*The version_base parameter is not specified", UserWarning, ""),
     (r"In 'config': Usage of deprecated keyword in package header", UserWarning, ""),
@@ -56,9 +55,17 @@ KNOWN_WARNINGS = (
     # data/iterators.EpochBatchIterator: DataLoader(pin_memory=True), also without an accelerator
     (r"'pin_memory' argument is set as true but no accelerator", UserWarning, ""),
     # tasks/fairseq_task.train_step, optim/amp_optimizer: the older names
-    (r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated", FutureWarning, r"fairseq\."),
+    (
+        r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated",
+        FutureWarning,
+        r"fairseq\.",
+    ),
     # modules/multihead_attention: a boolean padding mask beside a float future mask
-    (r"Support for mismatched key_padding_mask and attn_mask", UserWarning, r"torch\.nn\.functional"),
+    (
+        r"Support for mismatched key_padding_mask and attn_mask",
+        UserWarning,
+        r"torch\.nn\.functional",
+    ),
 )
 
 
@@ -77,8 +84,8 @@ def allow_checkpoint_types() -> None:
 def restore_numpy_compat() -> None:
     """Gives ``np.compat.long`` back, which numpy 2 dropped.
 
-    data/token_block_dataset.TokenBlockDataset reads it for ``--sample-break-mode eos``, and so does generation from
-    any language model.
+    data/token_block_dataset reads it for ``--sample-break-mode eos`` and for generation from any
+    language model, data/language_pair_dataset for ``--num-batch-buckets``.
     """
     if not hasattr(np, "compat"):
         np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
@@ -87,7 +94,7 @@ def restore_numpy_compat() -> None:
 
 
 def silence_known_warnings() -> None:
-    """Ignores the nine warnings that every fairseq command prints and no user can act on.
+    """Ignores what every fairseq command warns of and no user can act on.
 
     The filters come last, so that ``-W error`` and ``PYTHONWARNINGS`` still win.
     """

@@ -79,11 +79,14 @@ class Router(nn.Module, ABC):
     window: int | None
     #: rings, that is separate histories, that a step-by-step decoder keeps
     num_rings: int = 1
+    #: whether ``step`` can equal ``forward``: no output depends on a later token
+    can_step: bool
 
     def __init__(self, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool):
         super().__init__()
         self.config = config
         self.causal = causal
+        self.can_step = causal
 
     @abstractmethod
     def forward(

@@ -110,6 +110,11 @@ class MultiheadAttention(nn.Module):
             reports.append(report)
         return self._merge(outputs), reports
 
+    @property
+    def can_step(self) -> bool:
+        """Whether all kinds can decode step by step."""
+        return all(router.can_step for router in self.routers)
+
     def step(
         self, x: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, State]:

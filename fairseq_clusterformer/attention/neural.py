@@ -26,6 +26,7 @@ class Neural(Router):
             )
         self.window = config.window
         self.num_rings = config.num_clusters
+        self.can_step = causal and config.cluster_rule == "recent"
         self.clustering = NeuralClustering(
             embed_dim,
             config.num_clusters,
@@ -33,9 +34,7 @@ class Neural(Router):
             temperature=config.cluster_temperature,
             # What depends on later tokens anyway uses the normaliser of the paper.
             normalizer=(
-                config.cluster_normalizer
-                if causal and config.cluster_rule == "recent"
-                else "sentence"
+                config.cluster_normalizer if self.can_step else "sentence"
             ),
         )
 
@@ -69,7 +68,7 @@ class Neural(Router):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, State]:
-        if self.config.cluster_rule != "recent":
+        if not self.can_step:
             raise ValueError(
                 f"--cluster-rule is {self.config.cluster_rule!r}: it lets later tokens change "
                 "earlier outputs, so text cannot be generated with it; "

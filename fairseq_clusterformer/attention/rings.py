@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..clustering import State
+from ..precision import at_least_float32
 
 
 def attend_step(
@@ -71,12 +72,12 @@ def attend_step(
     ring_h = query_ring.expand(batch, heads)
     k_ring = keys[row, ring_h, :, head]  # [B, H, W, E]
     v_ring = values[row, ring_h, :, head]
-    logits = (q.float() @ k_ring.float().transpose(-1, -2)) / math.sqrt(width)
+    logits = at_least_float32(q) @ at_least_float32(k_ring).transpose(-1, -2) / math.sqrt(width)
     filled = seen[row, query_ring, group].expand(batch, heads)[..., None, None]
     empty = torch.arange(room, device=q.device) >= filled
     logits = logits.masked_fill(empty, -math.inf)
     weights = torch.softmax(logits, dim=-1).masked_fill(filled == 0, 0.0)
-    out = (weights @ v_ring.float()).to(q.dtype)
+    out = (weights @ at_least_float32(v_ring)).to(q.dtype)
     return out, {"keys": keys, "values": values, "seen": seen}
 
 

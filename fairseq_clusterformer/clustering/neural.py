@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..precision import HALF, at_least_float32
 from .report import Report, State
 
 # Scores closer than this are a tie, and ties go to the lowest index: rounding must not decide
@@ -44,7 +45,7 @@ class NeuralClustering(nn.Module):
         similarity: str = "cosine",
         temperature: float = 0.1,
         normalizer: str = "sentence",
-        momentum: float = 0.99,
+        momentum: float = 0.9,
     ):
         super().__init__()
         self.num_clusters = num_clusters
@@ -70,7 +71,7 @@ class NeuralClustering(nn.Module):
         super()._apply(fn, recurse)
         for name in ("log_normalizer", "pending_log_mass", "pending_tokens"):
             buffer = getattr(self, name)
-            if buffer.dtype in (torch.float16, torch.bfloat16):  # an average needs the bits
+            if buffer.dtype in HALF:  # an average needs the bits
                 setattr(self, name, buffer.float())
         return self
 
@@ -92,7 +93,7 @@ class NeuralClustering(nn.Module):
             cluster sizes, the updated centroids, and the observation for :meth:`observe`.
         """
         with torch.autocast(x.device.type, enabled=False):
-            x = _at_least_float32(x)
+            x = at_least_float32(x)
             if padding_mask is not None:
                 x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
             centroids = self.centroids if centroids is None else centroids
@@ -111,7 +112,7 @@ class NeuralClustering(nn.Module):
     ) -> tuple[Tensor, State]:
         """Assign one more token: x [B, 1, D] to clusters int64 [B, 1], as ``forward`` would."""
         with torch.autocast(x.device.type, enabled=False), torch.no_grad():
-            x = _at_least_float32(x)
+            x = at_least_float32(x)
             _, scores = self._scores(x, self.centroids.to(x.dtype))
             if self.normalizer == "average":
                 return _lowest_argmax(scores - self._log_normalizer(scores)), state
@@ -218,7 +219,3 @@ def _lowest_argmax(scores: Tensor) -> Tensor:
     index = torch.arange(scores.size(1), device=scores.device).view(1, -1, 1)
     index = torch.where(best, index, scores.size(1) - 1)
     return index.amin(1)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

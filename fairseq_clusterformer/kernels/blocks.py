@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..precision import HALF
 from .layout import Layout
 
 TILE = 64
@@ -223,7 +224,7 @@ class _Plan:
 class _BlocksAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, key_bias, layout, dropout, seed):
-        dtype = _at_least_float32(q.dtype)
+        dtype = torch.float32 if q.dtype in HALF else q.dtype
         plan = _Plan(layout, q, None if key_bias is None else key_bias.to(dtype))
         q_tiles = plan.to_slots(q, plan.queries)
         k_tiles = plan.to_slots(k, plan.keys)
@@ -256,7 +257,7 @@ class _BlocksAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
         q, k, v, key_bias, out, lse = ctx.saved_tensors
-        dtype = _at_least_float32(q.dtype)
+        dtype = torch.float32 if q.dtype in HALF else q.dtype
         plan = _Plan(ctx.layout, q, None if key_bias is None else key_bias.to(dtype))
         q_tiles = plan.to_slots(q, plan.queries)
         k_tiles = plan.to_slots(k, plan.keys)
@@ -306,10 +307,6 @@ class _BlocksAttention(torch.autograd.Function):
             d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
             d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
         return d_q, d_k, d_v, d_bias, None, None, None
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _scaled(q: Tensor, dtype: torch.dtype) -> Tensor:

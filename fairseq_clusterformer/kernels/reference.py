@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..precision import at_least_float32
 from .layout import Layout
 
 
@@ -20,8 +21,7 @@ def reference_attention(
     """See :func:`fairseq_clusterformer.kernels.ranged_attention`. Memory O(N * M)."""
     batch, heads, length, width = q.shape
     dtype = q.dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        q, k, v = q.float(), k.float(), v.float()
+    q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
 
     query_order = _order(layout.query_order, batch, heads, length, q.device)
     key_order = _order(layout.key_order, batch, heads, length, q.device)

@@ -154,6 +154,11 @@ class ClusterformerDecoder(TransformerDecoderBase):
         self.num_updates: int | None = None
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
 
+    @property
+    def leaks_future(self) -> bool:
+        """Whether later tokens change earlier outputs, so that nothing can be generated."""
+        return any(not layer.self_attn.can_step for layer in self.layers)
+
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         layer = ClusterformerDecoderLayer(
             cfg,
