@@ -152,8 +152,8 @@ def register_attention(name: str) -> Callable[[type[Router]], type[Router]]:
 
 
 def attention_kinds() -> tuple[str, ...]:
-    """Registered names, in order of registration."""
-    return tuple(_KINDS)
+    """Registered names, sorted."""
+    return tuple(sorted(_KINDS))
 
 
 def build_router(

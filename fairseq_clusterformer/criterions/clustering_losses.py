@@ -57,9 +57,12 @@ class ClusteringLosses:
         listener = _Listener(model)
         loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
         clustering = listener.net_output[1]["clustering"]
-        if clustering is not None:
-            for name in STATISTICS:
-                logging_output[name] = clustering[name].detach() * sample_size
+        # Every batch logs every name, for workers add up what they logged name by name. A batch
+        # may have nothing to say: LayerDrop can leave out all layers that cluster.
+        logging_output["clustered_size"] = 0 if clustering is None else sample_size
+        for name in STATISTICS:
+            mean = loss.new_zeros(()) if clustering is None else clustering[name].detach()
+            logging_output[name] = mean * sample_size
         if model.training and reduce:
             loss = self.task_loss_weight * loss
             if clustering is not None:
@@ -74,12 +77,12 @@ class ClusteringLosses:
     def reduce_metrics(cls, logging_outputs) -> None:
         """Aggregate logging outputs from data parallel training."""
         super().reduce_metrics(logging_outputs)
-        if not any(STATISTICS[0] in log for log in logging_outputs):
+        size = sum(log.get("clustered_size", 0) for log in logging_outputs)
+        if size == 0:
             return
-        sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in STATISTICS:
             total = sum(log.get(name, 0) for log in logging_outputs)
-            metrics.log_scalar(name, total / sample_size, sample_size, round=3)
+            metrics.log_scalar(name, total / size, size, round=3)
 
 
 class _Listener:

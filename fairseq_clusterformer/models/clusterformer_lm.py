@@ -16,6 +16,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from fairseq_clusterformer.attention import AttentionConfig, parse_attention
 from fairseq_clusterformer.attention.base import NORMALIZERS, RULES, SIMILARITIES
 
+from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 
 _DEFAULTS = AttentionConfig()
@@ -71,7 +72,7 @@ _ADDED = [
 
 
 @register_model("clusterformer_lm", dataclass=ClusterformerLanguageModelConfig)
-class ClusterformerLanguageModel(TransformerLanguageModel):
+class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel):
     """fairseq's Transformer language model over :class:`ClusterformerDecoder`."""
 
     @classmethod

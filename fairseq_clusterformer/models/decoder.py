@@ -1,5 +1,6 @@
 """A fairseq Transformer decoder whose layers choose which tokens see which."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -259,19 +260,26 @@ class ClusterformerDecoder(TransformerDecoderBase):
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq before every forward pass: a new number begins a new update."""
         if num_updates != self.num_updates:
-            for layer in self.layers:
+            for layer in self._all_layers():
                 layer.self_attn.commit()
         self.num_updates = num_updates
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
         """Also take a dense checkpoint: what routes in a layer starts anew if it is wholly absent."""
         super().upgrade_state_dict_named(state_dict, name)
-        for i, layer in enumerate(self.layers):
+        # The trainer sets the number before it loads: what the checkpoint's last update observed
+        # is still to be committed when the next one begins.
+        self.num_updates = None
+        for i, layer in enumerate(self._all_layers()):
             prefix = f"{name}.layers.{i}.self_attn.routers."
             if not any(key.startswith(prefix) for key in state_dict):
                 for key, tensor in layer.self_attn.routers.state_dict().items():
                     state_dict[prefix + key] = tensor
         return state_dict
+
+    def _all_layers(self) -> Iterator[ClusterformerDecoderLayer]:
+        """Every layer: in training, iterating over layers with LayerDrop leaves some out."""
+        return self.layers.children()
 
 
 def summary(reports: list[Report]) -> dict[str, Tensor] | None:

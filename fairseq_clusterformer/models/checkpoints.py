@@ -1,0 +1,106 @@
+"""One clear last line for a checkpoint that cannot be loaded.
+
+fairseq's trainer hides the reason behind "ensure that the architectures match", and where
+``--restore-file`` does not exist it trains from scratch without a word.
+"""
+
+import functools
+import pickle
+from pathlib import Path
+
+from torch import Tensor
+
+from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.trainer import Trainer
+
+
+class CheckpointError(ValueError):
+    """A state dict that does not fit the model; says what differs."""
+
+
+class ExplainedCheckpoints:
+    """Mixin before a fairseq model: what does not fit is told in one line."""
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's.
+
+        Raises:
+            CheckpointError: tensors of other shapes, or (if ``strict``) missing or unknown ones.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, model_cfg, args)
+        except RuntimeError as error:
+            difference = describe_difference(state_dict, self.state_dict())
+            if not difference:
+                raise
+            raise CheckpointError(difference) from error
+
+
+def describe_difference(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+    """How many tensors of a state dict are unfit and why, with the first of each; "" if none is."""
+
+    def first(names: list[str]) -> str:
+        return f"{len(names)}, such as {names[0]}"
+
+    parts = []
+    shapes = [
+        f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    if shapes:
+        parts.append(f"tensors of another shape: {first(shapes)}")
+    if missing := [name for name in wanted if name not in given]:
+        parts.append(f"tensors missing: {first(missing)}")
+    if unknown := [name for name in given if name not in wanted]:
+        parts.append(f"tensors of another model: {first(unknown)}")
+    return "; ".join(parts)
+
+
+def explain_loading() -> None:
+    """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models."""
+    load = Trainer.load_checkpoint
+    if hasattr(load, "__wrapped__"):
+        return
+
+    @functools.wraps(load)
+    def load_checkpoint(self: Trainer, filename: str, *args, **kwargs):
+        if not isinstance(self.get_model(), ExplainedCheckpoints):
+            return load(self, filename, *args, **kwargs)
+        option, value = _option(self.cfg.checkpoint, filename)
+        _check_exists(self.cfg.checkpoint, filename)
+        try:
+            return load(self, filename, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(
+                f"{option} is {value}: {filename} cannot be read ({reason}); "
+                "allowed: a checkpoint that fairseq has written"
+            ) from error
+        except Exception as error:
+            if not isinstance(error.__context__, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{option} is {value}: {filename} does not fit the model: {error.__context__}; "
+                "allowed: a checkpoint of this architecture or of the dense one that it extends, "
+                "with the same sizes and dictionary"
+            ) from None
+
+    Trainer.load_checkpoint = load_checkpoint
+
+
+def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:
+    """The option that made fairseq load a file, and its value."""
+    if filename == cfg.finetune_from_model:
+        return "--finetune-from-model", cfg.finetune_from_model
+    if cfg.restore_file != CheckpointConfig.restore_file:
+        return "--restore-file", cfg.restore_file
+    return "--save-dir", cfg.save_dir
+
+
+def _check_exists(cfg: CheckpointConfig, filename: str) -> None:
+    """A file of --save-dir may be missing: jobs are started anew with the same command."""
+    option, value = _option(cfg, filename)
+    ours = Path(filename).resolve().parent == Path(cfg.save_dir).resolve()
+    if option == "--restore-file" and not ours and not Path(filename).is_file():
+        raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")

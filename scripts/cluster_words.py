@@ -1,0 +1,147 @@
+"""What is in a cluster: its size, its words (CF20, table 6), where they stand, how far it reaches.
+
+Works on lists of tokens and of their clusters, and knows nothing of models.
+"""
+
+import codecs
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fairseq_clusterformer.clustering.inspect import oldest_key_in_sight
+
+LONGEST_ENDING = 12  # characters
+_LAST_WORD = re.compile(r"\s{2,}\Z|\S*\s?\Z")
+
+
+class Item(NamedTuple):
+    """Something that a cluster has more of than chance would give it.
+
+    Attributes:
+        text: what it reads.
+        inside: times that it is in the cluster.
+        total: times that it is anywhere.
+    """
+
+    text: str
+    inside: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Attributes: ``size`` in tokens and ``share`` of them all; ``tokens`` and ``endings`` typical
+    of it; ``reach``: how many tokens back a query in it sees, the median (None: unknown)."""
+
+    index: int
+    size: int
+    share: float
+    tokens: list[Item]
+    endings: list[Item]
+    reach: int | None
+
+
+def typical_items(
+    items: Sequence[str], clusters: Sequence[int], num_clusters: int, most: int = 10
+) -> list[list[Item]]:
+    """For each cluster, what it has more of than chance would give, most telling first.
+
+    The order is by ``inside * log(share of the item in the cluster / share of the cluster)``, what
+    the pair adds to the mutual information of items and clusters: it puts neither the rare
+    before the frequent, nor what is frequent everywhere first.
+
+    Args:
+        items: one for each token; those that are empty count as tokens only.
+        clusters: of each token, in [0, num_clusters).
+    """
+    total = Counter(items)
+    inside = Counter(zip(clusters, items, strict=True))
+    size = Counter(clusters)
+    ranked: list[list[tuple[float, Item]]] = [[] for _ in range(num_clusters)]
+    for (cluster, text), count in inside.items():
+        lift = count * len(items) / (total[text] * size[cluster])
+        if text and lift > 1:
+            ranked[cluster].append((-count * math.log(lift), Item(text, count, total[text])))
+    return [[item for _, item in sorted(of_cluster)[:most]] for of_cluster in ranked]
+
+
+def describe(
+    rows: Sequence[Sequence[str]],
+    clusters: Sequence[Sequence[int]],
+    num_clusters: int,
+    *,
+    window: int | None = None,
+    endings: Sequence[Sequence[str]],
+    most: int = 10,
+) -> list[Cluster]:
+    """Describe each cluster of one layer over a text.
+
+    Args:
+        rows: what each token reads, for each row that the model saw on its own.
+        clusters: of the same tokens.
+        window: keys of its own cluster that a query sees (causal, recent rule), if that is known.
+        endings: of the same tokens, see :func:`word_endings`.
+    """
+    flat = [cluster for row in clusters for cluster in row]
+    size = Counter(flat)
+    of_tokens = typical_items([t for row in rows for t in row], flat, num_clusters, most)
+    of_endings = typical_items([e for row in endings for e in row], flat, num_clusters, most)
+    reach = [None] * num_clusters if window is None else _reach(clusters, num_clusters, window)
+    return [
+        Cluster(i, size[i], size[i] / max(len(flat), 1), of_tokens[i], of_endings[i], reach[i])
+        for i in range(num_clusters)
+    ]
+
+
+def _reach(
+    clusters: Sequence[Sequence[int]], num_clusters: int, window: int
+) -> list[int | None]:
+    """Median distance from a query to the oldest key that it sees, for each cluster."""
+    distances: list[list[int]] = [[] for _ in range(num_clusters)]
+    for row in clusters:
+        oldest = oldest_key_in_sight(torch.tensor(row), window).tolist()
+        for position, (cluster, first) in enumerate(zip(row, oldest, strict=True)):
+            distances[cluster].append(position - first)
+    return [round(statistics.median(d)) if d else None for d in distances]
+
+
+def word_endings(tokens: Sequence[str]) -> list[str]:
+    """The word that each token ends, as far as it has been read: ``t``, ``th``, ``the``, ``the ``.
+
+    A blank belongs to the word before it; several blanks are a word of their own. At most
+    `LONGEST_ENDING` characters, the last ones; empty where a token shows nothing.
+    """
+    endings, tail = [], ""
+    for token in tokens:
+        tail = (tail + token)[-max(LONGEST_ENDING, len(token)) :]
+        endings.append(_LAST_WORD.search(tail)[0] if token else "")
+    return endings
+
+
+def word_pairs(tokens: Sequence[str]) -> list[str]:
+    """Each token with the one before it; the first one alone."""
+    return [before + token for before, token in zip(["", *tokens], tokens, strict=False)]
+
+
+def readable(chunks: Iterable[bytes]) -> list[str]:
+    """What each token shows of UTF-8 text that is cut anywhere: joined, it is the text.
+
+    A character that several tokens share shows at the last of them. What is not UTF-8 shows as
+    the replacement character.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    shown = [decoder.decode(chunk) for chunk in chunks]
+    if shown:
+        shown[-1] += decoder.decode(b"", final=True)
+    return shown
+
+
+def visible(text: str) -> str:
+    """Blanks, tabs and line ends as signs."""
+    return text.replace(" ", "\u2423").replace("\n", "\u23ce").replace("\t", "\u21e5")

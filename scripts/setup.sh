@@ -1,0 +1,184 @@
+#!/usr/bin/env bash
+# Makes the virtual environment .venv of this checkout, or reuses it.
+#
+#   bash scripts/setup.sh    2 to 6 minutes the first time, under a second afterwards
+#   . scripts/setup.sh       the same from another script; the environment is then first on its PATH
+#
+# It takes 1.5 GB, or 5 GB where pip's torch is a CUDA build.
+#
+# May be called from any directory, interrupted, and called again. Variables:
+#   BASE_PYTHON        the Python to make it with (default: 3.12, for which fairseq has a wheel, else 3.11)
+#   TORCH_REQUIREMENT  another torch than the pinned one, as pip takes it; remembered in .venv
+
+if [[ ${BASH_SOURCE[0]} != "$0" ]]; then
+  bash "${BASH_SOURCE[0]}" || return
+  VIRTUAL_ENV=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)/.venv
+  export VIRTUAL_ENV PATH="$VIRTUAL_ENV/bin:$PATH"
+  return
+fi
+
+set -euo pipefail
+PINNED_TORCH=torch==2.13.0
+FAIRSEQ=fairseq-fixed==0.12.3.1
+BUILD_HELPERS=("setuptools>=77" wheel cython numpy ninja)
+
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+python=$venv/bin/python
+stamp=$venv/setup.stamp # written last: without it the environment is unfinished
+log=$venv/setup.log
+constraints=$venv/setup.constraints
+remembered_torch=$venv/setup.torch
+origin=$venv/setup.origin # where it lay and which torch it has: other answers mean another environment
+
+say() { printf 'setup: %s\n' "$*"; }
+die() {
+  printf 'setup: error: %s\n' "$*" >&2
+  exit 1
+}
+
+# What the environment is made from.
+fingerprint() {
+  { printf '%s\n' "$root" "$torch" && cat "$root/setup.py" "$root/scripts/setup.sh"; } | cksum
+}
+
+python_version() { "$1" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+# Everything can be found; cheap, since nothing is imported.
+is_complete() {
+  [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] && "$python" -I - <<'PY' 2>/dev/null
+import importlib.util, sys
+names = "torch fairseq fairseq_cli fairseq_clusterformer faiss sacrebleu sentencepiece hydra"
+names += " matplotlib pytest xdist ruff"
+sys.exit(not all(importlib.util.find_spec(name) for name in names.split()))
+PY
+}
+
+has_wanted_python() {
+  [[ -z ${BASE_PYTHON:-} || $(python_version "$BASE_PYTHON") == "$(python_version "$python")" ]]
+}
+
+# Everything works; a few seconds.
+works() {
+  "$python" -I -c 'import torch, fairseq, fairseq_cli.train, faiss, sacrebleu, sentencepiece, matplotlib, pytest'
+}
+
+# Why fairseq could not be compiled with this Python; fails if it can be, or need not be since there is a wheel.
+lacks_for_fairseq() {
+  if [[ $(python_version "$1") == 3.12 && $(uname -sm) == "Linux x86_64" ]]; then return 1; fi
+  if ! command -v -- "${CXX:-c++}" >/dev/null; then
+    echo "a C++ compiler"
+  elif ! [[ -f $("$1" -I -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]]; then
+    echo "its header Python.h"
+  else
+    return 1
+  fi
+}
+
+# Sets $base to a Python that can make the environment, or stops.
+find_python() {
+  local candidate version lacks found="" lacking="" names=(python3.12 python3.11 python3 python)
+  [[ -n ${BASE_PYTHON:-} ]] && names=("$BASE_PYTHON")
+  for candidate in "${names[@]}"; do
+    command -v -- "$candidate" >/dev/null || continue
+    version=$(python_version "$candidate") || version="does not start"
+    found+=", $candidate ($version)"
+    [[ $version == 3.1[12] ]] || continue
+    if ! lacks=$(lacks_for_fairseq "$candidate"); then
+      base=$candidate
+      return
+    fi
+    lacking=${lacking:-"$candidate lacks $lacks"}
+  done
+  if [[ -n $lacking ]]; then
+    die "fairseq has to be compiled, and $lacking (Debian, Ubuntu: apt install g++ python3.11-dev);" \
+      "for Python 3.12 on Linux x86-64 it need not be"
+  fi
+  found=${found#, }
+  die "Python 3.11 or 3.12 is needed, found: ${found:-none of ${names[*]}};" \
+    "install one, or name it: BASE_PYTHON=/path/to/python3.12"
+}
+
+# step WHAT HOW_LONG COMMAND...: runs it, its output in the log; when it fails, shows the log's end and stops.
+step() {
+  local what=$1 how_long=$2 began=$SECONDS
+  shift 2
+  say "$what ($how_long)"
+  printf '\n### %s\n### %s\n' "$what" "$*" >>"$log"
+  if ! "$@" >>"$log" 2>&1 </dev/null; then
+    printf -- '--- last lines of %s\n' "$log" >&2
+    tail -n 20 "$log" | cut -c 1-300 >&2
+    die "failed: $what (all of the output: $log)"
+  fi
+  say "  done in $((SECONDS - began)) s"
+}
+
+pip_install() {
+  # a CUDA toolkit that happens to be there is not needed by fairseq, and may not fit the torch
+  env -u CUDA_HOME "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@"
+}
+
+make_environment() {
+  find_python
+  rm -rf "$venv"
+  say "making $venv with $base ($(python_version "$base"))"
+  "$base" -m venv "$venv" ||
+    die "$base -m venv failed, see above (Debian, Ubuntu: apt install python$(python_version "$base")-venv)"
+}
+
+install_all() {
+  local requirement
+  read -ra requirement <<<"$torch"
+  step "1/5 $torch" "half a minute to 5: a CUDA build is 3 GB to download" pip_install "${requirement[@]}"
+  if [[ $torch != "$PINNED_TORCH" ]]; then printf '%s\n' "$torch" >"$remembered_torch"; fi
+  "$python" -I -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >"$constraints"
+  step "2/5 what builds fairseq" "seconds" pip_install -c "$constraints" "${BUILD_HELPERS[@]}"
+  step "3/5 $FAIRSEQ" "half a minute; 3 to 5 on Python 3.11 for the first time, where it is compiled" \
+    pip_install -c "$constraints" --no-build-isolation "$FAIRSEQ"
+  step "4/5 fairseq_clusterformer and what develops it" "under a minute" \
+    pip_install -c "$constraints" --no-build-isolation --editable "$root[dev]"
+  step "5/5 importing all of it" "seconds" works
+}
+
+main() {
+  if (($#)); then
+    [[ $1 == -h || $1 == --help ]] || die "takes no arguments, got: $* (see --help)"
+    sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    return
+  fi
+  unset PYTHONPATH PYTHONHOME # what they name is not in the environment
+  PATH=:$PATH:
+  PATH=${PATH//":$venv/bin:"/:} # an activated environment is no base for itself
+  PATH=${PATH#:} PATH=${PATH%:}
+  torch=$PINNED_TORCH
+  if [[ -f $remembered_torch ]]; then torch=$(<"$remembered_torch"); fi
+  torch=${TORCH_REQUIREMENT:-$torch}
+
+  if is_complete && has_wanted_python; then return; fi
+
+  if command -v flock >/dev/null; then # one set-up at a time
+    exec 9>"$root/.venv.lock"
+    if ! flock -n 9; then
+      say "waiting for another set-up of this checkout"
+      flock 9
+      if is_complete && has_wanted_python; then return; fi
+    fi
+  fi
+
+  # An environment that was once complete is brought up to date in place. A half-made one is made again: what an
+  # interrupted pip leaves cannot be told from what it finished; its downloads and builds are in pip's cache.
+  if [[ -f $stamp && -f $origin && $(<"$origin") == "$root $torch" ]] && has_wanted_python &&
+    works >/dev/null 2>&1; then
+    say "bringing $venv up to date"
+    rm -f "$stamp"
+  else
+    if [[ -e $venv ]]; then say "$venv is unfinished, broken or moved: making it again"; fi
+    make_environment
+  fi
+  install_all
+  printf '%s\n' "$root $torch" >"$origin"
+  fingerprint >"$stamp.new" && mv "$stamp.new" "$stamp"
+  say "ready: $venv"
+}
+
+main "$@"

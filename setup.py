@@ -1,0 +1,61 @@
+"""Packaging of fairseq_clusterformer; the version stands in its __init__.py.
+
+`scripts/setup.sh` installs all of this in the right order. By hand, the order matters too:
+fairseq-fixed has no wheel for Python 3.11 and compiles against the torch that is there, so torch
+and the build helpers come first:
+
+    pip install torch==2.13.0
+    pip install "setuptools>=77" wheel cython numpy ninja
+    pip install --no-build-isolation fairseq-fixed==0.12.3.1
+    pip install .
+
+faiss exists twice, as faiss-cpu and as faiss-gpu. Both fill the same folder `faiss/`, so never
+have both. An extra can add a requirement but not take one away: ".[gpu]" installs both, and two
+commands must follow it. (`pip check` then misses faiss-cpu, rightly, and nothing else.)
+
+    pip install ".[gpu]"
+    pip uninstall --yes faiss-cpu faiss-gpu
+    pip install --no-deps faiss-gpu
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+INIT = (Path(__file__).parent / "fairseq_clusterformer" / "__init__.py").read_text()
+
+setup(
+    name="fairseq_clusterformer",
+    version=re.search(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[1],
+    description="Clustered sparse attention for fairseq: ClusterFormer and its relatives",
+    long_description=__doc__,
+    author="fairseq_clusterformer authors",
+    license="MIT",
+    license_files=["LICENSE"],
+    python_requires=">=3.11,<3.13",
+    packages=find_packages(include=["fairseq_clusterformer", "fairseq_clusterformer.*"]),
+    install_requires=[
+        "fairseq-fixed>=0.12.3.1,<0.12.4",
+        "torch>=2.11",
+        "numpy>=2",
+        "hydra-core>=1.3.2",
+        "omegaconf>=2.3",
+        "faiss-cpu",
+        "sacrebleu",
+        "sentencepiece",
+    ],
+    extras_require={
+        "gpu": ["faiss-gpu", "triton"],
+        # matplotlib: the pictures of scripts/; setuptools, wheel: a test installs the package
+        "dev": [
+            "matplotlib",
+            "pytest>=8",
+            "pytest-xdist",
+            "ruff>=0.17,<0.18",
+            "setuptools>=77",
+            "wheel",
+        ],
+        "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
+    },
+)

@@ -1,0 +1,115 @@
+"""Layouts against a plain loop that asks, of every query and key, whether one sees the other."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout, window_layout
+from fairseq_clusterformer.kernels import Layout
+
+from ..kinds import pads
+
+BATCH = 3
+
+
+def seen(layout: Layout, length: int) -> torch.Tensor:
+    """How often each query token sees each key token, int [B, N, N], for one group of heads."""
+    identity = torch.arange(length).expand(BATCH, 1, -1)
+    query_order = identity if layout.query_order is None else layout.query_order
+    key_order = identity if layout.key_order is None else layout.key_order
+    counts = torch.zeros(BATCH, length, length, dtype=torch.long)
+    for b in range(BATCH):
+        lo, hi = layout.lo[min(b, len(layout.lo) - 1), 0], layout.hi[min(b, len(layout.hi) - 1), 0]
+        for slot, query in enumerate(query_order[b, 0].tolist()):
+            for key in key_order[b, 0, lo[slot] : max(lo[slot], hi[slot])].tolist():
+                if not layout.earlier_only or key <= query:
+                    counts[b, query, key] += 1
+    return counts
+
+
+def masks(length: int):
+    yield None
+    for side in ("left", "right"):
+        yield pads([length, length // 2, 0], length, side)
+
+
+@pytest.mark.parametrize("length", [1, 2, 17])
+@pytest.mark.parametrize("window", [None, 1, 4, 40])
+@pytest.mark.parametrize("causal", [True, False])
+def test_window(length, window, causal):
+    for mask in masks(length):
+        layout = window_layout(length, window, causal=causal, padding_mask=mask)
+        expected = torch.zeros(BATCH, length, length, dtype=torch.long)
+        for b in range(BATCH):
+            real = [j for j in range(length) if mask is None or not mask[b, j]]
+            for i, query in enumerate(real):
+                for j, key in enumerate(real):
+                    if causal:
+                        sees = j <= i and (window is None or i - j < window)
+                    else:
+                        sees = window is None or abs(i - j) <= window
+                    expected[b, query, key] = int(sees)
+        assert torch.equal(seen(layout, length), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 17])
+@pytest.mark.parametrize("num_clusters", [1, 4, 30])
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("apart", [True, False])
+def test_clusters_by_the_recent_rule(length, num_clusters, window, causal, apart):
+    queries = torch.randint(num_clusters, (BATCH, 1, length))
+    keys = torch.randint(num_clusters, (BATCH, 1, length)) if apart else queries
+    for mask in masks(length):
+        layout = cluster_layout(
+            queries,
+            num_clusters,
+            window,
+            causal=causal,
+            padding_mask=mask,
+            key_clusters=keys if apart else None,
+        )
+        expected = torch.zeros(BATCH, length, length, dtype=torch.long)
+        for b in range(BATCH):
+            real = [j for j in range(length) if mask is None or not mask[b, j]]
+            for i in real:
+                members = [j for j in real if keys[b, 0, j] == queries[b, 0, i]]
+                before = [j for j in members if j <= i]
+                after = [] if causal else [j for j in members if j > i]
+                if window is not None and causal:
+                    before = before[-window:]
+                elif window is not None:
+                    before, after = before[-window - 1 :], after[: window]
+                expected[b, i, before + after] = 1
+        assert torch.equal(seen(layout, length), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 17])
+@pytest.mark.parametrize("num_clusters", [1, 2, 3, 5, 30])
+@pytest.mark.parametrize("earlier_only", [True, False])
+def test_clusters_by_the_chunk_rule(length, num_clusters, earlier_only):
+    """CF22 eq. 5, 8 and 13 with the ring of eq. 11, written as they stand."""
+    clusters = torch.randint(num_clusters, (BATCH, 1, length))
+    for mask in masks(length):
+        layout = chunk_layout(
+            clusters, num_clusters, earlier_only=earlier_only, padding_mask=mask
+        )
+        expected = torch.zeros(BATCH, length, length, dtype=torch.long)
+        for b in range(BATCH):
+            real = [j for j in range(length) if mask is None or not mask[b, j]]
+            ordered = sorted(real, key=lambda j: int(clusters[b, 0, j]))
+            size = -(-len(real) // num_clusters) or 1
+            chunks = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+            for i, chunk in enumerate(chunks):
+                visible = set(chunk) | set(chunks[i - 1])
+                for query in chunk:
+                    for key in visible:
+                        expected[b, query, key] = int(key <= query or not earlier_only)
+        assert torch.equal(seen(layout, length), expected)
+
+
+def test_the_future_moves_no_range_of_the_recent_rule():
+    clusters = torch.randint(4, (BATCH, 1, 30))
+    whole = seen(cluster_layout(clusters, 4, 3, causal=True), 30)
+    for length in range(1, 30):
+        prefix = seen(cluster_layout(clusters[..., :length], 4, 3, causal=True), length)
+        assert torch.equal(whole[:, :length, :length], prefix)

@@ -1,0 +1,157 @@
+"""fairseq's programs in this process: starting one costs four seconds. Numbers are not rounded."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fairseq_cli.eval_lm
+import fairseq_cli.generate
+import fairseq_cli.interactive
+import fairseq_cli.train
+import torch
+from fairseq import checkpoint_utils, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
+
+from fairseq_clusterformer import compat  # importing the package is what --user-dir does
+
+# Two small layers. The registered architecture: a named one would set the other widths.
+SIZES = (
+    "--decoder-layers 2 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32"
+    " --decoder-ffn-embed-dim 32 --decoder-attention-heads 4 --decoder-normalize-before"
+    " --share-decoder-input-output-embed --activation-fn gelu --dropout 0.1"
+)
+TRAINING = (
+    "--task language_modeling --tokens-per-sample 64 --batch-size 4 --max-update 6 --seed 1"
+    " --optimizer adam --lr 0.005 --clip-norm 1"
+)
+HERE = "--cpu --distributed-world-size 1 --num-workers 0 --no-progress-bar"
+CLUSTERFORMER = (
+    f"{TRAINING} --arch clusterformer_lm {SIZES} --attention-window 8 --num-clusters 4"
+    f" --criterion clusterformer_cross_entropy {HERE}"
+)
+TRANSFORMER = f"{TRAINING} --arch transformer_lm {SIZES} --criterion cross_entropy {HERE}"
+# What fairseq demands where a checkpoint comes from another criterion or another data set.
+RESET = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
+
+
+@dataclass
+class Run:
+    """What a training run logged, summed over workers and micro-batches, and its trainer."""
+
+    updates: list[dict[str, float]] = field(default_factory=list)
+    valid: list[dict[str, float]] = field(default_factory=list)
+    trainer: Trainer | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.trainer.get_model()
+
+    def mean_loss(self, update: int) -> float:
+        """Of one update, in nats a token."""
+        return self.updates[update]["loss"] / self.updates[update]["sample_size"]
+
+
+def train(data: Path, line: str, save_dir: Path, *more: object) -> Run:
+    """``fairseq-train DATA LINE --save-dir SAVE_DIR MORE``; the last value of an option wins."""
+    words = [data, *line.split(), "--save-dir", save_dir, *more]
+    return train_with(_config(options.get_training_parser(), words))
+
+
+def train_with(cfg: Any) -> Run:
+    """What ``fairseq-train`` and ``fairseq-hydra-train`` do with their configuration."""
+    for function in (checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early):
+        vars(function).pop("best", None)  # of an earlier run in this process
+    run = Run()
+    with _quiet(), _recorded(run):
+        fairseq_cli.train.main(cfg)
+    return run
+
+
+def eval_lm(data: Path, checkpoint: Path, line: str) -> dict[str, float]:
+    """``fairseq-eval-lm``: loss in base 2, and perplexity."""
+    words = [data, "--path", checkpoint, "--gen-subset", "test", *f"{line} {HERE}".split()]
+    with _quiet():
+        results = fairseq_cli.eval_lm.main(_config(options.get_eval_lm_parser(), words))
+    return {name: float(value) for name, value in results.items()}
+
+
+def generate(data: Path, checkpoint: Path, line: str, results: Path, *more: object) -> list[str]:
+    """``fairseq-generate`` from the language model: lines as it prints them."""
+    words = [data, "--task", "language_modeling", "--path", checkpoint, "--results-path", results]
+    words += [*f"{line} {HERE}".split(), *more]
+    parser = options.get_generation_parser()
+    with _quiet():
+        fairseq_cli.generate.main(_config(parser, words))
+    return (results / "generate-test.txt").read_text().splitlines()
+
+
+def interactive(data: Path, checkpoint: Path, line: str, prompts: Path, *more: object) -> None:
+    """``fairseq-interactive`` over a file of prompts; prints."""
+    words = [data, "--task", "language_modeling", "--path", checkpoint, "--input", prompts]
+    words += [*f"{line} {HERE}".split(), *more]
+    with _quiet():
+        fairseq_cli.interactive.main(_config(options.get_interactive_generation_parser(), words))
+
+
+def _config(parser: Any, words: list[object]) -> Any:
+    """fairseq's configuration from a command line."""
+    with _quiet():
+        args = options.parse_args_and_arch(parser, input_args=[str(word) for word in words])
+        return convert_namespace_to_omegaconf(args)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        compat.silence_known_warnings()
+        yield
+
+
+@contextmanager
+def _recorded(run: Run) -> Iterator[None]:
+    reduce = Trainer._reduce_and_log_stats
+
+    def record(trainer: Trainer, logs: list[dict], sample_size: float, grad_norm=None):
+        names = {name for log in logs for name in log}
+        sums = {name: float(sum(log.get(name, 0) for log in logs)) for name in names}
+        run.trainer = trainer
+        if grad_norm is None:
+            run.valid.append(sums)
+        else:
+            run.updates.append(sums | {"gnorm": float(grad_norm)})
+        return reduce(trainer, logs, sample_size, grad_norm)
+
+    with mock.patch.object(Trainer, "_reduce_and_log_stats", record):
+        yield
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint as fairseq loads it."""
+    return checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+
+
+def load_model(checkpoint: Path, data: Path, **overrides: object) -> tuple[nn.Module, Any]:
+    """The model of a checkpoint as fairseq's programs build it, for inference, and its task."""
+    overrides = {"data": str(data), **overrides}
+    with _quiet():
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(checkpoint)], overrides
+        )
+    return model.eval(), task
+
+
+def assert_equal_states(
+    state: dict[str, Tensor], other: dict[str, Tensor], rtol: float = 0.0, atol: float = 0.0
+) -> None:
+    """Every parameter and every buffer."""
+    assert state.keys() == other.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(
+            tensor, other[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
+        )

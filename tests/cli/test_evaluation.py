@@ -1,0 +1,104 @@
+"""fairseq-eval-lm and the validation loss: the task's alone, and what a plain forward gives."""
+
+import math
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tests.cli.in_process import CLUSTERFORMER, eval_lm, load_model, train
+from tests.conftest import RunCli
+
+
+def tokens_of(data: Path, split: str, task) -> Tensor:
+    """A split read from its text, after the ``</s>`` that fairseq begins a data set with."""
+    text = (data.parent / "text" / f"{split}.txt").read_bytes()
+    first_byte = task.dictionary.index("<00>")
+    return torch.tensor([task.dictionary.eos(), *(first_byte + byte for byte in text)])
+
+
+@torch.no_grad()
+def bits_per_token(
+    model: nn.Module, tokens: Tensor, *, targets: int, context: int, skip: int = 0
+) -> float:
+    """Mean negative log2 probability of all but the first token, block by block.
+
+    Args:
+        targets: scored in a block.
+        context: tokens in front of them that are seen, as far as there are any.
+    """
+    total, count = 0.0, len(tokens) - 1
+    for start in range(0, count, targets):
+        end = min(start + targets, count)
+        begin = max(0, start - context)
+        logits, _ = model(tokens[begin:end].unsqueeze(0))
+        log_probs = logits[0].double().log_softmax(-1)[start - begin :]
+        total -= log_probs.gather(-1, tokens[start + 1 : end + 1, None]).sum().item()
+    return total / count / math.log(2)
+
+
+def test_symbols_stand_in_the_order_of_bytes(byte_data: Path, checkpoint: Path) -> None:
+    """What ``tokens_of`` relies on."""
+    _, task = load_model(checkpoint, byte_data)
+    task.load_dataset("test")
+    blocks = [task.dataset("test")[i] for i in range(len(task.dataset("test")))]
+    assert torch.equal(
+        torch.cat([block["target"] for block in blocks]), tokens_of(byte_data, "test", task)[1:]
+    )
+
+
+class TestEvalLm:
+    def test_command_line(self, byte_data: Path, checkpoint: Path, run_cli: RunCli) -> None:
+        run = run_cli(
+            *("fairseq-eval-lm", byte_data, "--path", checkpoint, "--gen-subset", "test"),
+            *("--tokens-per-sample", 64, "--cpu"),
+        )
+        found = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)$", run.stdout.strip())
+        model, task = load_model(checkpoint, byte_data)
+        bits = bits_per_token(model, tokens_of(byte_data, "test", task), targets=64, context=0)
+        assert float(found[1]) == round(bits, 4)
+        assert math.isclose(float(found[2]), 2**bits, abs_tol=0.01)
+
+    def test_blocks_and_batches(self, byte_data: Path, checkpoint: Path) -> None:
+        model, task = load_model(checkpoint, byte_data)
+        tokens = tokens_of(byte_data, "test", task)
+        for length in (64, 37):
+            bits = bits_per_token(model, tokens, targets=length, context=0)
+            for batch_size in (1, 7):
+                line = f"--tokens-per-sample {length} --batch-size {batch_size}"
+                assert math.isclose(eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6)
+
+    def test_context_window(self, byte_data: Path, checkpoint: Path) -> None:
+        """Each block sees 40 tokens before it; rows of the first batches are padded."""
+        model, task = load_model(checkpoint, byte_data)
+        tokens = tokens_of(byte_data, "test", task)
+        bits = bits_per_token(model, tokens, targets=24, context=40)
+        assert bits < bits_per_token(model, tokens, targets=24, context=0) - 0.01
+        for batch_size in (1, 7):
+            line = f"--tokens-per-sample 64 --context-window 40 --batch-size {batch_size}"
+            assert math.isclose(eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6)
+
+    def test_model_overrides(self, byte_data: Path, checkpoint: Path) -> None:
+        """A window that sees everything makes windowed heads dense; nothing is trained anew."""
+        line = "--tokens-per-sample 64 --model-overrides"
+        losses = [
+            eval_lm(byte_data, checkpoint, f"{line} {{'attention_window':{window}}}")["loss"]
+            for window in (8, 64, 1_000)
+        ]
+        assert losses[0] == eval_lm(byte_data, checkpoint, "--tokens-per-sample 64")["loss"]
+        assert losses[0] != losses[1] == losses[2]
+
+
+def test_validation_loss_is_the_tasks_alone(byte_data: Path, tmp_path: Path) -> None:
+    """Equal to fairseq's cross_entropy on the same checkpoint, whatever the weights are."""
+    line = f"{CLUSTERFORMER} --clustering-loss-weight 7 --centroid-sorting-loss-weight 5"
+    run = train(byte_data, line, tmp_path / "a", "--task-loss-weight", 3)
+    saved = tmp_path / "a" / "checkpoint_last.pt"
+    # no update: the second run validates what the first has saved
+    line = CLUSTERFORMER.replace("clusterformer_cross_entropy", "cross_entropy")
+    resumed = train(
+        *(byte_data, line, tmp_path / "b", "--restore-file", saved, "--max-update", 0),
+        *"--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters".split(),
+    )
+    assert resumed.updates == []

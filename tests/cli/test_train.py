@@ -1,0 +1,151 @@
+"""fairseq-train: every way of running it."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.logging import metrics
+
+from fairseq_clusterformer.criterions.clusterformer_cross_entropy import ClusterformerCrossEntropy
+from tests.cli.in_process import CLUSTERFORMER, TRAINING, Run, train
+from tests.conftest import REPO_ROOT, RunCli
+
+SPECS = ("window*3,neural", "window+neural", "full", "neural")
+STATISTICS = {
+    *("clustering_loss", "sorting_loss", "cluster_entropy"),
+    *("cluster_effective", "cluster_largest", "cluster_empty"),
+}
+
+
+def test_command_line(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """A named architecture, and a plug-in that is given by a relative path."""
+    line = f"{TRAINING} --arch clusterformer_lm_tiny --criterion clusterformer_cross_entropy"
+    run = run_cli(
+        *("fairseq-train", byte_data, *line.split(), "--max-update", 3, "--log-interval", 1),
+        *("--save-dir", tmp_path / "saved", "--cpu", "--log-format", "json"),
+        user_dir="fairseq_clusterformer",
+        cwd=REPO_ROOT,
+    )
+    assert "done training" in run.stdout
+    for name in STATISTICS | {"loss", "gnorm"}:
+        assert run.stdout.count(f'"train_{name}": ') == 1, run.stdout
+        assert run.stdout.count(f'"{name}": ') == 3
+    state = torch.load(tmp_path / "saved" / "checkpoint_last.pt", weights_only=True)
+    layers = {name.split(".")[2] for name in state["model"] if ".layers." in name}
+    assert layers == {"0", "1", "2", "3"}
+    assert state["model"]["decoder.layers.0.self_attn.routers.1.clustering.w_c.weight"].shape == (
+        *(128, 128),
+    )
+
+
+def assert_trains(run: Run, *, clusters: bool = True) -> None:
+    """It learns, everything is finite, and everything that it should log is there."""
+    assert run.mean_loss(-1) < run.mean_loss(0) - 0.1
+    for update in run.updates + run.valid:
+        assert update.keys() >= STATISTICS
+        assert update["clustered_size"] == (update["sample_size"] if clusters else 0)
+        assert all(math.isfinite(value) for value in update.values()), update
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_attention(spec: str, byte_data: Path, tmp_path: Path) -> None:
+    run = train(byte_data, CLUSTERFORMER, tmp_path, "--attention", spec, "--decoder-layers", 4)
+    kinds = [
+        tuple(type(router).__name__.lower() for router in layer.self_attn.routers)
+        for layer in run.model.decoder.layers
+    ]
+    assert kinds == {
+        "window*3,neural": [("window",)] * 3 + [("neural",)],
+        "window+neural": [("window", "neural")] * 4,
+        "full": [("full",)] * 4,
+        "neural": [("neural",)] * 4,
+    }[spec]
+    assert_trains(run, clusters="neural" in spec)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--cluster-normalizer running",
+        "--cluster-similarity dot --cluster-temperature 1",
+        "--cluster-similarity scaled-dot --cluster-temperature 1",
+        "--attention neural --cluster-rule leaking-chunk",
+        "--attention-dropout 0.2 --activation-dropout 0.1",
+        "--scale-heads --scale-attn --scale-fc --scale-resids",
+        "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8",
+        "--decoder-layers 4 --decoder-layers-to-keep 0,2",
+        "--optimizer adafactor --weight-decay 0.1 --update-freq 2",
+        "--decoder-learned-pos --layernorm-embedding --store-ema --ema-decay 0.5",
+    ],
+)
+def test_option(options: str, byte_data: Path, tmp_path: Path) -> None:
+    assert_trains(train(byte_data, f"{CLUSTERFORMER} {options}", tmp_path))
+
+
+ADAPTIVE = (
+    "--criterion clusterformer_adaptive_loss --ddp-backend legacy_ddp --adaptive-input"
+    " --adaptive-input-cutoff 60,120 --adaptive-softmax-cutoff 60,120 --tie-adaptive-weights"
+    " --tie-adaptive-proj"
+)
+
+
+def test_adaptive_loss(byte_data: Path, tmp_path: Path) -> None:
+    line = CLUSTERFORMER.replace("--share-decoder-input-output-embed", "")
+    assert_trains(train(byte_data, f"{line} {ADAPTIVE}", tmp_path))
+
+
+@pytest.mark.parametrize("precision", ["--fp16 --fp16-no-flatten-grads", "--amp"])
+def test_half_precision(precision: str, byte_data: Path, tmp_path: Path) -> None:
+    line = f"{CLUSTERFORMER} {precision} --attention neural"
+    run = train(byte_data, line, tmp_path, "--fp16-init-scale", 4)
+    assert_trains(run)
+    clustering = run.model.decoder.layers[0].self_attn.routers[0].clustering
+    assert clustering.log_normalizer.dtype == torch.float32
+
+
+@pytest.mark.parametrize("spec", ["window+neural", "window*3,neural"])
+def test_activation_checkpointing_changes_no_number(
+    spec: str, byte_data: Path, tmp_path: Path
+) -> None:
+    """Losses, clustering losses and gradient norms, to the last bit, dropout included."""
+    line = f"{CLUSTERFORMER} --attention {spec} --decoder-layers 4 --attention-dropout 0.1"
+    plain = train(byte_data, line, tmp_path / "plain")
+    checkpointed = train(byte_data, line, tmp_path / "checkpointed", "--checkpoint-activations")
+    assert hasattr(checkpointed.model.decoder.layers[0], "precheckpoint_forward")
+    assert checkpointed.updates == plain.updates
+    assert checkpointed.valid == plain.valid
+
+
+class TestLayerDrop:
+    def test_trains_where_no_layer_that_clusters_is_left(
+        self, byte_data: Path, tmp_path: Path
+    ) -> None:
+        line = f"{CLUSTERFORMER} --decoder-layerdrop 0.5 --decoder-layers 4 --max-update 12"
+        line += " --attention window*3,neural --update-freq 2"
+        run = train(byte_data, line, tmp_path)
+        assert run.mean_loss(-1) < run.mean_loss(0) - 0.1
+        assert all(math.isfinite(v) for update in run.updates for v in update.values())
+        sizes = {update["clustered_size"] / update["sample_size"] for update in run.updates}
+        assert min(sizes) < max(sizes)
+
+    def test_statistics_are_means_over_batches_that_cluster(self) -> None:
+        clustered = dict.fromkeys(STATISTICS, torch.tensor(30.0)) | {"clustered_size": 10}
+        without = dict.fromkeys(STATISTICS, torch.tensor(0.0)) | {"clustered_size": 0}
+        common = {"loss": torch.tensor(1.0), "sample_size": 10, "ntokens": 10, "nsentences": 1}
+        with metrics.aggregate(new_root=True) as logged:
+            logs = [common | clustered, common | without]
+            ClusterformerCrossEntropy.reduce_metrics(logs)
+        assert {logged.get_smoothed_value(name) for name in STATISTICS} == {3.0}
+        with metrics.aggregate(new_root=True) as logged:
+            ClusterformerCrossEntropy.reduce_metrics([common | without])
+        assert not STATISTICS & logged.keys()
+
+    def test_every_layer_is_committed(self, byte_data: Path, tmp_path: Path) -> None:
+        """What a layer observed must not wait until the layer happens to be left in."""
+        line = f"{CLUSTERFORMER} --decoder-layerdrop 0.5 --decoder-layers 4 --attention neural"
+        run = train(byte_data, line, tmp_path, "--max-update", 12)
+        run.model.train()
+        run.model.set_num_updates(1_000)
+        for layer in run.model.decoder.layers.children():
+            assert layer.self_attn.routers[0].clustering.pending_tokens == 0

@@ -1,0 +1,184 @@
+"""Neural clustering against plain-loop transcriptions of the paper's equations, in float64."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.clustering import NeuralClustering, cluster_use
+
+BATCH, LENGTH, WIDTH, CLUSTERS = 2, 9, 6, 4
+SIMILARITIES = ("dot", "scaled-dot", "cosine")
+
+
+def phi(a, b, similarity):
+    product = float(a @ b)
+    if similarity == "cosine":
+        return product / (float(a.norm()) * float(b.norm()))
+    return product / math.sqrt(len(a)) if similarity == "scaled-dot" else product
+
+
+def paper(x, centroids, w_c, similarity, temperature):
+    """CF22 eq. 2-4, 6 and 11 for one row of real tokens [n, D], one number at a time."""
+    n, k = len(x), len(centroids)
+    keys = [w_c @ token for token in x]  # X_j W^C
+    exponents = [
+        [phi(centroids[i], keys[j], similarity) / temperature for j in range(n)] for i in range(k)
+    ]
+    u = [[math.exp(s) / sum(math.exp(t) for t in row) for s in row] for row in exponents]  # eq. 2
+    updated = [sum(u[i][j] * keys[j] for j in range(n)) for i in range(k)]  # eq. 3
+    assigned = [max(range(k), key=lambda i: u[i][j]) for j in range(n)]  # eq. 4
+    l1 = -sum(phi(x[j], updated[assigned[j]], similarity) for j in range(n)) / n  # eq. 6
+    ring = sum(phi(updated[i], updated[i - 1], similarity) for i in range(1, k))
+    l2 = -(ring + phi(updated[0], updated[k - 1], similarity)) / k  # eq. 11
+    return exponents, updated, assigned, l1, l2
+
+
+def make(similarity="cosine", normalizer="sentence", temperature=0.5):
+    module = NeuralClustering(
+        WIDTH, CLUSTERS, similarity=similarity, normalizer=normalizer, temperature=temperature
+    )
+    return module.double()
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("lengths", [[LENGTH, LENGTH], [LENGTH, 4]])
+def test_equations_2_to_6_and_11(similarity, lengths):
+    module = make(similarity)
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    mask = torch.arange(LENGTH) >= torch.tensor(lengths).unsqueeze(-1)
+    clusters, report = module(x, mask if mask.any() else None)
+    l1 = l2 = 0.0
+    sizes = [0] * CLUSTERS
+    for row, n in enumerate(lengths):
+        _, updated, assigned, row_l1, row_l2 = paper(
+            x[row, :n], module.centroids.detach(), module.w_c.weight.detach(), similarity, 0.5
+        )
+        assert clusters[row, :n].tolist() == assigned
+        torch.testing.assert_close(report.centroids[row], torch.stack(updated))
+        l1 += row_l1 * n / sum(lengths)
+        l2 += row_l2 * n / sum(lengths)
+        for cluster in assigned:
+            sizes[cluster] += 1
+    torch.testing.assert_close(report.clustering_loss.item(), l1)
+    torch.testing.assert_close(report.sorting_loss.item(), l2)
+    assert report.cluster_sizes.tolist() == sizes
+
+
+def test_centroids_can_be_handed_on():
+    module = make()
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    _, first = module(x)
+    clusters, second = module(x, None, first.centroids)
+    for row in range(BATCH):
+        _, updated, assigned, _, _ = paper(
+            x[row], first.centroids[row].detach(), module.w_c.weight.detach(), "cosine", 0.5
+        )
+        assert clusters[row].tolist() == assigned
+        torch.testing.assert_close(second.centroids[row], torch.stack(updated))
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_the_running_normaliser_is_equation_2_of_every_prefix(similarity):
+    module = make(similarity, "running")
+    x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
+    clusters, _ = module(x)
+    for n in range(2, LENGTH + 1):  # of the first token all memberships are 1
+        *_, assigned, _, _ = paper(
+            x[0, :n], module.centroids.detach(), module.w_c.weight.detach(), similarity, 0.5
+        )
+        assert clusters[0, n - 1] == assigned[-1]
+    assert clusters[0, 0] == 0
+
+
+def test_the_average_normaliser_is_the_mean_over_what_was_seen():
+    module = make(normalizer="average")
+    module.momentum = 0.75
+    expected = None
+    for _ in range(3):
+        batches = [torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64) for _ in range(2)]
+        before = module.log_normalizer.clone()
+        for batch in batches:
+            _, report = module(batch)
+            module.observe(report.observation)
+        assert torch.equal(module.log_normalizer, before)  # fixed while a batch runs
+        module.commit()
+        tokens = torch.cat(batches).flatten(0, 1)
+        exponents = torch.tensor(
+            paper(tokens, module.centroids.detach(), module.w_c.weight.detach(), "cosine", 0.5)[0],
+            dtype=torch.float64,
+        )
+        seen = exponents.exp().mean(1).log()
+        expected = seen if expected is None else 0.75 * expected + 0.25 * seen
+        torch.testing.assert_close(
+            module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5
+        )
+    module.commit()  # nothing new was observed
+    torch.testing.assert_close(module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_average_keeps_clusters_in_use():
+    """What it is for: one centroid that is nearest to every token does not take them all."""
+    module = make(normalizer="average", temperature=0.1)
+    with torch.no_grad():
+        module.w_c.weight.copy_(torch.eye(WIDTH))
+        module.centroids[0] = 1.0
+    x = 0.3 * torch.randn(8, 50, WIDTH, dtype=torch.float64) + 1.0
+    _, report = module(x)
+    alone = cluster_use(report.cluster_sizes).effective
+    module.observe(report.observation)
+    module.commit()
+    _, report = module(x)
+    assert alone < 1.2
+    assert cluster_use(report.cluster_sizes).effective > 2.5
+
+
+@pytest.mark.parametrize("normalizer", ["sentence", "running", "average"])
+def test_ties_go_to_the_lowest_index(normalizer):
+    module = make(normalizer=normalizer)
+    with torch.no_grad():
+        module.centroids[:] = module.centroids[0]
+        module.centroids[2] *= 1 + 1e-9  # a difference of rounding
+    clusters, _ = module(torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64))
+    assert clusters.eq(0).all()
+
+
+def test_equal_first_tokens_are_a_tie_of_the_running_normaliser():
+    module = make(normalizer="running").float()
+    x = torch.randn(1, 1, WIDTH).expand(1, 5, -1)
+    clusters, _ = module(x)
+    assert clusters.eq(0).all()
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_losses_teach_centroids_and_tokens(similarity):
+    module = make(similarity)
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    clusters, report = module(x)
+    assert not clusters.is_floating_point()
+    for loss in (report.clustering_loss, report.sorting_loss):
+        leaves = (x, module.centroids, module.w_c.weight)
+        gradients = torch.autograd.grad(loss, leaves, retain_graph=True)
+        assert all(gradient.abs().max() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_gradients_of_the_losses_against_finite_differences(similarity):
+    module = make(similarity)
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def losses(x, centroids):
+        _, report = module(x, None, centroids)
+        return report.clustering_loss, report.sorting_loss, report.centroids
+
+    centroids = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(losses, (x, centroids))
+
+
+def test_cluster_use():
+    use = cluster_use(torch.tensor([2, 0, 2, 4]))
+    torch.testing.assert_close(use.entropy.item(), 1.5 * math.log(2))
+    torch.testing.assert_close(use.effective.item(), 2**1.5)
+    assert use.largest == 0.5
+    assert use.empty == 1
+    assert cluster_use(torch.zeros(3)).entropy == 0

@@ -1,0 +1,111 @@
+"""What tests of every part need: one thread, a fixed seed, fairseq's command lines."""
+
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# Before torch and faiss read it: two pools of threads on few cores are slower than one thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+import torch
+
+REPO_ROOT = Path(__file__).resolve().parents[1]
+
+RunCli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    return REPO_ROOT
+
+
+@pytest.fixture(scope="session")
+def run_cli() -> RunCli:
+    """Runs a command line in a process of its own; see ``run_command``."""
+    return run_command
+
+
+def run_command(
+    program: str,
+    *arguments: object,
+    user_dir: Path | str | None = REPO_ROOT / "fairseq_clusterformer",
+    check: bool = True,
+    timeout: float = 300,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    stdin: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of this environment's programs, or a script of the repository.
+
+    Args:
+        program: ``fairseq-train`` and its like, ``python``, or a path such as ``scripts/x.py``.
+        arguments: each one word.
+        user_dir: handed to fairseq's programs as they want it; None: none is given.
+        check: fail the test unless the exit status is 0.
+        timeout: seconds; then the program and all that it started are killed and the test fails.
+        cwd: where it runs; default: the current directory.
+        env: variables added to this process's.
+        stdin: what it reads.
+
+    Returns:
+        With everything it printed, errors too, as ``stdout``.
+    """
+    # not resolved: a virtual environment's python is a link to the one that it was made with
+    beside_python = Path(sys.executable).parent / program
+    if program == "python":
+        command = [sys.executable]
+    elif program.endswith(".py"):
+        command = [sys.executable, str(REPO_ROOT / program)]
+    elif program.endswith(".sh"):
+        command = ["bash", str(REPO_ROOT / program)]
+    else:
+        assert beside_python.exists(), f"{program} is not installed beside {sys.executable}"
+        command = [str(beside_python)]
+    command += [str(argument) for argument in arguments]
+    if user_dir is not None and program == "fairseq-hydra-train":
+        command.append(f"common.user_dir={user_dir}")
+    elif user_dir is not None and program.startswith("fairseq-"):
+        command += ["--user-dir", str(user_dir)]
+
+    shown = shlex.join(command)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        start_new_session=True,  # so that workers and ranks can be killed with it
+    )
+    try:
+        output, _ = process.communicate(stdin, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"still running after {timeout} s: {shown}\n{output[-4000:]}")
+    finally:
+        if process.poll() is None:  # interrupted from the keyboard
+            os.killpg(process.pid, signal.SIGKILL)
+    if check and process.returncode != 0:
+        pytest.fail(f"exit status {process.returncode}: {shown}\n{output[-4000:]}")
+    return subprocess.CompletedProcess(command, process.returncode, output)

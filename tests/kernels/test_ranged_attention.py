@@ -1,0 +1,253 @@
+"""Every implementation of ranged attention against the reference, and the reference against a loop."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout, window_layout
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS, Layout, ranged_attention
+
+from ..kinds import pads
+
+BATCH, HEADS, WIDTH = 3, 2, 8
+
+LAYOUTS = {
+    "full, causal": lambda ids, mask: window_layout(
+        ids.size(-1), None, causal=True, padding_mask=mask
+    ),
+    "window, both sides": lambda ids, mask: window_layout(
+        ids.size(-1), 9, causal=False, padding_mask=mask
+    ),
+    "clusters, causal": lambda ids, mask: cluster_layout(
+        ids, 5, 11, causal=True, padding_mask=mask
+    ),
+    "clusters, whole": lambda ids, mask: cluster_layout(
+        ids, 5, None, causal=False, padding_mask=mask
+    ),
+    "queries and keys apart": lambda ids, mask: cluster_layout(
+        ids, 5, 70, causal=True, padding_mask=mask, key_clusters=ids.roll(3, -1)
+    ),
+    "chunks": lambda ids, mask: chunk_layout(ids, 5, padding_mask=mask),
+    "chunks, leaking": lambda ids, mask: chunk_layout(
+        ids, 5, padding_mask=mask, earlier_only=True
+    ),
+}
+every_layout = pytest.mark.parametrize("name", LAYOUTS)
+OTHERS = [name for name in IMPLEMENTATIONS if name != "reference"]
+every_other = pytest.mark.parametrize("impl", OTHERS)
+
+
+def make_layout(name: str, length: int, groups: int, mask=None) -> Layout:
+    return LAYOUTS[name](torch.randint(5, (BATCH, groups, length)), mask)
+
+
+def make_inputs(length: int, dtype=torch.float64, bias: bool = False):
+    """q, k, v laid out as projections leave them, and a bias."""
+    tensors = [
+        torch.randn(BATCH, length, HEADS, WIDTH, dtype=dtype).transpose(1, 2) for _ in range(3)
+    ]
+    return (*tensors, torch.randn(BATCH, 1, length, dtype=dtype) if bias else None)
+
+
+def run(impl, q, k, v, bias, layout, weight):
+    """Output, log-sum-exp, and gradients of a function of both."""
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v, bias) if t is not None]
+    key_bias = leaves[3] if bias is not None else None
+    out, lse = ranged_attention(*leaves[:3], layout, key_bias=key_bias, impl=impl)
+    visible = torch.isfinite(lse)
+    loss = (out.double() * weight).sum() + lse[visible].double().square().sum()
+    gradients = torch.autograd.grad(loss, leaves)
+    return [out.detach(), lse.detach(), *gradients]
+
+
+def test_the_reference_is_attention():
+    """Written out for one query after another."""
+    length = 13
+    q, k, v, _ = make_inputs(length)
+    layout = make_layout("queries and keys apart", length, HEADS)
+    out, lse = ranged_attention(q, k, v, layout, impl="reference")
+    for b in range(BATCH):
+        for h in range(HEADS):
+            for slot in range(length):
+                query = int(layout.query_order[b, h, slot])
+                span = slice(int(layout.lo[b, h, slot]), int(layout.hi[b, h, slot]))
+                keys = layout.key_order[b, h, span].tolist()
+                if not keys:
+                    assert out[b, h, query].eq(0).all()
+                    assert lse[b, h, query] == -math.inf
+                    continue
+                logits = torch.stack([q[b, h, query] @ k[b, h, j] for j in keys])
+                logits = logits / math.sqrt(WIDTH)
+                expected = torch.softmax(logits, 0) @ v[b, h, keys]
+                torch.testing.assert_close(out[b, h, query], expected)
+                torch.testing.assert_close(lse[b, h, query], logits.logsumexp(0))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@every_layout
+def test_gradients_against_finite_differences(impl, name):
+    length = 6
+    layout = make_layout(name, length, 1)
+    tensors = [t.requires_grad_() for t in make_inputs(length, bias=True)]
+
+    def function(q, k, v, bias):
+        out, lse = ranged_attention(q, k, v, layout, key_bias=bias, impl=impl)
+        return out, torch.where(torch.isfinite(lse), lse, 0.0)
+
+    assert torch.autograd.gradcheck(function, tensors)
+
+
+@every_other
+@every_layout
+@pytest.mark.parametrize("length", [1, 61, 64, 131, 257])
+@pytest.mark.parametrize("groups", [1, HEADS])
+@pytest.mark.parametrize("bias", [False, True])
+def test_equal_to_the_reference(impl, name, length, groups, bias):
+    inputs = make_inputs(length, bias=bias)
+    layout = make_layout(name, length, groups)
+    weight = torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64)
+    expected = run("reference", *inputs, layout, weight)
+    for got, want in zip(run(impl, *inputs, layout, weight), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@every_other
+@every_layout
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_may_hold_anything(impl, name, side):
+    length = 131
+    mask = pads([length, 64, 0], length, side)
+    layout = make_layout(name, length, 1, mask)
+    hole = mask.view(BATCH, 1, length, 1)
+    q, k, v, _ = make_inputs(length)
+    weight = torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64)
+    zeros = [t.masked_fill(hole, 0.0) for t in (q, k, v)]
+    poison = [t.masked_fill(hole, math.nan) for t in (q, k, v)]
+    expected = run("reference", *zeros, None, layout, weight)
+    for got, want in zip(run(impl, *poison, None, layout, weight), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@every_other
+@every_layout
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_error_at_most_twice_the_reference(impl, name, dtype):
+    """Root mean square errors in each precision, against the reference in float64."""
+    length = 131
+    q, k, v, bias = make_inputs(length, dtype=dtype, bias=True)
+    layout = make_layout(name, length, 1)
+    weight = torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64)
+    exact = run("reference", *(t.double() for t in (q, k, v, bias)), layout, weight)
+    reference = run("reference", q, k, v, bias, layout, weight)
+    for got, other, want in zip(
+        run(impl, q, k, v, bias, layout, weight), reference, exact, strict=True
+    ):
+        finite = torch.isfinite(want)
+        assert torch.equal(torch.isfinite(got), finite)
+        budget = 2 * (other - want)[finite].norm() + torch.finfo(torch.float32).eps
+        assert (got - want)[finite].norm() <= budget
+
+
+@every_other
+def test_scratch_memory_is_not_read_before_it_is_written(impl, monkeypatch):
+    length = 131
+    q, k, v, _ = make_inputs(length)
+    layout = make_layout("chunks", length, 1)
+    weight = torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64)
+    clean = run(impl, q, k, v, None, layout, weight)
+    for name in ("empty", "empty_like"):
+        function = getattr(torch, name)
+        monkeypatch.setattr(
+            torch,
+            name,
+            lambda *args, function=function, **kwargs: _poisoned(function(*args, **kwargs)),
+        )
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda *args, **kwargs: _poisoned(new_empty(*args, **kwargs))
+    )
+    for got, want in zip(run(impl, q, k, v, None, layout, weight), clean, strict=True):
+        assert torch.equal(got, want)
+
+
+def _poisoned(tensor):
+    return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+
+@every_other
+def test_memory_layout_of_the_inputs_does_not_matter(impl):
+    length = 67
+    q, k, v, _ = make_inputs(length)
+    layout = make_layout("clusters, causal", length, HEADS)
+    weight = torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64)
+    expected = run(impl, q, k, v, None, layout, weight)
+    wide = [torch.randn(BATCH, HEADS, length, 2 * WIDTH, dtype=torch.float64) for _ in range(3)]
+    for tensor, values in zip(wide, (q, k, v), strict=True):
+        tensor[..., ::2] = values
+    variants = (
+        [t.contiguous() for t in (q, k, v)],
+        [t[..., ::2] for t in wide],
+        [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in (q, k, v)],
+    )
+    for variant in variants:
+        out, lse = ranged_attention(*variant, layout, impl=impl)
+        torch.testing.assert_close(out, expected[0])
+        torch.testing.assert_close(lse, expected[1])
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_dropout_keeps_the_mean_and_is_replayed_backwards(impl):
+    length, rate = 70, 0.4
+    q, k, v, _ = make_inputs(length)
+    layout = make_layout("window, both sides", length, 1)
+    plain, _ = ranged_attention(q, k, v, layout, impl=impl)
+    total = torch.zeros_like(plain)
+    for _ in range(300):
+        total += ranged_attention(q, k, v, layout, dropout=rate, impl=impl)[0]
+    assert (total / 300 - plain).abs().mean() < 0.1 * plain.abs().mean()
+    # Outputs are linear in v: the gradient at v, applied to v, gives back the sum of the outputs
+    # only if the backward pass drops what the forward pass dropped.
+    v = v.clone().requires_grad_()
+    out, _ = ranged_attention(q, k, v, layout, dropout=rate, impl=impl)
+    assert not torch.allclose(out, plain)
+    (gradient,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close((gradient * v).sum(), out.sum())
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_dropout_gradients_against_finite_differences(impl):
+    tensors = [t.requires_grad_() for t in make_inputs(5)[:3]]
+    layout = make_layout("clusters, causal", 5, 1)
+
+    def function(q, k, v):
+        torch.manual_seed(3)
+        return ranged_attention(q, k, v, layout, dropout=0.3, impl=impl)
+
+    assert torch.autograd.gradcheck(function, tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(3, 4)}, r"q has shape \(3, 4\)"),
+        ({"q": torch.zeros(3, 2, 4, 8, dtype=torch.long)}, "dtype torch.int64"),
+        ({"k": torch.zeros(3, 2, 5, 8)}, r"k is torch.float32 \(3, 2, 5, 8\).*must be like q"),
+        ({"v": torch.zeros(3, 2, 4, 8).half()}, "v is torch.float16"),
+        ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 <= dropout < 1"),
+        ({"impl": "fast"}, "impl is 'fast'; allowed: reference, blocks"),
+        ({"key_bias": torch.zeros(3, 4)}, r"key_bias has shape \(3, 4\); allowed: \[1 or 3"),
+        ({"lo": torch.zeros(1, 1, 9).long()}, r"layout.lo has shape \(1, 1, 9\)"),
+        ({"hi": torch.zeros(1, 1, 4)}, "layout.hi is torch.float32"),
+        ({"query_order": torch.zeros(2, 1, 4).long()}, "layout.query_order has shape"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message):
+    arguments = {name: torch.zeros(3, 2, 4, 8) for name in "qkv"}
+    arguments.update({name: t for name, t in change.items() if name in "qkv"})
+    ranges = {"lo": torch.zeros(1, 1, 4).long(), "hi": torch.ones(1, 1, 4).long()}
+    names = ("lo", "hi", "query_order")
+    ranges.update({name: t for name, t in change.items() if name in names})
+    others = {name: t for name, t in change.items() if name in ("dropout", "impl", "key_bias")}
+    with pytest.raises(ValueError, match=message):
+        ranged_attention(**arguments, layout=Layout(**ranges), **others)

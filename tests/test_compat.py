@@ -1,0 +1,173 @@
+"""fairseq runs on today's torch, numpy and hydra, and loading a checkpoint stays safe."""
+
+import argparse
+import os
+import pickle
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import fairseq.distributed.utils as distributed_utils
+import numpy as np
+import omegaconf
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.data import TokenBlockDataset
+
+from fairseq_clusterformer import compat
+from tests.conftest import RunCli
+
+TINY_TRANSLATION = (
+    "--task translation --arch transformer --encoder-layers 1 --encoder-embed-dim 8"
+    " --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --decoder-layers 1"
+    " --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2"
+    " --optimizer adam --lr 0.001 --max-tokens 300 --max-update 1 --cpu"
+    " --eval-bleu --eval-bleu-args {} --best-checkpoint-metric bleu"
+).split()
+
+
+@pytest.fixture(scope="module")
+def translation_data(tmp_path_factory: pytest.TempPathFactory, run_cli: RunCli) -> Path:
+    folder = tmp_path_factory.mktemp("translation")
+    generator = random.Random(0)
+    for name in ("train.src", "train.tgt", "valid.src", "valid.tgt"):
+        lines = (" ".join(generator.choices("abcdefgh", k=6)) for _ in range(32))
+        (folder / name).write_text("\n".join(lines) + "\n")
+    prefixes = ["--trainpref", folder / "train", "--validpref", folder / "valid"]
+    languages = ["-s", "src", "-t", "tgt", "--joined-dictionary"]
+    destination = ["--destdir", folder / "data"]
+    run_cli("fairseq-preprocess", *languages, *prefixes, *destination, user_dir=None)
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def argparse_checkpoint(translation_data: Path, run_cli: RunCli) -> Path:
+    """What fairseq itself wrote after one update: its options and BLEU's counts are in it."""
+    folder = translation_data.parent / "checkpoints"
+    run_cli(
+        *("fairseq-train", translation_data, *TINY_TRANSLATION, "--save-dir", folder),
+        user_dir=None,
+    )
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture
+def _nothing_allowed() -> Iterator[None]:
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    yield
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(before)
+
+
+@pytest.mark.usefixtures("_nothing_allowed")
+class TestCheckpoints:
+    def test_argparse_model_loads(self, argparse_checkpoint: Path) -> None:
+        with pytest.raises(pickle.UnpicklingError):
+            load_checkpoint_to_cpu(str(argparse_checkpoint))
+        compat.allow_checkpoint_types()
+        state = load_checkpoint_to_cpu(str(argparse_checkpoint))
+        assert isinstance(state["cfg"]["model"], argparse.Namespace)
+        assert "valid" in state["extra_state"]["metrics"]
+
+    def test_loaded_checkpoint_loads_when_saved_again(
+        self, argparse_checkpoint: Path, tmp_path: Path
+    ) -> None:
+        compat.allow_checkpoint_types()
+        state = load_checkpoint_to_cpu(str(argparse_checkpoint))
+        torch.save(state, tmp_path / "again.pt")
+        again = load_checkpoint_to_cpu(str(tmp_path / "again.pt"))
+        assert isinstance(again["cfg"], omegaconf.DictConfig)
+        assert again["cfg"]["task"] == state["cfg"]["task"]
+
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals([argparse.Namespace])
+        with pytest.raises(pickle.UnpicklingError):
+            load_checkpoint_to_cpu(str(tmp_path / "again.pt"))
+
+    def test_state_reaches_the_other_workers(
+        self, argparse_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """broadcast_object as rank 0 and then as rank 1, over a list instead of a network."""
+        compat.allow_checkpoint_types()
+        state = load_checkpoint_to_cpu(str(argparse_checkpoint))
+        rank, wire = 0, []
+
+        def broadcast(tensor: torch.Tensor, src: int, group: object) -> None:
+            if rank == src:
+                wire.append(tensor.clone())
+            else:
+                tensor.copy_(wire.pop(0).view_as(tensor))
+
+        monkeypatch.setattr(distributed_utils, "broadcast", broadcast)
+        monkeypatch.setattr(distributed_utils, "get_rank", lambda group: rank)
+        device = torch.device("cpu")
+        distributed_utils.broadcast_object(state, 0, None, device)
+        rank = 1
+        received = distributed_utils.broadcast_object(None, 0, None, device)
+        assert not wire
+        assert received["cfg"]["task"] == state["cfg"]["task"]
+        assert received["model"].keys() == state["model"].keys()
+        for name, value in state["model"].items():
+            assert torch.equal(received["model"][name], value)
+
+    @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: argparse.Namespace(option=x)])
+    def test_foreign_code_is_refused(self, tmp_path: Path, wrap) -> None:
+        class Malicious:
+            def __reduce__(self):
+                return os.system, (f"touch {tmp_path}/executed",)
+
+        compat.apply()
+        torch.save({"model": {}, "cfg": wrap(Malicious())}, tmp_path / "evil.pt")
+        with pytest.raises(pickle.UnpicklingError, match="system"):
+            load_checkpoint_to_cpu(str(tmp_path / "evil.pt"))
+        assert not (tmp_path / "executed").exists()
+
+
+def test_sample_break_mode_eos(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks() -> TokenBlockDataset:
+        sentences = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+        return TokenBlockDataset(sentences, [3, 2], None, pad=1, eos=2, break_mode="eos")
+
+    monkeypatch.delattr(np, "compat", raising=False)
+    with pytest.raises(AttributeError):
+        blocks()
+    compat.restore_numpy_compat()
+    assert [block.tolist() for block in blocks()] == [[4, 5, 2], [6, 2]]
+
+
+def test_only_known_warnings_are_silenced() -> None:
+    known = "'pin_memory' argument is set as true but no accelerator is found, then ..."
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.resetwarnings()
+        compat.silence_known_warnings()
+        warnings.warn(known, UserWarning, stacklevel=1)
+        warnings.warn("pin_memory was never asked for", UserWarning, stacklevel=1)
+    assert [str(one.message) for one in seen] == ["pin_memory was never asked for"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compat.silence_known_warnings()
+        with pytest.raises(UserWarning, match="pin_memory"):
+            warnings.warn(known, UserWarning, stacklevel=1)
+
+
+def test_training_prints_no_warning(
+    translation_data: Path, run_cli: RunCli, tmp_path: Path
+) -> None:
+    run = run_cli(
+        *("fairseq-train", translation_data, *TINY_TRANSLATION, "--save-dir", tmp_path),
+        env={"PYTHONWARNINGS": ""},
+    )
+    assert re.findall(r".*\b\w*Warning: ?.*", run.stdout) == []
+
+
+def test_applying_twice_changes_nothing() -> None:
+    compat.apply()
+    before = len(torch.serialization.get_safe_globals()), len(warnings.filters), np.compat
+    compat.apply()
+    after = len(torch.serialization.get_safe_globals()), len(warnings.filters), np.compat
+    assert after == before

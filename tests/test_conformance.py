@@ -1,0 +1,286 @@
+"""What every kind of attention promises."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+
+from .kinds import (
+    CLUSTERS,
+    HEADS,
+    WIDTH,
+    WINDOW,
+    build,
+    every_bidirectional_kind,
+    every_causal_kind,
+    every_kind,
+    pads,
+)
+
+LENGTH = 23
+
+
+def inputs(batch: int = 3, length: int = LENGTH, dtype=torch.float64) -> torch.Tensor:
+    return torch.randn(batch, length, WIDTH, dtype=dtype)
+
+
+def step_by_step(module, x, padding_mask=None, reorder_at=None):
+    """Outputs [B, N, D] of single steps; a reordering is (step, new order of the batch)."""
+    state, outputs = {}, []
+    for t in range(x.size(1)):
+        if reorder_at is not None and t == reorder_at[0]:
+            order = reorder_at[1]
+            state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
+            outputs = [out.index_select(0, order) for out in outputs]
+            x = x.index_select(0, order)
+        mask = None if padding_mask is None else padding_mask[:, t : t + 1]
+        out, state = module.step(x[:, t : t + 1], state, mask)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1)
+
+
+@every_causal_kind
+def test_the_future_changes_nothing(kind):
+    module = build(kind, causal=True)
+    x = inputs()
+    before, _ = module(x)
+    for t in range(LENGTH):
+        edited = x.clone()
+        edited[:, t:] = torch.randn_like(edited[:, t:])
+        after, _ = module(edited)
+        torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-12)
+        assert not torch.allclose(after[:, t:], before[:, t:])
+
+
+@every_causal_kind
+def test_no_gradient_flows_from_the_past_to_the_future(kind):
+    module = build(kind, causal=True)
+    for t in range(1, LENGTH):
+        x = inputs().requires_grad_()
+        out, _ = module(x)
+        (gradient,) = torch.autograd.grad(out[:, :t].square().sum(), x)
+        assert gradient[:, t:].abs().max() == 0
+        assert gradient[:, :t].abs().max() > 0
+
+
+@every_causal_kind
+def test_a_change_of_the_past_is_seen(kind):
+    """Guards the tests above: an attention that sees nothing would pass them."""
+    module = build(kind, causal=True, num_clusters=1, window=LENGTH)
+    x = inputs()
+    edited = x.clone()
+    edited[:, 0] += 1
+    assert not torch.allclose(module(x)[0][:, -1], module(edited)[0][:, -1], atol=1e-8)
+
+
+@every_causal_kind
+@torch.no_grad()
+def test_steps_equal_the_parallel_pass(kind):
+    module = build(kind, causal=True)
+    x = inputs()
+    torch.testing.assert_close(step_by_step(module, x), module(x)[0], rtol=0, atol=1e-12)
+
+
+@every_causal_kind
+@torch.no_grad()
+def test_steps_follow_a_reordered_beam(kind):
+    module = build(kind, causal=True)
+    x = inputs(batch=4)
+    order = torch.tensor([2, 0, 0])
+    stepwise = step_by_step(module, x, reorder_at=(9, order))
+    torch.testing.assert_close(stepwise, module(x[order])[0], rtol=0, atol=1e-12)
+
+
+@every_causal_kind
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_steps_of_a_ragged_batch(kind, side):
+    module = build(kind, causal=True)
+    lengths = [LENGTH, 7, 1]
+    mask = pads(lengths, LENGTH, side)
+    x = inputs()
+    stepwise = step_by_step(module, x, mask)
+    expected, _ = module(x, mask)
+    torch.testing.assert_close(stepwise[~mask], expected[~mask], rtol=0, atol=1e-12)
+
+
+@every_causal_kind
+@torch.no_grad()
+def test_the_state_stops_growing(kind):
+    if kind == "full":
+        pytest.skip("full attention keeps every key: that is what it is")
+    module = build(kind, causal=True)
+    sizes = []
+    state = {}
+    for _ in range(60):
+        _, state = module.step(inputs(batch=2, length=1), state)
+        sizes.append(sum(tensor.numel() for tensor in state.values()))
+    assert sizes[0] == sizes[-1] > 0
+
+
+@every_kind
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("extra", [1, WINDOW - 1, WINDOW, WINDOW + 1, 70])
+def test_padding_is_never_seen(kind, causal, side, extra):
+    module = build(kind, causal=causal)
+    x = inputs()
+    mask = pads([LENGTH] * 3, LENGTH + extra, side)
+    padded = torch.full((3, LENGTH + extra, WIDTH), float("nan"), dtype=x.dtype)
+    padded[~mask] = x.flatten(0, 1)
+    x.requires_grad_()
+    out, reports = module(x)
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    padded.requires_grad_()
+    out_padded, reports_padded = module(padded, mask)
+    real = out_padded[~mask].view_as(out)
+    (gradient_padded,) = torch.autograd.grad(real.square().sum(), padded)
+    torch.testing.assert_close(real, out, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        gradient_padded[~mask].view_as(gradient), gradient, rtol=0, atol=1e-12
+    )
+    for report, report_padded in zip(reports, reports_padded, strict=True):
+        for field, field_padded in zip(report, report_padded, strict=True):
+            if field is not None:
+                torch.testing.assert_close(field_padded, field, rtol=0, atol=1e-12)
+
+
+@every_kind
+def test_a_row_is_the_same_alone_and_in_a_batch(kind, causal):
+    module = build(kind, causal=causal)
+    lengths = [LENGTH, 11, 1, 0, 4]
+    x = inputs(batch=len(lengths))
+    mask = pads(lengths, LENGTH, "right")
+    together, _ = module(x, mask)
+    for row, length in enumerate(lengths):
+        if length:
+            alone, _ = module(x[row : row + 1, :length])
+            torch.testing.assert_close(together[row, :length], alone[0], rtol=0, atol=1e-12)
+
+
+@every_kind
+def test_a_batch_of_padding_alone_is_finite(kind, causal):
+    module = build(kind, causal=causal)
+    x = inputs().requires_grad_()
+    out, reports = module(x, torch.ones(3, LENGTH, dtype=torch.bool))
+    losses = [r.clustering_loss + r.sorting_loss for r in reports if r.cluster_sizes is not None]
+    sum(losses, out.square().sum()).backward()
+    assert torch.isfinite(x.grad).all()
+    for parameter in module.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+@every_kind
+def test_one_token(kind, causal):
+    module = build(kind, causal=causal)
+    x = inputs(length=1)
+    out, _ = module(x)
+    expected = module.out_proj(module.v_proj(x))  # a lone token attends to itself
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+@every_kind
+def test_wide_windows_and_one_cluster_are_dense_attention(kind, causal):
+    module = build(kind, causal=causal, window=LENGTH, num_clusters=1)
+    dense = MultiheadAttention(
+        WIDTH, HEADS, kinds=("full",), config=AttentionConfig(), causal=causal, impl="reference"
+    ).double()
+    dense.load_state_dict(
+        {name: t for name, t in module.state_dict().items() if "routers" not in name}
+    )
+    x = inputs()
+    torch.testing.assert_close(module(x)[0], dense(x)[0], rtol=0, atol=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_logits_stay_finite_in_half_precision(kind, causal, dtype):
+    module = build(kind, causal=causal, dtype=torch.float32).to(dtype)
+    x = inputs(dtype=dtype)
+    with torch.no_grad():  # logits near +-1e4
+        module.q_proj.weight.mul_(100.0)
+        module.k_proj.weight.mul_(100.0)
+    x.requires_grad_()
+    out, reports = module(x)
+    assert out.dtype == dtype
+    (out.float().sum()).backward()
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(x.grad).all()
+    for report in reports:
+        for field in report:
+            assert field is None or field.dtype == torch.float32
+
+
+@every_causal_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_moving_averages_stay_in_float32(kind, dtype):
+    module = build(kind, causal=True, dtype=torch.float32).to(dtype)
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            assert buffer.dtype == torch.float32, name
+
+
+@every_kind
+def test_gradients_of_the_layer(kind, causal):
+    """Outputs and losses against finite differences. Routing is a step function of x: where a
+    difference crosses a step the check would be of nothing, so centroids are far apart here."""
+    torch.manual_seed(5)
+    module = build(kind, causal=causal)
+    module.impl = "reference"
+    x = inputs(batch=2, length=7).requires_grad_()
+
+    def outputs(x):
+        out, reports = module(x)
+        losses = [
+            loss for r in reports for loss in (r.clustering_loss, r.sorting_loss) if loss is not None
+        ]
+        return (out, *losses)
+
+    assert torch.autograd.gradcheck(outputs, (x,), eps=1e-7, atol=1e-5)
+
+
+@every_causal_kind
+def test_heads_of_several_kinds_do_not_mix(kind):
+    """The heads of a kind compute what they would compute alone."""
+    module = build(kind, causal=True)
+    x = inputs()
+    q, k, v = module._project(x)
+    parts = module._by_kind(q, k, v)
+    assert sum(part[1].size(1) for part in parts) == HEADS
+    assert len({id(part[0]) for part in parts}) == len(parts)
+
+
+@every_bidirectional_kind
+def test_an_encoder_sees_both_sides(kind):
+    module = build(kind, causal=False, window=LENGTH, num_clusters=1)
+    x = inputs()
+    edited = x.clone()
+    edited[:, -1] += 1
+    assert not torch.allclose(module(x)[0][:, 0], module(edited)[0][:, 0], atol=1e-8)
+
+
+def test_the_leaking_rule_leaks_and_cannot_generate():
+    config = AttentionConfig(
+        window=WINDOW, num_clusters=CLUSTERS, cluster_rule="leaking-chunk"
+    )
+    module = MultiheadAttention(WIDTH, HEADS, kinds=("neural",), config=config, causal=True)
+    module = module.double().eval()
+    x = inputs()
+    edited = x.clone()
+    edited[:, LENGTH // 2 :] = torch.randn_like(edited[:, LENGTH // 2 :])
+    past = slice(0, LENGTH // 2)
+    changed = (module(x)[0][:, past] - module(edited)[0][:, past]).abs().amax(-1) > 1e-6
+    assert changed.any()
+    with pytest.raises(ValueError, match="--cluster-rule is 'leaking-chunk'"):
+        module.step(x[:, :1], {})
+
+
+@pytest.mark.parametrize(("causal", "rule"), [(True, "chunk"), (False, "leaking-chunk")])
+def test_rules_are_refused_where_they_do_not_belong(causal, rule):
+    with pytest.raises(ValueError, match=f"--cluster-rule is '{rule}'.*allowed"):
+        MultiheadAttention(
+            WIDTH,
+            HEADS,
+            kinds=("neural",),
+            config=AttentionConfig(cluster_rule=rule),
+            causal=causal,
+        )

@@ -1,0 +1,208 @@
+"""The package as a whole: it imports, it keeps its layers, it is found where it is installed."""
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import fairseq
+import pytest
+from setuptools import find_packages
+
+from tests.conftest import REPO_ROOT, RunCli
+
+NAME = "fairseq_clusterformer"
+PACKAGE = REPO_ROOT / NAME
+WITHOUT_FAIRSEQ = ("attention", "kernels", "clustering", "metrics", "precision")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(REPO_ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+LOWER = [name for name in FILES if name.split(".")[1:2] and name.split(".")[1] in WITHOUT_FAIRSEQ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_module_imports(name: str) -> None:
+    if "triton" in name and not HAS_TRITON:
+        pytest.skip("triton is not installed")
+    importlib.import_module(name)
+
+
+def test_every_folder_is_packaged() -> None:
+    folders = {module_name(path.parent / "__init__.py") for path in FILES.values()}
+    assert folders == set(find_packages(str(REPO_ROOT), include=[NAME, f"{NAME}.*"]))
+
+
+def imported_modules(name: str, path: Path) -> set[str]:
+    """Absolute names of all that a file imports, in functions and under conditions too."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(relative, package)
+            modules.update(f"{origin}.{alias.name}" for alias in node.names)
+    return modules
+
+
+@pytest.mark.parametrize("name", LOWER)
+def test_lower_layer_never_imports_fairseq(name: str) -> None:
+    allowed = tuple(f"{NAME}.{layer}" for layer in WITHOUT_FAIRSEQ)
+    for module in imported_modules(name, FILES[name]):
+        assert module.split(".")[0] not in ("fairseq", "fairseq_cli", "hydra", "omegaconf")
+        assert not module.startswith(NAME) or module.startswith(allowed), (
+            f"{name} imports {module}, which may import fairseq; it may import {allowed}"
+        )
+
+
+def test_imported_modules_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "window.py"
+    path.write_text("def f():\n    import fairseq.utils\n    from ..models import decoder\n")
+    seen = imported_modules(f"{NAME}.attention.window", path)
+    assert seen == {"fairseq.utils", f"{NAME}.models.decoder"}
+
+
+def test_lower_layers_work_without_fairseq(run_cli: RunCli, repo_root: Path) -> None:
+    names = [name for name in LOWER if HAS_TRITON or "triton" not in name]
+    code = (
+        "import importlib, sys\n"
+        "for name in ('fairseq', 'fairseq_cli', 'hydra', 'omegaconf'):\n"
+        "    sys.modules[name] = None\n"  # as if it were not installed
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        "print('imported')"
+    )
+    assert run_cli("python", "-c", code, cwd=repo_root).stdout == "imported\n"
+
+
+def test_files_name_no_place_of_their_own(repo_root: Path) -> None:
+    """No package registry's host, no absolute path of somebody's machine."""
+    try:
+        listing = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=repo_root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"not a git checkout: {error}")
+    # put together here, so that this file does not name them
+    hosts = "|".join(
+        re.escape(".".join(parts))
+        for parts in (
+            *(("py" + "pi", "org"), ("pythonhosted", "org"), ("download", "pytorch", "org")),
+            *(("registry", "npmjs", "org"), ("conda", "anaconda", "org")),
+        )
+    )
+    forbidden = re.compile(hosts + r"|(?<![\w.})-])/(?:work|home|root|Users)/")
+    found = []
+    for name in filter(None, listing.split("\0")):
+        path = repo_root / name
+        if not path.is_file() or b"\0" in path.read_bytes()[:8192]:
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if forbidden.search(line):
+                found.append(f"{name}:{number}: {line.strip()[:120]}")
+    assert found == []
+
+
+# What fairseq's command lines do with --user-dir, and what it found
+IMPORT_USER_DIR = """
+import json, sys
+from argparse import Namespace
+from fairseq import criterions, models, utils
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+import fairseq_clusterformer
+print(json.dumps({
+    "file": fairseq_clusterformer.__file__,
+    "models": sorted(models.MODEL_REGISTRY),
+    "criterions": sorted(criterions.CRITERION_REGISTRY),
+}))
+"""
+
+
+def assert_registered(run: subprocess.CompletedProcess[str], package: Path) -> None:
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert Path(found["file"]).resolve() == package.resolve() / "__init__.py"
+    assert "clusterformer_lm" in found["models"]
+    assert "clusterformer_cross_entropy" in found["criterions"]
+
+
+class TestUserDir:
+    def test_absolute(self, run_cli: RunCli, tmp_path: Path) -> None:
+        run = run_cli("python", "-I", "-c", IMPORT_USER_DIR, PACKAGE, cwd=tmp_path)
+        assert_registered(run, PACKAGE)
+
+    @pytest.mark.parametrize(("folder", "user_dir"), [(".", NAME), ("tests", f"../{NAME}/")])
+    def test_relative(self, run_cli: RunCli, folder: str, user_dir: str) -> None:
+        run = run_cli("python", "-I", "-c", IMPORT_USER_DIR, user_dir, cwd=REPO_ROOT / folder)
+        assert_registered(run, PACKAGE)
+
+    def test_installed(self, run_cli: RunCli, tmp_path: Path) -> None:
+        """From a wheel, named only, in an empty folder."""
+        site = tmp_path / "site-packages"
+        with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
+            wheel.extractall(site)
+        assert {path.relative_to(site) for path in site.rglob("*.py")} == {
+            path.relative_to(REPO_ROOT) for path in FILES.values()
+        }
+        # fairseq looks for the name beside its own folder
+        (site / "fairseq").mkdir()
+        for entry in Path(fairseq.__file__).parent.iterdir():
+            (site / "fairseq" / entry.name).symlink_to(entry)
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        run = run_cli(
+            *("python", "-c", IMPORT_USER_DIR, NAME), cwd=empty, env={"PYTHONPATH": str(site)}
+        )
+        assert_registered(run, site / NAME)
+
+
+def build_wheel(run_cli: RunCli, folder: Path) -> Path:
+    """The wheel, built from a copy: building leaves files beside the sources."""
+    source = folder / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(REPO_ROOT / name, source)
+    shutil.copytree(PACKAGE, source / NAME, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder]
+    run_cli("python", "-m", "pip", "wheel", *options, source)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
+def test_setup_refuses_an_unsupported_python(tmp_path: Path) -> None:
+    """One line that names what was found and what is allowed, before anything is made."""
+    shutil.copytree(REPO_ROOT / "scripts", tmp_path / "scripts")
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(REPO_ROOT / name, tmp_path)
+    old_python = tmp_path / "python3"
+    old_python.write_text("#!/bin/sh\necho 3.9\n")
+    old_python.chmod(0o755)
+    run = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / "setup.sh")],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "BASE_PYTHON": str(old_python)},
+    )
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert "3.11 or 3.12" in line
+    assert f"{old_python} (3.9)" in line
+    assert not (tmp_path / ".venv").exists()
