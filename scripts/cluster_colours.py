@@ -1,9 +1,7 @@
 """Colours of clusters, told apart by the colour-blind too, with dark text legible on them."""
 
 # Paul Tol's "light" scheme, made for the backgrounds of text; neighbours are far apart in it.
-_LIGHT = (
-    "#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#bbcc33", "#99ddff", "#aaaa00", "#dddddd"
-)  # fmt: skip
+_LIGHT = "#77aadd #ee8866 #eedd88 #44bb99 #ffaabb #bbcc33 #99ddff #dddddd #aaaa00".split()
 # From the tenth cluster on, the colours come again with a pattern.
 _PATTERNS = ("", "//", "\\\\", "xx")
 _CSS_PATTERNS = {

@@ -42,7 +42,7 @@ def save_figure(reading: Reading, layer: Layer, path: Path) -> None:
 
 
 def wrapped(tokens: list[str], columns: int) -> Lines:
-    """Lines of (index of the token, character); broken after a line end, or where they are full."""
+    """Lines of (index of the token, character), ended by a line end or by being full."""
     lines: Lines = [[]]
     for i, token in enumerate(tokens):
         for character in token:
@@ -96,8 +96,8 @@ def example(tokens: list[str], clusters: list[int], window: int | None, end: int
     """What the last token before `end` sees that shows something and sees all that it may.
 
     Returns:
-        Positions of at most `window` tokens of its own cluster, its own being the largest; empty if
-        there is no such token or `window` is None.
+        Positions of `window` tokens of its own cluster, its own being the largest; empty if there
+        is no such token or `window` is None.
     """
     if window is None:
         return set()

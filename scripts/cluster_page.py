@@ -14,8 +14,8 @@ MOST_POSITIONS = 8  # of the passage, for each cluster
 HERE = Path(__file__).parent
 
 
-def page(reading: Reading) -> str:
-    """Return the page."""
+def page(reading: Reading, first: Layer) -> str:
+    """Return the page, which opens with the layer `first`."""
     layers = range(len(reading.layers))
     template = (HERE / "cluster_page.html").read_text()
     parts = {
@@ -23,7 +23,7 @@ def page(reading: Reading) -> str:
         "MODEL": escape(reading.model),
         "UNIT": reading.unit,
         "NOTE": escape(_note(reading)),
-        "RADIOS": "".join(map(_radio, layers)),
+        "RADIOS": "".join(_radio(i, reading.layers[i] is first) for i in layers),
         "TABS": "".join(map(_tab, layers, reading.layers)),
         "LEGENDS": "".join(map(_legend, layers, reading.layers)),
         "PASSAGE": "".join(_token(reading, i) for i, text in enumerate(reading.tokens) if text),
@@ -68,13 +68,14 @@ def _layer_style(index: int, layer: Layer) -> str:
     return "\n".join(shown + colours)
 
 
-def _radio(index: int) -> str:
-    checked = " checked" if index == 0 else ""
+def _radio(index: int, checked: bool) -> str:
+    checked = " checked" if checked else ""
     return f'<input type="radio" name="layer" id="layer{index}" value="{index}"{checked}>'
 
 
 def _tab(index: int, layer: Layer) -> str:
-    return f'<label for="layer{index}">{escape(layer.name)}<small>{escape(layer.heads)}</small></label>'
+    text = f"{escape(layer.name)}<small>{escape(layer.heads)}</small>"
+    return f'<label for="layer{index}">{text}</label>'
 
 
 def _legend(index: int, layer: Layer) -> str:
@@ -111,7 +112,7 @@ def _table(reading: Reading, index: int) -> str:
 
 
 def _row(reading: Reading, layer: Layer, cluster: Cluster, most: float) -> str:
-    width = 100 * cluster.share / most if most else 0
+    bar = f"width:{100 * cluster.share / (most or 1):.1f}%;{css(cluster.index)}"
     tokens = "characters" if reading.unit == "byte" else f"{reading.unit}s"
     endings = "after the one before" if reading.unit == "word" else "words, as far as read"
     facts = [(tokens, _chips(cluster.tokens)), (endings, _chips(cluster.endings, ending=True))]
@@ -122,7 +123,7 @@ def _row(reading: Reading, layer: Layer, cluster: Cluster, most: float) -> str:
     body = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
     return (
         f'<article><h3 style="{css(cluster.index)}">{cluster.index}</h3>'
-        f'<div class="size"><div class="bar" style="width:{width:.1f}%;{css(cluster.index)}"></div>'
+        f'<div class="size"><div class="bar" style="{bar}"></div>'
         f"<span>{cluster.share:.1%} <small>{cluster.size:,}</small></span></div>"
         f"<dl>{body}</dl></article>"
     )

@@ -9,6 +9,7 @@ chance would give, and how far back it reaches.
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,10 +50,12 @@ def draw(checkpoint: Path, data: Path, text: Path, out: Path, layer: int | None 
         partial = out / "clusters.partial"
         save_figure(reading, chosen, partial)
         partial.replace(out / "clusters.png")
-        partial.write_text(page(reading), encoding="utf-8")
+        partial.write_text(page(reading, chosen), encoding="utf-8")
         partial.replace(out / "clusters.html")
     except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; allowed is a folder to write to") from None
+        raise UserError(
+            f"--out {out}: {error.strerror}; allowed is a folder to write to"
+        ) from None
     return f"{chosen.name}, {chosen.heads}"
 
 
@@ -71,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
         "--out": "folder for the two files",
     }.items():
         parser.add_argument(name, type=Path, required=True, help=what)
-    parser.add_argument("--layer", type=int, help="of the picture, from 1 (default: the last)")
+    parser.add_argument(
+        "--layer", type=int, help="to draw and to open the page with (default: the last)"
+    )
     options = parser.parse_args(arguments)
     try:
         label = draw(**vars(options))
@@ -83,4 +88,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.INFO)
     sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,6 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import fairseq_clusterformer  # noqa: E402, F401  registers our models
 from cluster_words import (  # noqa: E402
     Cluster,
     describe,
@@ -24,6 +23,8 @@ from cluster_words import (  # noqa: E402
     word_endings,
     word_pairs,
 )
+
+import fairseq_clusterformer  # noqa: E402, F401  registers our models
 from fairseq_clusterformer.clustering import NeuralClustering  # noqa: E402
 from fairseq_clusterformer.clustering.inspect import token_clusters  # noqa: E402
 from fairseq_clusterformer.data.bytes import byte_symbols, decode  # noqa: E402
@@ -89,8 +90,8 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
     names = [n for n, module in model.named_modules() if isinstance(module, NeuralClustering)]
     if not names:
         raise UserError(
-            f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; allowed "
-            "is a clusterformer_lm with a kind that clusters in its --attention, such as neural"
+            f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; "
+            "allowed is a clusterformer_lm with a kind that clusters in its --attention, such as neural"
         )
     vocabulary = Vocabulary(task.source_dictionary, data)
     passage = vocabulary.encode(text)
@@ -102,7 +103,9 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
     layers = []
     for name in names:
         router = model.get_submodule(name.rpartition(".")[0])
-        window = router.window if router.causal and router.config.cluster_rule == "recent" else None
+        window = (
+            router.window if router.causal and router.config.cluster_rule == "recent" else None
+        )
         clusters = describe(
             rows,
             of_valid[name],
@@ -198,7 +201,9 @@ class Vocabulary:
                 "UTF-8 text"
             ) from None
         if not items:
-            raise UserError(f"--text {text}: is empty; allowed is a text of one {self.unit} or more")
+            raise UserError(
+                f"--text {text}: is empty; allowed is a text of one {self.unit} or more"
+            )
         return torch.cat(items).long()
 
     def read(self, tokens: Tensor) -> list[str]:
@@ -229,8 +234,10 @@ def _validation_text(data: Path) -> Tensor:
     """The first tokens of the validation text, int64 [N]."""
     prefix = data / "valid"
     if not indexed_dataset.dataset_exists(str(prefix), "mmap"):
-        raise UserError(f"--data {data}: holds no valid.bin and valid.idx; allowed is a folder "
-                        "such as scripts/prepare_text.sh makes")
+        raise UserError(
+            f"--data {data}: holds no valid.bin and valid.idx; allowed is a folder "
+            "such as scripts/prepare_text.sh makes"
+        )
     items, length = [], 0
     for item in indexed_dataset.make_dataset(str(prefix), "mmap"):
         items.append(item)

@@ -17,6 +17,8 @@ import torch
 from fairseq_clusterformer.clustering.inspect import oldest_key_in_sight
 
 LONGEST_ENDING = 12  # characters
+LONGEST_RUN = 4
+_LONG_RUN = re.compile(rf"((.)\2{{{LONGEST_RUN - 1}}})\2+", re.DOTALL)
 _LAST_WORD = re.compile(r"\s{2,}\Z|\S*\s?\Z")
 
 
@@ -99,9 +101,7 @@ def describe(
     ]
 
 
-def _reach(
-    clusters: Sequence[Sequence[int]], num_clusters: int, window: int
-) -> list[int | None]:
+def _reach(clusters: Sequence[Sequence[int]], num_clusters: int, window: int) -> list[int | None]:
     """Median distance from a query to the oldest key that it sees, for each cluster."""
     distances: list[list[int]] = [[] for _ in range(num_clusters)]
     for row in clusters:
@@ -112,15 +112,17 @@ def _reach(
 
 
 def word_endings(tokens: Sequence[str]) -> list[str]:
-    """The word that each token ends, as far as it has been read: ``t``, ``th``, ``the``, ``the ``.
+    """The word that each token ends, as far as it has been read: ``th``, ``the``, ``the ``.
 
     A blank belongs to the word before it; several blanks are a word of their own. At most
-    `LONGEST_ENDING` characters, the last ones; empty where a token shows nothing.
+    `LONGEST_ENDING` characters, the last ones, and of one character in a row at most
+    `LONGEST_RUN`. Empty where a token shows nothing, and for a single character, which is no word.
     """
     endings, tail = [], ""
     for token in tokens:
         tail = (tail + token)[-max(LONGEST_ENDING, len(token)) :]
-        endings.append(_LAST_WORD.search(tail)[0] if token else "")
+        word = _LONG_RUN.sub(r"\1", _LAST_WORD.search(tail)[0])
+        endings.append(word if token and len(word) > 1 else "")
     return endings
 
 

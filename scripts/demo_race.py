@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -78,7 +77,9 @@ class Programs:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             last = (log.read_text().splitlines() or ["no output"])[-1]
-            raise UserError(f"{argv[2]} ended with status {process.returncode}: {last} (log: {log})")
+            raise UserError(
+                f"{argv[2]} ended with status {process.returncode}: {last} (log: {log})"
+            )
         return usage.ru_maxrss / 1024
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from fairseq_clusterformer.data.bytes import decode, encode
 def sample_bytes(
     model, dictionary, prompt: bytes, length: int, *, temperature: float, seed: int
 ) -> Iterator[bytes]:
-    """Continue a prompt through the incremental path: each step feeds one token and reads the state.
+    """Continue a prompt through the incremental path, a token a step.
 
     Args:
         model: fairseq language model in eval mode.

@@ -4,9 +4,9 @@ import functools
 import hashlib
 import re
 from pathlib import Path
+from pydoc_data.topics import topics
 
 from lm_folder import make_folder
-from pydoc_data.topics import topics
 
 #: Whole topics that no model is trained on: about a tenth of the text.
 HELD_OUT = ("calls", "comparisons", "import", "strings")
@@ -35,6 +35,16 @@ def language_reference(pages: dict[str, str] = topics) -> dict[str, str]:
             kept["valid" if name in HELD_OUT else "train"].append(text + "\n\n\n")
             seen.update(key for key in known if len(key) >= _SHORT)
     return {split: "".join(texts) for split, texts in kept.items()}
+
+
+def passage(pages: dict[str, str] = topics, most: int = 2000) -> str:
+    """Return the first paragraphs of a held-out topic, at most `most` bytes."""
+    text = ""
+    for paragraph in re.split(r"(?<=\n)(?=\n)", pages["comparisons"]):
+        if len((text + paragraph).encode()) > most:
+            break
+        text += paragraph
+    return text
 
 
 def prepare_reference(parent: Path) -> Path:

@@ -4,15 +4,16 @@
     python scripts/recall_task.py
     python scripts/recall_task.py --kinds near+neural --seeds 1 2 3 --out results.json
 
-A row holds 8 pairs of a key and a value, scattered over its first 40 tokens, then noise, and at its
-end the 8 keys again, shuffled: at each, the model names the value of its pair. All that a model can
-learn without seeing the pairs is 1 in 16; one that sees which values there are, but not which key
-each belongs to, gets 2 in 16.
+A row holds 8 pairs of a key and a value, scattered over its first 40 tokens, then noise, and at
+its end the 8 keys again, shuffled: at each, the model names the value of its pair. What can be
+learned without seeing the pairs is 1 in 16; a model that sees which values there are, but not
+which key each belongs to, gets 2 in 16.
 
-An entry of ``--kinds`` is an attention spec as ``--attention`` takes it. ``near`` is a kind that this
-script registers itself: a window of 8, for local heads beside clustered ones. Kinds that cluster are
-trained once for each combination of ``--cluster-normalizer`` and ``--loss-weights``. Every run has
-the same rows, steps and model size. With ``--out``, runs that have a result there are skipped.
+A SPEC of ``--kinds`` is an attention spec as ``--attention`` takes it. ``near`` is a kind that
+this script registers itself: a window of 8, for local heads beside clustered ones. Kinds that
+cluster are trained once for each combination of ``--cluster-normalizer`` and ``--loss-weights``.
+Model size, steps and rows are the same for all. With ``--out``, what has a result there is not
+trained again, so the command can be stopped and given again.
 
 Shape letters: B batch, N tokens, Q queries, D model width, G groups of heads that share an order.
 """
@@ -54,9 +55,9 @@ LENGTH = 96
 PAIRS = 8
 PAIRS_END = 40  # pairs lie before this position
 SYMBOLS = 16  # different keys, different values, different noise tokens
-GAP = LENGTH - PAIRS - PAIRS_END  # the first query is further than this from any pair
+GAP = LENGTH - PAIRS - PAIRS_END  # every query is further than this from every pair
 WIDTH, HEADS, LAYERS, NEAR = 64, 2, 2, 8
-BATCH, TEST_ROWS, LEARNING_RATE, WARMUP = 32, 1024, 1e-3, 100
+BATCH, TEST_ROWS, LEARNING_RATE, WARMUP = 32, 512, 1e-3, 100
 KINDS = ("full", "window", "near", "neural", "near+neural")
 
 
@@ -151,7 +152,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Token and sinusoidal position embeddings as fairseq scales them, two layers, a classifier."""
+    """Token and position embeddings in fairseq's scale, two layers, a classifier of values."""
 
     def __init__(self, setting: Setting):
         super().__init__()
@@ -237,8 +238,10 @@ def test(model: Model, setting: Setting) -> dict:
 
 def values_seen(layouts: list[Layout], rows: Rows) -> tuple[float, float]:
     """Share of queries that see their own pair's value in a layer, and a mean over the others."""
-    seen = torch.stack([seen_tokens(layout).any(1) for layout in layouts]).any(0)
-    seen = seen.expand(len(rows.tokens), -1, -1)[:, -PAIRS:]
+    seen = torch.zeros(len(rows.tokens), LENGTH, LENGTH, dtype=torch.bool)
+    for layout in layouts:
+        seen |= seen_tokens(layout).any(1)
+    seen = seen[:, -PAIRS:]
     at = rows.values_at.unsqueeze(1).expand(-1, PAIRS, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()
@@ -288,15 +291,15 @@ def settings(args: argparse.Namespace) -> list[Setting]:
 
 def command(setting: Setting, seed: int) -> str:
     """The command line of one run; options of their default value are left out."""
-    words = ["python", "scripts/recall_task.py", "--kinds", setting.kind, "--seeds", str(seed)]
+    words = ["python", "scripts/recall_task.py", "--kinds", setting.kind, "--seeds", seed]
     words += ["--cluster-normalizer", setting.cluster_normalizer]
-    words += ["--loss-weights", str(setting.loss_weight)]
+    words += ["--loss-weights", setting.loss_weight]
     for field in fields(Setting)[3:]:
         value = getattr(setting, field.name)
         if value != field.default:
             words.append("--" + field.name.replace("_", "-"))
-            words += [] if value is True else [str(value)]
-    return shlex.join(words)
+            words += [] if value is True else [value]
+    return shlex.join(map(str, words))
 
 
 def table(results: list[dict]) -> str:
@@ -336,25 +339,23 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def load(path: Path | None) -> list[dict]:
-    """Results of earlier runs.
+def load(path: Path | None) -> dict[tuple[Setting, int], dict]:
+    """Results of earlier runs, by setting and seed.
 
     Raises:
         ValueError: the folder is missing, or the file is not one that this script wrote.
     """
-    if path is None:
-        return []
-    allowed = "allowed: a new file in a folder that exists, or results of this script"
-    if not path.parent.is_dir():
-        raise ValueError(f"--out is {path}; {allowed}")
-    if not path.exists():
-        return []
+    if path is None or (path.parent.is_dir() and not path.exists()):
+        return {}
     try:
         results = json.loads(path.read_text())
-        table(results)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        raise ValueError(f"--out is {path}; {allowed}") from None
-    return results
+        table(list(results))
+        return {(Setting(**result["setting"]), result["seed"]): result for result in results}
+    except (OSError, ValueError, TypeError, LookupError):
+        raise ValueError(
+            f"--out is {path}; allowed: a new file in a folder that exists, or results of this "
+            "script"
+        ) from None
 
 
 def save(path: Path | None, results: list[dict]) -> None:
@@ -367,6 +368,7 @@ def save(path: Path | None, results: list[dict]) -> None:
 
 def number(kind: type, low: float) -> Callable[[str], float]:
     """An argparse type: a finite number that is ``low`` or more."""
+    name = {int: "a whole number", float: "a number"}[kind]
 
     def parse(text: str) -> float:
         try:
@@ -374,68 +376,65 @@ def number(kind: type, low: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not low <= value < math.inf:
-            name = {int: "a whole number", float: "a number"}[kind]
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {name}, {low} up")
+            raise argparse.ArgumentTypeError(f"it is {text!r}; allowed: {name}, {low} or more")
         return value
 
     return parse
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     count, weight = number(int, 1), number(float, 0)
-    default = {f.name: f.default for f in fields(Setting)}
 
     def add(name: str, help: str, **options) -> None:
+        options.setdefault("default", getattr(Setting, name[2:].replace("-", "_"), None))
         parser.add_argument(name, help=help + " (default: %(default)s)", **options)
 
     add("--kinds", "attention specs", nargs="+", default=KINDS, metavar="SPEC")
     add("--seeds", "of weights and rows", nargs="+", type=number(int, 0), default=(1, 2))
-    add("--steps", "updates of a run", type=count, default=default["steps"])
-    normalizers = {"choices": NORMALIZERS, "default": NORMALIZERS}
-    add("--cluster-normalizer", "of kinds that cluster", nargs="+", **normalizers)
+    add("--steps", "updates of a run", type=count)
+    add("--cluster-normalizer", "", nargs="+", choices=NORMALIZERS, default=NORMALIZERS)
     add("--loss-weights", "mu = nu", nargs="+", type=weight, default=(0.1, 0.0), metavar="MU")
-    for name, text in (
-        ("attention_window", "W of clustered and window heads"),
-        ("num_clusters", "K"),
-    ):
-        option = "--" + name.replace("_", "-")
-        add(option, text, type=count, default=default[name], metavar=text[0])
-    add("--cluster-similarity", "phi", choices=SIMILARITIES, default=default["cluster_similarity"])
-    temperature = {"type": float, "default": default["cluster_temperature"]}
-    add("--cluster-temperature", "divides phi", **temperature)
-    add("--value-first", "write each pair as value, key", action="store_true")
-    add("--threads", "of torch", type=count, default=1)
-    add("--out", "JSON file that results are kept in", type=Path)
+    add("--attention-window", "of kinds other than near", type=count, metavar="W")
+    add("--num-clusters", "clusters of a layer", type=count, metavar="K")
+    add("--cluster-similarity", "phi of CF22 eq. 2", choices=SIMILARITIES)
+    add("--cluster-temperature", "divides phi", type=weight, metavar="T")
+    add("--value-first", "a pair is value, key", action="store_true")
+    add("--out", "JSON file that keeps results", type=Path, metavar="FILE")
     return parser
 
 
-def main() -> None:
-    args = parser().parse_args()
-    torch.set_num_threads(args.threads)
+def main(arguments: list[str]) -> int:
+    """Run the command; a user's mistake is one line on stderr and a status other than 0."""
+    args = make_parser().parse_args(arguments)
     try:
         wanted = list(product(settings(args), dict.fromkeys(args.seeds)))
-        results = load(args.out)
+        done = load(args.out)
     except ValueError as error:
-        sys.exit(f"recall_task.py: error: {error}")
-    done = {(Setting(**r["setting"]), r["seed"]): r for r in results}
-    for number, (setting, seed) in enumerate(wanted, start=1):
+        print(f"recall_task.py: error: {error}", file=sys.stderr)
+        return 1
+    for i, (setting, seed) in enumerate(wanted, start=1):
         if (setting, seed) in done:
             continue
-        print(f"run {number} of {len(wanted)}: {command(setting, seed)}", file=sys.stderr)
+        print(f"run {i} of {len(wanted)}: {command(setting, seed)}", file=sys.stderr, flush=True)
         done[setting, seed] = {
             "setting": asdict(setting),
             "seed": seed,
             **train(setting, seed),
             "command": command(setting, seed),
-            "machine": f"{platform.machine()}, {args.threads} thread(s), {os.cpu_count()} cores",
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s), "
+            f"{os.cpu_count()} cores",
             "date": time.strftime("%Y-%m-%d"),
         }
         save(args.out, list(done.values()))
     print(table([done[run] for run in wanted]))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)  # the shell's status for a run ended by SIGINT

@@ -73,6 +73,15 @@ class TestCheckpoints:
         assert isinstance(state["cfg"]["model"], argparse.Namespace)
         assert "valid" in state["extra_state"]["metrics"]
 
+    @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
+    def test_numpy_meters_load(self, tmp_path: Path, dtype: str) -> None:
+        counts = np.arange(4, dtype=dtype)
+        torch.save({"best": counts[1], "counts": counts}, tmp_path / "meters.pt")
+        compat.allow_checkpoint_types()
+        meters = load_checkpoint_to_cpu(str(tmp_path / "meters.pt"))
+        assert meters["best"] == 1
+        assert meters["counts"].tolist() == [0, 1, 2, 3]
+
     def test_loaded_checkpoint_loads_when_saved_again(
         self, argparse_checkpoint: Path, tmp_path: Path
     ) -> None:

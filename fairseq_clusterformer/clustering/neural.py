@@ -99,7 +99,7 @@ class NeuralClustering(nn.Module):
             centroids = self.centroids if centroids is None else centroids
             keys, scores = self._scores(x, centroids.to(x.dtype))
             if padding_mask is not None:
-                scores = scores.masked_fill(padding_mask.unsqueeze(1), -math.inf)
+                scores = scores.masked_fill(padding_mask.unsqueeze(-1), -math.inf)
 
             with torch.no_grad():
                 clusters = _lowest_argmax(scores - self._log_normalizer(scores))
@@ -122,14 +122,20 @@ class NeuralClustering(nn.Module):
             clusters = _lowest_argmax(scores - log_sum)
             if padding_mask is not None:
                 before = state.get("log_sum", torch.full_like(scores, -math.inf))
-                log_sum = torch.where(padding_mask.unsqueeze(1), before, log_sum)
+                log_sum = torch.where(padding_mask.unsqueeze(-1), before, log_sum)
             return clusters, {"log_sum": log_sum}
 
     def _scores(self, x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-        """X W_c [B, N, D] and the exponents s_ij of eq. 2 [B, K, N]."""
+        """X W_c [B, N, D] and the exponents s_ij of eq. 2 [B, N, K]."""
         keys = nn.functional.linear(x, self.w_c.weight.to(x.dtype))
-        left, right = self._for_dot_product(centroids), self._for_dot_product(keys)
-        return keys, left @ right.transpose(-1, -2) / self.temperature
+        left, right = self._for_dot_product(keys), self._for_dot_product(centroids)
+        # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
+        # recorded, and an activation checkpoint would assign another cluster the second time.
+        if right.dim() == 2:
+            scores = nn.functional.linear(left, right)
+        else:
+            scores = torch.bmm(left, right.transpose(1, 2))
+        return keys, scores / self.temperature
 
     def _for_dot_product(self, x: Tensor) -> Tensor:
         """A vector whose inner products are phi."""
@@ -140,12 +146,12 @@ class NeuralClustering(nn.Module):
         return x
 
     def _log_normalizer(self, scores: Tensor) -> Tensor:
-        """Log of eq. 2's denominator, broadcast against [B, K, N]."""
+        """Log of eq. 2's denominator, broadcast against [B, N, K]."""
         if self.normalizer == "sentence":
-            return torch.logsumexp(scores, dim=-1, keepdim=True)
+            return torch.logsumexp(scores, dim=1, keepdim=True)
         if self.normalizer == "running":
-            return torch.logcumsumexp(scores, dim=-1)
-        return self.log_normalizer.to(scores.dtype).view(1, -1, 1)
+            return torch.logcumsumexp(scores, dim=1)
+        return self.log_normalizer.to(scores.dtype)
 
     def _report(
         self,
@@ -165,7 +171,8 @@ class NeuralClustering(nn.Module):
         # A row of padding alone has no softmax; it weighs nothing below.
         empty = real.sum(-1) == 0
         scores = scores.masked_fill(empty.view(-1, 1, 1), 0.0)
-        updated = torch.softmax(scores, dim=-1) @ keys  # CF22 eq. 2 and 3: [B, K, D]
+        membership = torch.softmax(scores, dim=1)  # CF22 eq. 2
+        updated = torch.bmm(membership.transpose(1, 2), keys)  # CF22 eq. 3: [B, K, D]
         vectors = self._for_dot_product(updated)
 
         own = vectors.gather(1, clusters.unsqueeze(-1).expand_as(x))
@@ -179,9 +186,8 @@ class NeuralClustering(nn.Module):
         with torch.no_grad():
             sizes = torch.zeros(self.num_clusters, device=x.device, dtype=x.dtype)
             sizes.index_add_(0, clusters.flatten(), real.flatten())
-            log_mass = torch.logsumexp(
-                scores.masked_fill(empty.view(-1, 1, 1), -math.inf).transpose(0, 1).flatten(1), -1
-            )
+            scores = scores.masked_fill(empty.view(-1, 1, 1), -math.inf)
+            log_mass = torch.logsumexp(scores.flatten(0, 1), dim=0)
             observation = torch.cat([log_mass, tokens.view(1)])
         return Report(clustering_loss, sorting_loss, sizes, updated, observation)
 
@@ -214,8 +220,7 @@ class NeuralClustering(nn.Module):
 
 
 def _lowest_argmax(scores: Tensor) -> Tensor:
-    """Over K of [B, K, N]; the lowest index where several are within rounding of the largest."""
-    best = scores >= scores.amax(1, keepdim=True) - TIE
-    index = torch.arange(scores.size(1), device=scores.device).view(1, -1, 1)
-    index = torch.where(best, index, scores.size(1) - 1)
-    return index.amin(1)
+    """Over K of [B, N, K]; the lowest index where several are within rounding of the largest."""
+    best = scores >= scores.amax(-1, keepdim=True) - TIE
+    index = torch.arange(scores.size(-1), device=scores.device)
+    return torch.where(best, index, scores.size(-1) - 1).amin(-1)

@@ -1,0 +1,173 @@
+"""fairseq-generate and fairseq-interactive: text goes on from a prompt, step by step."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.data.bytes import encode
+from tests.cli.in_process import generate, interactive, load_model
+from tests.conftest import RunCli
+
+PROMPT = 8
+LENGTH = 24
+BLOCKS = (
+    f"--gen-subset test --tokens-per-sample 100 --prefix-size {PROMPT}"
+    f" --max-len-a 0 --max-len-b {LENGTH} --skip-invalid-size-inputs-valid-test"
+)
+BEAM = f"{BLOCKS.replace('100', '50')} --beam 3"
+GREEDY = f"{BLOCKS.replace('100', '50')} --beam 1"
+PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
+
+#: by number of the sentence, of each hypothesis: score, symbols, log2 probability of each
+Results = dict[int, list[tuple[float, str, list[float]]]]
+
+
+def parse(lines: list[str]) -> Results:
+    results: Results = {}
+    scores, texts = {}, {}
+    for line in lines:
+        label, *fields = line.split("\t")
+        kind, _, number = label.partition("-")
+        if kind == "H":
+            scores[number], texts[number] = float(fields[0]), fields[1]
+        elif kind == "P":
+            positions = [float(x) for x in fields[0].split()]
+            hypothesis = (scores[number], texts[number], positions)
+            results.setdefault(int(number), []).append(hypothesis)
+    return results
+
+
+def targets(lines: list[str]) -> dict[int, list[str]]:
+    return {
+        int(line.split("\t")[0][2:]): line.split("\t")[1].split()
+        for line in lines
+        if line.startswith("T-")
+    }
+
+
+def assert_same(results: Results, others: Results) -> None:
+    """Equal texts, and scores equal but for how they are printed."""
+    assert results.keys() == others.keys()
+    for number, hypotheses in results.items():
+        for (score, text, positions), (other_score, other_text, other_positions) in zip(
+            hypotheses, others[number], strict=True
+        ):
+            assert text == other_text
+            assert math.isclose(score, other_score, rel_tol=1e-4)
+            torch.testing.assert_close(positions, other_positions, rtol=1e-4, atol=2e-4)
+
+
+class TestGenerate:
+    def test_command_line(self, byte_data: Path, checkpoint: Path, run_cli: RunCli) -> None:
+        run = run_cli(
+            *("fairseq-generate", byte_data, "--task", "language_modeling", "--cpu"),
+            *("--path", checkpoint, *BEAM.split(), "--batch-size", 4, "--nbest", 3),
+        )
+        lines = run.stdout.splitlines()
+        results, prompts = parse(lines), targets(lines)
+        assert results.keys() == prompts.keys() == set(range(10))
+        for number, hypotheses in results.items():
+            assert len({text for _, text, _ in hypotheses}) == 3
+            for score, text, positions in hypotheses:
+                assert text.split()[:PROMPT] == prompts[number][:PROMPT]
+                assert len(positions) == LENGTH + 1  # and </s>, which nothing precedes in training
+                assert math.isclose(score, sum(positions) / (LENGTH + 1), abs_tol=1e-3)
+
+    def test_a_batch_is_its_sentences(
+        self, byte_data: Path, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        batches = [
+            parse(generate(byte_data, checkpoint, f"{BEAM} --batch-size {n}", tmp_path / str(n)))
+            for n in (1, 10)
+        ]
+        assert_same(*batches)
+
+    @torch.no_grad()
+    def test_probabilities_are_the_parallel_models(
+        self, byte_data: Path, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        """Of every token that was chosen, in a batch, with beams."""
+        results = parse(generate(byte_data, checkpoint, f"{BEAM} --batch-size 5", tmp_path))
+        model, task = load_model(checkpoint, byte_data)
+        eos = task.dictionary.eos()
+        for _, text, positions in (results[number][0] for number in results):
+            tokens = [eos, *map(task.dictionary.index, text.split()), eos]
+            logits, _ = model(torch.tensor([tokens[:-1]]))
+            log2 = logits[0].log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])
+            expected = log2.squeeze(-1) / math.log(2)
+            torch.testing.assert_close(torch.tensor(positions), expected, rtol=1e-4, atol=2e-4)
+
+    def test_sampling(self, byte_data: Path, checkpoint: Path, tmp_path: Path) -> None:
+        line = f"{BEAM} --batch-size 10 --sampling --sampling-topk 8 --nbest 3"
+        runs = []
+        for i, seed in enumerate((3, 3, 4)):
+            folder = tmp_path / str(i)
+            lines = generate(byte_data, checkpoint, line, folder, "--seed", seed)
+            runs.append(parse(lines))
+            for number, target in targets(lines).items():
+                for _, text, _ in runs[-1][number]:
+                    assert text.split()[:PROMPT] == target[:PROMPT]
+        assert runs[0] == runs[1]
+        assert runs[0] != runs[2]
+
+    def test_sampling_the_best_is_greedy(
+        self, byte_data: Path, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        options = ("", "--sampling --sampling-topk 1")
+        runs = [
+            generate(byte_data, checkpoint, f"{GREEDY} --batch-size 10 {o}", tmp_path / str(i))
+            for i, o in enumerate(options)
+        ]
+        texts = [{n: h[0][1] for n, h in parse(lines).items()} for lines in runs]
+        assert texts[0] == texts[1]
+
+    def test_beyond_the_length_of_training(
+        self, byte_data: Path, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        line = GREEDY.replace(f"--max-len-b {LENGTH}", "--max-len-b 300")
+        line += " --batch-size 10 --model-overrides {'max_target_positions':400}"
+        results = parse(generate(byte_data, checkpoint, line, tmp_path, "--min-len", 300))
+        assert {len(positions) for [(_, _, positions)] in results.values()} == {301}
+
+
+class TestInteractive:
+    @pytest.fixture
+    def prompts(self, tmp_path: Path) -> Path:
+        path = tmp_path / "prompts.txt"
+        path.write_text("".join(" ".join(encode(prompt)) + "\n" for prompt in PROMPTS))
+        return path
+
+    OPTIONS = f"--max-len-a 0 --max-len-b {LENGTH} --beam 3"
+
+    def test_command_line(
+        self, byte_data: Path, checkpoint: Path, run_cli: RunCli, prompts: Path, capsys
+    ) -> None:
+        """Prompts on standard input, one by one; they go on as in a batch, though ragged there."""
+        run = run_cli(
+            *("fairseq-interactive", byte_data, "--task", "language_modeling", "--cpu"),
+            *("--path", checkpoint, *self.OPTIONS.split()),
+            stdin=prompts.read_text(),
+        )
+        alone = parse(run.stdout.splitlines())
+        for number, prompt in enumerate(PROMPTS):
+            [(_, text, _)] = alone[number]
+            assert text.split()[: len(prompt)] == encode(prompt)
+            assert len(text.split()) > len(prompt)
+
+        capsys.readouterr()
+        line = f"{self.OPTIONS} --buffer-size 4 --batch-size 4"
+        interactive(byte_data, checkpoint, line, prompts)
+        assert_same(parse(capsys.readouterr().out.splitlines()), alone)
+
+    def test_sampling(self, byte_data: Path, checkpoint: Path, prompts: Path, capsys) -> None:
+        texts = []
+        for seed in (1, 1, 2):
+            line = f"{self.OPTIONS} --sampling --sampling-topp 0.9 --seed {seed}"
+            interactive(byte_data, checkpoint, line, prompts)
+            results = parse(capsys.readouterr().out.splitlines())
+            texts.append([results[number][0][1] for number in range(len(PROMPTS))])
+            for text, prompt in zip(texts[-1], PROMPTS, strict=True):
+                assert text.split()[: len(prompt)] == encode(prompt)
+        assert texts[0] == texts[1] != texts[2]

@@ -1,0 +1,107 @@
+"""The files of examples/language_model/config, as fairseq-hydra-train reads them."""
+
+import math
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
+from tests.cli.in_process import load_state
+from tests.conftest import REPO_ROOT, RunCli
+
+CONFIG = REPO_ROOT / "examples" / "language_model" / "config"
+ARCHITECTURES = {
+    "tiny": "clusterformer_lm_tiny",
+    "enwik8": "clusterformer_lm_enwik8",
+    "wikitext103": "clusterformer_lm_wiki103",
+}
+SMALLER = (
+    "model.decoder_layers=2 model.decoder_embed_dim=32 model.decoder_input_dim=32"
+    " model.decoder_output_dim=32 model.decoder_ffn_embed_dim=32 model.decoder_attention_heads=4"
+    " model.attention_window=8 model.num_clusters=4 task.tokens_per_sample=64"
+    " optimization.update_freq=[1] optimization.max_update=6"
+    " dataset.num_workers=0 common.cpu=true common.log_interval=1 common.log_format=json"
+    " distributed_training.distributed_world_size=1 lr_scheduler.warmup_updates=0"
+).split()
+
+
+def read(name: str) -> DictConfig:
+    return OmegaConf.load(CONFIG / f"{name}.yaml")
+
+
+def test_every_file_is_tested() -> None:
+    assert {path.stem for path in CONFIG.iterdir()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_model_is_the_named_architecture(name: str) -> None:
+    """What the file says and what the model's options default to is what --arch would set."""
+    config = ClusterformerLanguageModelConfig()
+    given = OmegaConf.to_container(read(name).model)
+    assert given.pop("_name") == "clusterformer_lm"
+    assert given.keys() <= vars(config).keys()
+    vars(config).update(given)
+    architecture = Namespace()
+    ARCH_CONFIG_REGISTRY[ARCHITECTURES[name]](architecture)
+    differences = {
+        option: (getattr(config, option), value)
+        for option, value in vars(architecture).items()
+        if option not in ("add_bos_token", "base_shuffle") and getattr(config, option) != value
+    }
+    assert differences == {}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_budget_of_the_paper(name: str) -> None:
+    config = read(name)
+    budget = 2 * config.task.tokens_per_sample / config.model.num_clusters
+    assert config.model.attention_window == budget
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """In its own precision, with its own optimizer and criterion; only smaller."""
+    more = ["optimization.lr=[0.005]", "dataset.batch_size=4"]
+    if name == "wikitext103":
+        more += ["dataset.max_tokens=256", "+lr_scheduler.max_update=6", "optimization.lr=[0.1]"]
+        more += [f"model.adaptive_{part}_cutoff='60,120'" for part in ("input", "softmax")]
+    run = run_cli(
+        *("fairseq-hydra-train", "--config-dir", CONFIG, "--config-name", name),
+        *(f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}/saved", *SMALLER, *more),
+        cwd=tmp_path,
+    )
+    losses = [float(loss) for loss in re.findall(r'"loss": "([\d.]+)"', run.stdout)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.1
+    assert len(re.findall(r'"cluster_effective": "[\d.]+"', run.stdout)) == 6
+    # hydra's log stands beside the checkpoints, and nothing where the command ran
+    assert {path.name for path in tmp_path.iterdir()} == {"saved"}
+
+    state = load_state(tmp_path / "saved" / "checkpoint_last.pt")
+    half = torch.bfloat16 if read(name).common.get("bf16") else torch.float32
+    normalizer = "decoder.layers.1.self_attn.routers.1.clustering.log_normalizer"
+    assert state["model"]["decoder.layers.0.fc1.weight"].dtype == half
+    assert state["model"][normalizer].dtype == torch.float32
+    assert math.isfinite(state["model"][normalizer].sum())
+
+
+def test_relative_paths_and_quoted_specs(
+    byte_data: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """The command of the files' first lines, run in the repository."""
+    run = run_cli(
+        *("fairseq-hydra-train", "--config-dir", "examples/language_model/config"),
+        *("--config-name", "tiny", f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}"),
+        *(*SMALLER, "optimization.max_update=1", "model.attention='window*1,neural'"),
+        user_dir=None,
+        cwd=REPO_ROOT,
+    )
+    assert '"train_loss"' in run.stdout
+    model = load_state(tmp_path / "checkpoint_last.pt")["model"]
+    clustered = {name.split(".")[2] for name in model if name.endswith(".centroids")}
+    assert clustered == {"1"}

@@ -1,0 +1,186 @@
+"""The recall task: its answers, that no window reaches them, and the command line."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import base
+from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout
+from fairseq_clusterformer.kernels import Layout
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "recall_task.py"
+
+
+@pytest.fixture(scope="module")
+def recall():
+    """The script as a module; the kind that it registers is gone again after these tests."""
+    spec = importlib.util.spec_from_file_location("recall_task", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_KINDS", dict(base._KINDS))
+        patch.setitem(sys.modules, "recall_task", module)  # dataclasses look it up
+        spec.loader.exec_module(module)
+        yield module
+
+
+def rows_of(recall, count=200, **options):
+    return recall.make_rows(count, torch.Generator().manual_seed(3), **options)
+
+
+@pytest.mark.parametrize("value_first", [False, True])
+def test_answers_are_the_values_of_the_asked_keys(recall, value_first):
+    rows = rows_of(recall, value_first=value_first)
+    for row, answers, values_at in zip(*(t.tolist() for t in rows), strict=True):
+        value_of, place_of = {}, {}
+        for i in range(recall.PAIRS_END):
+            if recall.SYMBOLS <= row[i] < 2 * recall.SYMBOLS:  # a key
+                at = i - 1 if value_first else i + 1
+                assert 0 <= row[at] < recall.SYMBOLS
+                assert row[i] not in value_of
+                value_of[row[i]], place_of[row[i]] = row[at], at
+        queries = row[-recall.PAIRS :]
+        assert sorted(queries) == sorted(value_of)
+        assert len(set(value_of.values())) == len(value_of) == recall.PAIRS
+        assert answers == [value_of[query] for query in queries]
+        assert values_at == [place_of[query] for query in queries]
+        noise = row[recall.PAIRS_END : -recall.PAIRS]
+        assert min(noise) >= 2 * recall.SYMBOLS
+
+
+def test_what_is_near_a_query_says_nothing_of_its_answer(recall):
+    rows = rows_of(recall, 4096)
+    count = torch.zeros(recall.SYMBOLS, recall.SYMBOLS)
+    queries = rows.tokens[:, -recall.PAIRS :] - recall.SYMBOLS
+    count.index_put_((queries, rows.answers), torch.ones(()), accumulate=True)
+    chance = 1 / recall.SYMBOLS
+    assert (count / count.sum(1, keepdim=True) - chance).abs().max() < 0.03
+    by_place = torch.nn.functional.one_hot(rows.answers, recall.SYMBOLS).float().mean(0)
+    assert (by_place - chance).abs().max() < 0.02
+
+
+def test_no_window_of_the_defaults_reaches_a_pair(recall):
+    rows = rows_of(recall)
+    first_query = recall.LENGTH - recall.PAIRS
+    last_of_pairs = max(i for row in rows.tokens for i in range(first_query) if row[i] < 32)
+    assert first_query - last_of_pairs > recall.GAP
+    assert recall.LAYERS * (recall.Setting("window").attention_window - 1) <= recall.GAP
+
+    changed = rows.tokens.clone()
+    changed[:, : recall.PAIRS_END] = rows.tokens.roll(1, 0)[:, : recall.PAIRS_END]
+    for kind, moves in (("window", False), ("near", False), ("full", True)):
+        model = recall.Model(recall.Setting(kind))
+        same = torch.equal(model(rows.tokens)[0], model(changed)[0])
+        assert same != moves, kind
+
+
+def test_seen_tokens_of_every_rule(recall):
+    length, window, num_clusters = 13, 3, 4
+    clusters = torch.randint(num_clusters, (2, 1, length))
+    seen = recall.seen_tokens(cluster_layout(clusters, num_clusters, window, causal=True))
+    for b in range(2):
+        for i in range(length):
+            own = [j for j in range(i + 1) if clusters[b, 0, j] == clusters[b, 0, i]]
+            assert seen[b, 0, i].nonzero().flatten().tolist() == own[-window:]
+
+    chunks = recall.seen_tokens(chunk_layout(torch.zeros(1, 1, 8, dtype=torch.long), 4))
+    assert chunks[0, 0, 0].nonzero().flatten().tolist() == [0, 1, 6, 7]
+
+    slot = torch.arange(5).view(1, 1, 5)
+    everything = recall.seen_tokens(Layout(lo=torch.zeros_like(slot), hi=slot + 1))
+    assert torch.equal(everything[0, 0], torch.ones(5, 5).tril().bool())
+
+
+def test_values_seen_by_dense_and_local_attention(recall):
+    rows = rows_of(recall)
+    for kind, share in (("full", 1.0), ("window", 0.0)):
+        model = recall.Model(recall.Setting(kind))
+        result = recall.test(model, recall.Setting(kind))
+        assert result["sees its value"] == result["sees another value"] == [share, share]
+
+    # Each value in the cluster of its query, and of no other: own 1, another 0.
+    clusters = torch.full((len(rows.tokens), 1, recall.LENGTH), recall.PAIRS)
+    queries = torch.arange(recall.PAIRS).expand(len(rows.tokens), -1)
+    clusters[:, 0].scatter_(1, rows.values_at, queries)
+    clusters[:, 0, -recall.PAIRS :] = queries
+    layout = cluster_layout(clusters, recall.PAIRS + 1, None, causal=True)
+    assert recall.values_seen([layout], rows) == (1.0, 0.0)
+
+
+def test_command_line_trains_keeps_and_tabulates(recall, run_cli, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "recall.json"
+    arguments = "--kinds full near+neural --seeds 1 --steps 30 --loss-weights 0.1".split()
+    arguments += ["--cluster-normalizer", "average", "--out", str(out)]
+    printed = run_cli("scripts/recall_task.py", *arguments, user_dir=None).stdout.splitlines()
+    table = [line for line in printed if line.startswith("|")]
+    assert [line.split(" | ")[0] for line in table] == [
+        "| kind",
+        "| ---",
+        "| full",
+        "| near+neural",
+    ]
+    dense, clustered = json.loads(out.read_text())
+    assert dense["effective clusters"] == []
+    assert dense["sees its value"] == [1.0, 1.0]
+    assert 1.0 <= clustered["effective clusters"][0] <= 8.0
+    for result in (dense, clustered):
+        assert 0.0 <= result["accuracy"] < 0.5
+        assert result["curve"] == {"30": result["accuracy"]}
+        assert "--steps 30" in result["command"]
+    assert not list(tmp_path.glob("*.partial"))
+
+    monkeypatch.setattr(recall, "train", lambda *_: pytest.fail("trained again"))
+    assert recall.main(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == table
+
+
+def test_a_run_is_named_by_a_command_that_asks_for_it(recall):
+    args = recall.make_parser().parse_args(
+        "--kinds near+neural --steps 70 --num-clusters 4 --value-first --loss-weights 0.5".split()
+    )
+    for setting in recall.settings(args):
+        again = recall.command(setting, 7).split()[2:]
+        args = recall.make_parser().parse_args(again)
+        assert recall.settings(args) == [setting]
+        assert args.seeds == [7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "value", "allowed"),
+    [
+        ("--kinds neurall", "--kinds", "'neurall'", "near"),
+        ("--kinds full+window+neural", "--kinds", "3 kinds", "divides 2"),
+        ("--kinds window*0", "--kinds", "'window*0'", "1 up"),
+        ("--steps 0", "--steps", "'0'", "1 or more"),
+        ("--steps many", "--steps", "'many'", "a whole number"),
+        ("--seeds -1", "--seeds", "'-1'", "0 or more"),
+        ("--loss-weights nan", "--loss-weights", "'nan'", "a number, 0 or more"),
+        ("--num-clusters 0", "--num-clusters", "'0'", "1 or more"),
+        ("--kinds window --attention-window 60", "--attention-window", "60", "25 or less"),
+        ("--cluster-temperature 0", "--cluster-temperature", "0", "above 0"),
+        ("--cluster-normalizer best", "--cluster-normalizer", "'best'", "running"),
+        ("--out /nowhere/x.json", "--out", "/nowhere/x.json", "a folder that exists"),
+    ],
+)
+def test_bad_input_is_told_in_one_last_line(recall, capsys, arguments, option, value, allowed):
+    try:
+        status = recall.main(arguments.split())
+    except SystemExit as end:  # argparse
+        status = end.code
+    assert status not in (0, None)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error:" in last
+    for part in (option, value, allowed):
+        assert part in last
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"setting": {"x": 2}}]', "\0"])
+def test_a_file_of_something_else_is_refused_and_kept(recall, capsys, tmp_path, text):
+    path = tmp_path / "out.json"
+    path.write_text(text)
+    assert recall.main(["--out", str(path)]) == 1
+    assert f"--out is {path}; allowed:" in capsys.readouterr().err.splitlines()[-1]
+    assert path.read_text() == text

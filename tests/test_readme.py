@@ -1,0 +1,132 @@
+"""The README tells the truth: its code runs, its commands parse, its tables are complete."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+
+import fairseq_clusterformer
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention, attention_kinds
+from fairseq_clusterformer.attention import base as attention_base
+from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
+
+from .kinds import pads
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "examples" / "language_model" / "README.md"]
+PROGRAMS = ("fairseq-train", "fairseq-eval-lm", "fairseq-generate", "fairseq-interactive")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Every command line of the pages, as lists of words; of a pipe, each part."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page.read_text(), "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                while "|" in words:
+                    cut = words.index("|")
+                    found.append(words[:cut])
+                    words = words[cut + 1 :]
+                if words:
+                    found.append(words)
+    return found
+
+
+@pytest.fixture
+def modulo():
+    """The router of "Adding a kind of attention", registered for one test."""
+    block = next(b for b in blocks(README, "python") if "register_attention" in b)
+    names: dict = {}
+    exec(compile(block, "README.md", "exec"), names)
+    yield names["Modulo"]
+    del attention_base._KINDS["modulo"]
+
+
+@torch.no_grad()
+def test_adding_a_kind(modulo):
+    assert "modulo" in attention_kinds()
+    config = AttentionConfig(window=2)
+    layer = MultiheadAttention(8, 2, kinds=("window", "modulo"), config=config, causal=True)
+    layer = layer.double().eval()
+    x = torch.randn(2, 40, 8, dtype=torch.float64)
+    for mask in (None, pads([40, 21], 40, "left"), pads([40, 21], 40, "right")):
+        out, _ = layer(x, mask)
+        real = torch.ones(2, 40, dtype=torch.bool) if mask is None else ~mask
+        state, steps = {}, []
+        for t in range(40):
+            step_mask = None if mask is None else mask[:, t : t + 1]
+            step, state = layer.step(x[:, t : t + 1], state, step_mask)
+            steps.append(step)
+        torch.testing.assert_close(torch.cat(steps, 1)[real], out[real])
+    edited = x.clone()
+    edited[:, 3] += 1
+    changed = (layer(edited)[0] - layer(x)[0]).abs().amax((0, 2)) > 1e-9
+    assert changed.nonzero().flatten().tolist() == [3, 4, 19]  # itself, the next, 16 later
+
+
+def test_plain_torch_example():
+    block = next(b for b in blocks(README, "python") if "layer(x)" in b)
+    names = {"x": torch.randn(1, 50, 512)}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["y"].shape == names["x"].shape
+
+
+def test_every_script_exists():
+    scripts = {w for words in commands() for w in words if w.startswith("scripts/")}
+    assert {"scripts/demo.sh", "scripts/test.sh"} <= scripts
+    for script in scripts:
+        assert (ROOT / script).is_file(), script
+
+
+def test_fairseq_commands_parse():
+    parsers = {
+        "fairseq-train": options.get_training_parser,
+        "fairseq-eval-lm": options.get_eval_lm_parser,
+        "fairseq-generate": options.get_generation_parser,
+        "fairseq-interactive": lambda: options.get_interactive_generation_parser(),
+    }
+    seen = 0
+    for words in commands():
+        if words[0] not in PROGRAMS:
+            continue
+        words = [
+            str(Path(fairseq_clusterformer.__file__).parent) if w == "fairseq_clusterformer" else w
+            for w in words
+        ]
+        parser = parsers[words[0]]()
+        args = options.parse_args_and_arch(parser, words[1:])  # exits on an unknown option
+        seen += 1
+        if words[0] == "fairseq-train":
+            assert ARCH_MODEL_NAME_REGISTRY[args.arch] in ("clusterformer_lm", "transformer_lm")
+    assert seen >= 5
+
+
+def test_every_option_is_in_the_table_with_its_default():
+    inherited = {f.name for f in fields(TransformerLanguageModelConfig)}
+    added = [f for f in fields(ClusterformerLanguageModelConfig) if f.name not in inherited]
+    added += fields(ClusteringLossConfig)
+    for option in added:
+        if option.name == "_name":
+            continue
+        name = "--" + option.name.replace("_", "-")
+        row = next((r for r in README.splitlines() if r.startswith(f"| `{name}")), None)
+        assert row is not None, f"{name} is not in the table of options"
+        assert row.split("|")[2].strip().strip("`") == str(option.default), row
+
+
+def test_every_kind_is_in_the_table():
+    for kind in attention_kinds():
+        assert f"| `{kind}` |" in README
