@@ -28,6 +28,7 @@ import fairseq_clusterformer  # noqa: E402, F401  registers our models
 from fairseq_clusterformer.clustering import NeuralClustering  # noqa: E402
 from fairseq_clusterformer.clustering.inspect import token_clusters  # noqa: E402
 from fairseq_clusterformer.data.bytes import byte_symbols, decode  # noqa: E402
+from fairseq_clusterformer.models.checkpoints import CheckpointError  # noqa: E402
 
 MOST_COUNTED = 1 << 16  # tokens of the validation text
 MOST_SHOWN = 1 << 13  # tokens of the passage
@@ -91,7 +92,7 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
     if not names:
         raise UserError(
             f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; "
-            "allowed is a clusterformer_lm with a kind that clusters in its --attention, such as neural"
+            "allowed is one with a kind that clusters in its --attention, such as neural"
         )
     vocabulary = Vocabulary(task.source_dictionary, data)
     passage = vocabulary.encode(text)
@@ -152,12 +153,11 @@ def load_language_model(checkpoint: Path, data: Path):
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(checkpoint)], arg_overrides={"data": str(data)}
         )
-    except RuntimeError as error:
-        if "size mismatch" not in str(error):
-            raise
+    except (RuntimeError, CheckpointError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
-            f"--data {data}: its dictionary is not the one of --checkpoint {checkpoint}; allowed "
-            "is the folder that the model was trained on"
+            f"--data {data}: does not fit --checkpoint {checkpoint} ({reason}); allowed is the "
+            "folder that the model was trained on"
         ) from None
     if not isinstance(model, FairseqLanguageModel):
         raise UserError(
@@ -207,16 +207,20 @@ class Vocabulary:
         return torch.cat(items).long()
 
     def read(self, tokens: Tensor) -> list[str]:
-        """What each token shows. Joined, it is the text (by words: with single blanks)."""
+        """What each token shows; the first one begins a line.
+
+        Joined, it is the text (by words: with single blanks).
+        """
         symbols = [self.dictionary[i] for i in tokens.tolist()]
         if self.unit == "byte":
             special = self.dictionary.symbols[: self.dictionary.nspecial]
             return readable(decode(["?" if s in special else s]) for s in symbols)
         symbols = ["\n" if s == self.dictionary.eos_word else s for s in symbols]
-        if self.unit == "piece":
-            return readable(map(_piece_bytes, symbols))
-        before = ["\n", *symbols]
-        return [s if "\n" in (s, b) else " " + s for b, s in zip(before, symbols, strict=False)]
+        pairs = list(zip(["\n", *symbols], symbols, strict=False))
+        if self.unit == "piece":  # sentencepiece puts a blank before each line
+            pieces = (s.removeprefix("\u2581") if b == "\n" else s for b, s in pairs)
+            return readable(map(_piece_bytes, pieces))
+        return [s if "\n" in (b, s) else " " + s for b, s in pairs]
 
     def endings(self, tokens: list[str]) -> list[str]:
         """What to show of each token with what stands before it."""

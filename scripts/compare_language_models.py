@@ -5,14 +5,13 @@
     python scripts/compare_language_models.py GRID.yaml --out RESULTS --table
 
 A grid names the options that all runs share, and for each run the options of its own. A run is
-trained by ``fairseq-train``, validated at its end, and tested by ``fairseq-eval-lm``; its result is
-one JSON file, written when all of it is known. Runs that have a result are skipped, so the command
+trained by ``fairseq-train`` and, if the grid says how, tested by ``fairseq-eval-lm``; its result
+is one JSON file, written when all of it is known. Runs that have a result are skipped, so the command
 can be stopped and given again, and several can share the work with ``--only``.
 """
 
 import argparse
 import json
-import math
 import os
 import platform
 import shlex
@@ -80,7 +79,7 @@ def train_and_test(name: str, grid: dict, data: Path, threads: int, keep: Path |
         argv = command_line("fairseq-train", data, training)
         seconds, memory = run_measured(argv, folder / "train.log", threads)
         inner = json_records(folder / "train.log", "train_inner")
-        valid = json_records(folder / "train.log", "valid")[-1]
+        valid = (json_records(folder / "train.log", "valid") or [{}])[-1]
         text = (folder / "train.log").read_text()
         parameters = text.split("num. shared model params: ")[1].split()[0].replace(",", "")
         result = {
@@ -89,11 +88,13 @@ def train_and_test(name: str, grid: dict, data: Path, threads: int, keep: Path |
             "parameters": int(parameters),
             "updates": int(inner[-1]["num_updates"]),
             "train " + BITS: float(inner[-1]["loss"]),
-            "valid " + BITS: float(valid["valid_loss"]),
+            "curve": [[int(r["num_updates"]), float(r["loss"])] for r in inner],
             "tokens per second": round(statistics.median(float(r["wps"]) for r in inner)),
             "seconds": round(seconds),
             "peak memory MiB": round(memory),
         }
+        if "valid_loss" in valid:
+            result["valid " + BITS] = float(valid["valid_loss"])
         for key in ("clustering_loss", "sorting_loss", "cluster_effective", "cluster_largest"):
             if "valid_" + key in valid:
                 result[key] = float(valid["valid_" + key])
@@ -155,6 +156,34 @@ def table(grid: dict, out: Path) -> str:
     return "\n".join(lines)
 
 
+def plot(grid: dict, out: Path, picture: Path) -> None:
+    """Training loss by updates, one colour for runs that differ in their seed alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
+    colours: dict[str, str] = {}
+    for name in grid["runs"]:
+        path = out / f"{name}.json"
+        if not path.exists():
+            continue
+        group = name.split("@")[0]
+        label = None if group in colours else group
+        colours.setdefault(group, f"C{len(colours)}")
+        updates, losses = zip(*json.loads(path.read_text())["curve"], strict=True)
+        axes.plot(updates, losses, color=colours[group], label=label, linewidth=1.2)
+    axes.set_xlabel("updates")
+    axes.set_ylabel("training loss, " + BITS)
+    axes.set_ylim(top=4.2)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    partial = picture.with_name("." + picture.name)
+    figure.savefig(partial, format=picture.suffix[1:])
+    partial.replace(picture)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -166,6 +195,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each run; default 1")
     parser.add_argument("--keep", type=Path, help="keep checkpoints and logs in this folder")
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
+    parser.add_argument("--plot", type=Path, help="draw the training curves into this PNG")
     args = parser.parse_args()
 
     if not args.grid.is_file():
@@ -175,9 +205,11 @@ def main() -> None:
     unknown = sorted(set(names) - set(grid["runs"]))
     if unknown:
         sys.exit(f"--only is {', '.join(unknown)}; allowed: {', '.join(grid['runs'])}")
-    if not args.table:
+    if not (args.table or args.plot):
         if args.data is None or not (args.data / "dict.txt").is_file():
-            sys.exit(f"--data is {args.data}; allowed: a folder with dict.txt, see scripts/prepare_*")
+            sys.exit(
+                f"--data is {args.data}; allowed: a folder with dict.txt, see scripts/prepare_*"
+            )
         args.out.mkdir(parents=True, exist_ok=True)
         for name in names:
             path = args.out / f"{name}.json"
@@ -187,8 +219,10 @@ def main() -> None:
             print(f"{name}: training", flush=True)
             result = train_and_test(name, grid, args.data, args.threads, args.keep)
             write_aside(path, json.dumps(result, indent=2, default=str) + "\n")
-            bits = result.get("test " + BITS, math.nan)
-            print(f"{name}: valid {result['valid ' + BITS]:.3f}, test {bits:.3f}", flush=True)
+            scores = {key: value for key, value in result.items() if key.endswith(BITS)}
+            print(f"{name}: {scores}", flush=True)
+    if args.plot:
+        plot(grid, args.out, args.plot)
     print(table(grid, args.out))
 
 

@@ -46,8 +46,11 @@ DENSE = {
     "criterion": "cross_entropy",
     "decoder-layers": 4,
     "decoder-embed-dim": 128,
+    "decoder-input-dim": 128,
+    "decoder-output-dim": 128,
     "decoder-ffn-embed-dim": 512 + 68,
     "decoder-attention-heads": 4,
+    "decoder-normalize-before": True,
     "share-decoder-input-output-embed": True,
     "activation-fn": "gelu",
 }
@@ -190,9 +193,11 @@ def write_text(checkpoint: Path, data: Path) -> str:
     )
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for byte in steps:
-        character = decoder.decode(byte)
-        text += character
-        print(character, end="", flush=True)
+        shown = decoder.decode(byte)
+        if not shown.isprintable() and shown != "\n":  # it could command the terminal
+            shown = "\ufffd"
+        text += shown
+        print(shown, end="", flush=True)
     print("\n", flush=True)
     return text + "\n"
 

@@ -349,7 +349,9 @@ def load(path: Path | None) -> dict[tuple[Setting, int], dict]:
         return {}
     try:
         results = json.loads(path.read_text())
-        table(list(results))
+        if not isinstance(results, list):
+            raise TypeError(type(results))
+        table(results)
         return {(Setting(**result["setting"]), result["seed"]): result for result in results}
     except (OSError, ValueError, TypeError, LookupError):
         raise ValueError(

@@ -4,9 +4,10 @@
     python scripts/stepwise_perplexity.py --checkpoint checkpoint_best.pt --data DATA_BIN
 
 Each token is predicted from a state that has seen the tokens before it and nothing else. For an
-honest model both numbers agree, and agree with ``fairseq-eval-lm`` on the same blocks. A model that
-cannot decode step by step (``--cluster-rule leaking-chunk``, the mask of CF22 appendix B) is run anew
-on every prefix instead: what it gains from later tokens when teacher-forced shows as the difference.
+honest model both numbers agree, and agree with ``fairseq-eval-lm`` on the same blocks. A model
+that cannot decode step by step (``--cluster-rule leaking-chunk``, the mask of CF22 appendix B) is
+run anew on every prefix instead: what it gains from later tokens when teacher-forced shows as the
+difference.
 """
 
 import argparse

@@ -231,7 +231,10 @@ def test_gradients_of_the_layer(kind, causal):
     def outputs(x):
         out, reports = module(x)
         losses = [
-            loss for r in reports for loss in (r.clustering_loss, r.sorting_loss) if loss is not None
+            loss
+            for r in reports
+            for loss in (r.clustering_loss, r.sorting_loss)
+            if loss is not None
         ]
         return (out, *losses)
 
@@ -259,9 +262,7 @@ def test_an_encoder_sees_both_sides(kind):
 
 
 def test_the_leaking_rule_leaks_and_cannot_generate():
-    config = AttentionConfig(
-        window=WINDOW, num_clusters=CLUSTERS, cluster_rule="leaking-chunk"
-    )
+    config = AttentionConfig(window=WINDOW, num_clusters=CLUSTERS, cluster_rule="leaking-chunk")
     module = MultiheadAttention(WIDTH, HEADS, kinds=("neural",), config=config, causal=True)
     module = module.double().eval()
     x = inputs()

@@ -118,8 +118,17 @@ class Router(nn.Module, ABC):
             padding_mask: bool [B, 1].
 
         Returns:
-            The ring of the query and of the key, int64 [B, G] in [0, ``num_rings``), and the state.
+            The ring of the query and of the key, int64 [B, G] in [0, ``num_rings``), and the
+            state.
+
+        Raises:
+            ValueError: ``can_step`` is false.
         """
+        if not self.can_step:
+            raise ValueError(
+                "this attention sees later tokens, so it cannot decode step by step; "
+                "allowed: a causal one"
+            )
         ring = x.new_zeros(x.size(0), 1).long()
         return ring, ring, state
 

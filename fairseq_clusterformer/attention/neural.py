@@ -33,9 +33,7 @@ class Neural(Router):
             similarity=config.cluster_similarity,
             temperature=config.cluster_temperature,
             # What depends on later tokens anyway uses the normaliser of the paper.
-            normalizer=(
-                config.cluster_normalizer if self.can_step else "sentence"
-            ),
+            normalizer=(config.cluster_normalizer if self.can_step else "sentence"),
         )
 
     def forward(

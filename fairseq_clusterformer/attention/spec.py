@@ -23,7 +23,8 @@ def parse_attention(
         option: name of the option in error messages.
 
     Raises:
-        ValueError: a spec outside the grammar, an unknown kind, ``*0``, or heads that do not divide.
+        ValueError: a spec outside the grammar, an unknown kind, ``*0``, or heads that do not
+            divide.
 
     Example:
         >>> parse_attention("window*2,window+full", num_layers=4, num_heads=8)
@@ -51,6 +52,8 @@ def parse_attention(
             )
         times = 1 if match["times"] is None else int(match["times"])
         if times < 1:
-            raise ValueError(f"{option} is {spec!r}: {part!r} repeats {times} times; allowed: 1 up")
+            raise ValueError(
+                f"{option} is {spec!r}: {part!r} repeats {times} times; allowed: 1 up"
+            )
         layers += [kinds] * times
     return [layers[i % len(layers)] for i in range(num_layers)]

@@ -34,7 +34,7 @@ class Full(Router):
 
 @register_attention("window")
 class Window(Full):
-    """A query sees the last W tokens, its own included; not causal: W on either side and its own."""
+    """A query sees the last W tokens with its own; not causal: W on either side and its own."""
 
     def __init__(self, config: AttentionConfig, **kwargs):
         super().__init__(config, **kwargs)

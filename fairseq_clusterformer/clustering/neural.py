@@ -162,10 +162,9 @@ class NeuralClustering(nn.Module):
         padding_mask: Tensor | None,
     ) -> Report:
         batch, length, _ = x.shape
-        if padding_mask is None:
-            real = x.new_ones(batch, length)
-        else:
-            real = (~padding_mask).to(x.dtype)
+        real = x.new_ones(batch, length)
+        if padding_mask is not None:
+            real = real.masked_fill(padding_mask, 0.0)
         tokens = real.sum()
 
         # A row of padding alone has no softmax; it weighs nothing below.

@@ -9,16 +9,18 @@ State = dict[str, Tensor]
 
 
 class Report(NamedTuple):
-    """What a router says about one forward pass, besides the layout. Tensors only, so that a report
-    can leave an activation checkpoint; None where a kind has nothing to say.
+    """What a router says about one forward pass, besides the layout.
+
+    Tensors only, so that a report can leave an activation checkpoint; None where a kind has
+    nothing to say.
 
     Attributes:
         clustering_loss: float32 scalar, CF22 eq. 6, a mean over real tokens.
         sorting_loss: float32 scalar, CF22 eq. 11, a mean over rows weighted by their real tokens.
         cluster_sizes: tokens in each cluster over the batch, float32 [K].
         centroids: updated centroids for the next layer, CF22 eq. 3, float32 [B, K, D].
-        observation: what the router wants to remember of a training batch, once the forward pass is
-            over; of a shape that the kind chooses.
+        observation: what the router wants to remember of a training batch, once the forward
+            pass is over; of a shape that the kind chooses.
     """
 
     clustering_loss: Tensor | None = None

@@ -1,9 +1,10 @@
 """Ranged attention in tiles of slots, in plain PyTorch: CPU and CUDA, O(N) memory a head.
 
-Queries and keys are put into slot order and cut into tiles of T slots. Ranges rarely jump between
-neighbouring slots, so the T queries of a tile see few tiles of keys, and these are consecutive. Query
-tiles that see equally many are attended together, as one batched matrix product; only the weights of
-one such group exist at a time. The backward pass computes them again from the log-sum-exp.
+Queries and keys are put into slot order and cut into tiles of T slots. Ranges rarely jump
+between neighbouring slots, so the T queries of a tile see few tiles of keys, and these are
+consecutive. Query tiles that see equally many are attended together, as one batched matrix
+product; only the weights of one such group exist at a time. The backward pass computes them again
+from the log-sum-exp.
 
 Logits are kept in units of log 2: exp2 of -inf costs a CPU a tenth of what exp does.
 """
@@ -19,9 +20,9 @@ from .layout import Layout
 
 TILE = 64
 LOG2_E = math.log2(math.e)
-# Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; on CUDA larger
-# groups keep the device busy.
-GROUP_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 25}
+# Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; a GPU is
+# kept busy by larger groups.
+GROUP_NUMBERS_CPU, GROUP_NUMBERS_GPU = 1 << 20, 1 << 25
 
 
 def blocks_attention(
@@ -131,7 +132,9 @@ class _Plan:
         if key_bias is not None:
             bias = key_bias.expand(batch, heads, length).unsqueeze(-1)
             self.bias = self.to_slots(bias, self.keys).mul_(LOG2_E)
-        self.groups_of_tiles = self._group(GROUP_NUMBERS[q.device.type])
+        self.groups_of_tiles = self._group(
+            GROUP_NUMBERS_CPU if q.device.type == "cpu" else GROUP_NUMBERS_GPU
+        )
 
     def _unused(self, count: Tensor | None, slots: int, tiles: int) -> Tensor | None:
         """True at slots that hold nothing, [rows, 1, tiles * TILE]; None if all are in use."""
@@ -146,9 +149,7 @@ class _Plan:
         """Sort query tiles by how many key tiles they see; cut where a group grows too large."""
         sees = self.hi > self.lo
         far = self.key_tiles * TILE
-        first = torch.div(
-            torch.where(sees, self.lo, far).amin(-1), TILE, rounding_mode="floor"
-        )
+        first = torch.div(torch.where(sees, self.lo, far).amin(-1), TILE, rounding_mode="floor")
         last = torch.div(self.hi.amax(-1) + TILE - 1, TILE, rounding_mode="floor")
         first = torch.where(sees.any(-1), first, 0)
         counts, tiles = (last - first).clamp(min=1).sort(descending=True, stable=True)
@@ -171,7 +172,7 @@ class _Plan:
         return groups
 
     def _token_rows(self, x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """x as a matrix of rows of width E, and the row of each slot's token, [rows, heads, slots]."""
+        """x as rows of width E, and the row of each slot's token, [rows, heads, slots]."""
         batch, heads, length, width = x.shape
         token = token.view(batch, self.groups, 1, -1)
         head = torch.arange(heads, device=x.device).view(1, self.groups, -1, 1)

@@ -1,6 +1,7 @@
 """The layout of an attention: an order of queries and keys, and a range of keys for each query.
 
-It is all that a kernel knows: not why an order was chosen, nor what is causal, nor what is padding.
+It is all that a kernel knows: not why an order was chosen, nor what is causal, nor what is
+padding.
 """
 
 from dataclasses import dataclass

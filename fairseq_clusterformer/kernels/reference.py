@@ -1,4 +1,4 @@
-"""Ranged attention by a dense mask: the specification that the other implementations are held to."""
+"""Ranged attention by a dense mask: the specification that other implementations are held to."""
 
 import math
 

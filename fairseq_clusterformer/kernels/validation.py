@@ -48,9 +48,7 @@ def validate(
         if tensor is None:
             continue
         if tensor.dtype != torch.long or tensor.device != q.device:
-            raise ValueError(
-                f"layout.{name} is {_describe(tensor)}; allowed: int64 on {q.device}"
-            )
+            raise ValueError(f"layout.{name} is {_describe(tensor)}; allowed: int64 on {q.device}")
         _check_shape(f"layout.{name}", tensor, batch, heads, size)
     for name, tensor in (("layout.key_bias", layout.key_bias), ("key_bias", key_bias)):
         if tensor is not None:
@@ -61,9 +59,7 @@ def validate(
             _check_shape(name, tensor, batch, heads, (length,))
 
 
-def _check_shape(
-    name: str, tensor: Tensor, batch: int, heads: int, size: tuple[int, ...]
-) -> None:
+def _check_shape(name: str, tensor: Tensor, batch: int, heads: int, size: tuple[int, ...]) -> None:
     good = (
         tensor.dim() == 2 + len(size)
         and tensor.size(0) in (1, batch)
@@ -72,9 +68,7 @@ def _check_shape(
     )
     if not good:
         wanted = [f"1 or {batch}", f"1 or {heads}", *map(str, size)]
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}; allowed: [{', '.join(wanted)}]"
-        )
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: [{', '.join(wanted)}]")
 
 
 def _describe(tensor: Tensor) -> str:

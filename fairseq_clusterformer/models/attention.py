@@ -1,8 +1,8 @@
 """fairseq's face of multi-head attention over layouts."""
 
+from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor
 
-from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import Report
 

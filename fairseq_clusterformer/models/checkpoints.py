@@ -8,10 +8,9 @@ import functools
 import pickle
 from pathlib import Path
 
-from torch import Tensor
-
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.trainer import Trainer
+from torch import Tensor
 
 
 class CheckpointError(ValueError):
@@ -37,7 +36,7 @@ class ExplainedCheckpoints:
 
 
 def describe_difference(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """How many tensors of a state dict are unfit and why, with the first of each; "" if none is."""
+    """How many tensors of a state dict are unfit and why, with the first of each; or ""."""
 
     def first(names: list[str]) -> str:
         return f"{len(names)}, such as {names[0]}"

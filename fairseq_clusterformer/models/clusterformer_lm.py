@@ -13,6 +13,7 @@ from fairseq.models.transformer_lm import (
     transformer_lm_baevski_wiki103,
 )
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+
 from fairseq_clusterformer.attention import AttentionConfig, parse_attention
 from fairseq_clusterformer.attention.base import NORMALIZERS, RULES, SIMILARITIES
 
@@ -43,8 +44,8 @@ class ClusterformerLanguageModelConfig(TransformerLanguageModelConfig):
     cluster_rule: str = field(
         default=_DEFAULTS.cluster_rule,
         metadata={
-            "help": f"which tokens of a cluster a query sees ({', '.join(RULES)}); a language model "
-            "takes recent; leaking-chunk is for comparison: later tokens change earlier outputs"
+            "help": f"which tokens of a cluster a query sees ({', '.join(RULES)}); a language "
+            "model takes recent; leaking-chunk is for comparison: later tokens change earlier outputs"
         },
     )
     cluster_similarity: str = field(

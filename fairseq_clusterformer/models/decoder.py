@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor
+
 from fairseq_clusterformer.attention import AttentionConfig
 from fairseq_clusterformer.clustering import Report, cluster_use
 
@@ -192,7 +192,9 @@ class ClusterformerDecoder(TransformerDecoderBase):
             ValueError: ``full_context_alignment``; this decoder is causal.
         """
         if full_context_alignment:
-            raise ValueError("full_context_alignment: a clustered decoder is causal; allowed: False")
+            raise ValueError(
+                "full_context_alignment: a clustered decoder is causal; allowed: False"
+            )
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
         encoder, encoder_padding_mask = (
@@ -234,7 +236,7 @@ class ClusterformerDecoder(TransformerDecoderBase):
     def _embed(
         self, tokens: Tensor, incremental_state: IncrementalState | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Input of the first layer [N, B, D], and the padding mask [B, N] if anything is padding."""
+        """Input of the first layer [N, B, D], and the mask [B, N] if anything is padding."""
         positions = None
         if self.embed_positions is not None:
             positions = self.embed_positions(tokens, incremental_state=incremental_state)
@@ -265,7 +267,7 @@ class ClusterformerDecoder(TransformerDecoderBase):
         self.num_updates = num_updates
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
-        """Also take a dense checkpoint: what routes in a layer starts anew if it is wholly absent."""
+        """Also take a dense checkpoint: routers that are wholly absent start anew."""
         super().upgrade_state_dict_named(state_dict, name)
         # The trainer sets the number before it loads: what the checkpoint's last update observed
         # is still to be committed when the next one begins.

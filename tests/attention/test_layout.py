@@ -78,7 +78,7 @@ def test_clusters_by_the_recent_rule(length, num_clusters, window, causal, apart
                 if window is not None and causal:
                     before = before[-window:]
                 elif window is not None:
-                    before, after = before[-window - 1 :], after[: window]
+                    before, after = before[-window - 1 :], after[:window]
                 expected[b, i, before + after] = 1
         assert torch.equal(seen(layout, length), expected)
 
@@ -90,9 +90,7 @@ def test_clusters_by_the_chunk_rule(length, num_clusters, earlier_only):
     """CF22 eq. 5, 8 and 13 with the ring of eq. 11, written as they stand."""
     clusters = torch.randint(num_clusters, (BATCH, 1, length))
     for mask in masks(length):
-        layout = chunk_layout(
-            clusters, num_clusters, earlier_only=earlier_only, padding_mask=mask
-        )
+        layout = chunk_layout(clusters, num_clusters, earlier_only=earlier_only, padding_mask=mask)
         expected = torch.zeros(BATCH, length, length, dtype=torch.long)
         for b in range(BATCH):
             real = [j for j in range(length) if mask is None or not mask[b, j]]

@@ -4,8 +4,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
+from fairseq import options
+from fairseq_cli import preprocess
 
-from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, train
+from tests.cli.in_process import CLUSTERFORMER, HERE, SIZES, TRANSFORMER, train
 from tests.conftest import REPO_ROOT
 
 
@@ -40,4 +42,23 @@ def dense_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) 
     """fairseq's own language model of the same size after 40 updates."""
     folder = tmp_path_factory.mktemp("transformer")
     train(byte_data, TRANSFORMER, folder, "--max-update", 40)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def translation_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of fairseq's translation model, after one update."""
+    folder = tmp_path_factory.mktemp("translation")
+    for language in ("src", "tgt"):
+        (folder / f"train.{language}").write_text("a b c\nd e\n" * 8)
+    words = ["-s", "src", "-t", "tgt", "--destdir", folder / "data"]
+    words += ["--trainpref", folder / "train", "--validpref", folder / "train"]
+    parser = options.get_preprocessing_parser()
+    preprocess.main(parser.parse_args([str(word) for word in words]))
+    line = (
+        "--task translation --arch transformer --optimizer adam --max-tokens 100 --max-update 1"
+        f" --encoder-layers 1 --encoder-embed-dim 32 {SIZES} {HERE}"
+    )
+    line = line.replace("--decoder-input-dim 32", "").replace(" --activation-fn gelu", "")
+    train(folder / "data", line, folder)
     return folder / "checkpoint_last.pt"

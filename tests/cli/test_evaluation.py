@@ -67,7 +67,9 @@ class TestEvalLm:
             bits = bits_per_token(model, tokens, targets=length, context=0)
             for batch_size in (1, 7):
                 line = f"--tokens-per-sample {length} --batch-size {batch_size}"
-                assert math.isclose(eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6)
+                assert math.isclose(
+                    eval_lm(byte_data, checkpoint, line)["loss"], bits, rel_tol=1e-6
+                )
 
     def test_context_window(self, byte_data: Path, checkpoint: Path) -> None:
         """Each block sees 40 tokens before it; rows of the first batches are padded."""

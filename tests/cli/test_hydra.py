@@ -90,9 +90,7 @@ def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> No
     assert math.isfinite(state["model"][normalizer].sum())
 
 
-def test_relative_paths_and_quoted_specs(
-    byte_data: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
+def test_relative_paths_and_quoted_specs(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
     """The command of the files' first lines, run in the repository."""
     run = run_cli(
         *("fairseq-hydra-train", "--config-dir", "examples/language_model/config"),

@@ -55,12 +55,15 @@ def test_attention(spec: str, byte_data: Path, tmp_path: Path) -> None:
         tuple(type(router).__name__.lower() for router in layer.self_attn.routers)
         for layer in run.model.decoder.layers
     ]
-    assert kinds == {
-        "window*3,neural": [("window",)] * 3 + [("neural",)],
-        "window+neural": [("window", "neural")] * 4,
-        "full": [("full",)] * 4,
-        "neural": [("neural",)] * 4,
-    }[spec]
+    assert (
+        kinds
+        == {
+            "window*3,neural": [("window",)] * 3 + [("neural",)],
+            "window+neural": [("window", "neural")] * 4,
+            "full": [("full",)] * 4,
+            "neural": [("neural",)] * 4,
+        }[spec]
+    )
     assert_trains(run, clusters="neural" in spec)
 
 

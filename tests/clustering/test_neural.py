@@ -110,9 +110,7 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
         )
         seen = exponents.exp().mean(1).log()
         expected = seen if expected is None else 0.75 * expected + 0.25 * seen
-        torch.testing.assert_close(
-            module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5
-        )
+        torch.testing.assert_close(module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5)
     module.commit()  # nothing new was observed
     torch.testing.assert_close(module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Every implementation of ranged attention against the reference, and the reference against a loop."""
+"""Every implementation of ranged attention against the reference, and that against a loop."""
 
 import math
 

@@ -52,7 +52,10 @@ def make_sample(task, batch=4, length=40) -> dict:
     first = task.source_dictionary.nspecial
     tokens = torch.randint(first, len(task.source_dictionary), (batch, length + 1))
     return {
-        "net_input": {"src_tokens": tokens[:, :-1].contiguous(), "src_lengths": torch.full((batch,), length)},
+        "net_input": {
+            "src_tokens": tokens[:, :-1].contiguous(),
+            "src_lengths": torch.full((batch,), length),
+        },
         "target": tokens[:, 1:].contiguous(),
         "ntokens": batch * length,
     }

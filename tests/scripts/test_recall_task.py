@@ -27,6 +27,11 @@ def recall():
         yield module
 
 
+@pytest.fixture
+def no_training(recall, monkeypatch):
+    monkeypatch.setattr(recall, "train", lambda *_: pytest.fail("trained"))
+
+
 def rows_of(recall, count=200, **options):
     return recall.make_rows(count, torch.Generator().manual_seed(3), **options)
 
@@ -110,7 +115,7 @@ def test_values_seen_by_dense_and_local_attention(recall):
     assert recall.values_seen([layout], rows) == (1.0, 0.0)
 
 
-def test_command_line_trains_keeps_and_tabulates(recall, run_cli, tmp_path, capsys, monkeypatch):
+def test_command_line_trains_keeps_and_tabulates(recall, no_training, run_cli, tmp_path, capsys):
     out = tmp_path / "recall.json"
     arguments = "--kinds full near+neural --seeds 1 --steps 30 --loss-weights 0.1".split()
     arguments += ["--cluster-normalizer", "average", "--out", str(out)]
@@ -132,7 +137,6 @@ def test_command_line_trains_keeps_and_tabulates(recall, run_cli, tmp_path, caps
         assert "--steps 30" in result["command"]
     assert not list(tmp_path.glob("*.partial"))
 
-    monkeypatch.setattr(recall, "train", lambda *_: pytest.fail("trained again"))
     assert recall.main(arguments) == 0
     assert capsys.readouterr().out.splitlines() == table
 
@@ -165,6 +169,7 @@ def test_a_run_is_named_by_a_command_that_asks_for_it(recall):
         ("--out /nowhere/x.json", "--out", "/nowhere/x.json", "a folder that exists"),
     ],
 )
+@pytest.mark.usefixtures("no_training")
 def test_bad_input_is_told_in_one_last_line(recall, capsys, arguments, option, value, allowed):
     try:
         status = recall.main(arguments.split())
@@ -178,6 +183,7 @@ def test_bad_input_is_told_in_one_last_line(recall, capsys, arguments, option, v
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"setting": {"x": 2}}]', "\0"])
+@pytest.mark.usefixtures("no_training")
 def test_a_file_of_something_else_is_refused_and_kept(recall, capsys, tmp_path, text):
     path = tmp_path / "out.json"
     path.write_text(text)

@@ -1,0 +1,164 @@
+"""A user's mistake ends before training, and the last line says what to do about it."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.in_process import CLUSTERFORMER, RESET, generate, train
+from tests.conftest import RunCli
+
+BAD_OPTIONS = {
+    "--attention neurall": "--attention is 'neurall': unknown kind 'neurall'; allowed: ",
+    "--attention window,,neural": "'' is not a layer; allowed: KIND, KIND+KIND or KIND*TIMES",
+    "--attention window*0": "--attention is 'window*0': 'window*0' repeats 0 times; allowed: 1 up",
+    "--attention window+neural+full": "4 heads do not divide among the 3 kinds",
+    "--decoder-attention-heads 5": "--decoder-attention-heads is 5; allowed: a number that divides",
+    "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
+    "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
+    "--num-clusters -3": "--num-clusters is -3; allowed: 1 or more",
+    "--cluster-rule chunk": "--cluster-rule is 'chunk', which is not causal",
+    "--cluster-rule newest": "--cluster-rule is 'newest'; allowed: recent, chunk, leaking-chunk",
+    "--cluster-similarity l2": "--cluster-similarity is 'l2'; allowed: dot, scaled-dot, cosine",
+    "--cluster-normalizer none": "--cluster-normalizer is 'none'; allowed: average, running",
+    "--cluster-temperature 0": "--cluster-temperature is 0.0; allowed: above 0",
+    "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
+    "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
+    "--centroid-sorting-loss-weight -0.1": "-weight is -0.1; allowed: 0 or more",
+    "--task-loss-weight nan": "--task-loss-weight is nan; allowed: 0 or more",
+}
+
+
+def last_line(error: BaseException) -> str:
+    """What a process prints last that ends with an exception."""
+    return "".join(traceback.format_exception(error)).splitlines()[-1]
+
+
+@pytest.fixture
+def no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_step(*_):
+        pytest.fail("training began")
+
+    monkeypatch.setattr("fairseq.trainer.Trainer.train_step", train_step)
+
+
+@pytest.mark.usefixtures("no_update")
+class TestTraining:
+    @pytest.mark.parametrize("options", BAD_OPTIONS)
+    def test_option(self, options: str, byte_data: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="allowed: ") as caught:
+            train(byte_data, f"{CLUSTERFORMER} {options}", tmp_path)
+        line = last_line(caught.value)
+        assert line.startswith("ValueError: --")
+        assert BAD_OPTIONS[options] in line
+
+    @pytest.mark.parametrize(
+        ("option", "reset"), [("--restore-file", RESET), ("--finetune-from-model", "")]
+    )
+    def test_checkpoint_of_another_size(
+        self, option: str, reset: str, byte_data: Path, dense_checkpoint: Path, tmp_path: Path
+    ) -> None:
+        line = f"{CLUSTERFORMER} --decoder-ffn-embed-dim 48 {option} {dense_checkpoint} {reset}"
+        with pytest.raises(ValueError, match="does not fit") as caught:
+            train(byte_data, line, tmp_path)
+        line = last_line(caught.value)
+        assert f"{option} is {dense_checkpoint}: " in line
+        assert (
+            "tensors of another shape: 6, such as decoder.layers.0.fc1.weight [32, 32], here [48, 32]"
+            in line
+        )
+        assert "allowed: " in line
+
+    def test_save_dir_of_another_size(
+        self, byte_data: Path, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        """The common mistake: other options, and the folder of the run before."""
+        line = f"{CLUSTERFORMER} --num-clusters 6"
+        with pytest.raises(ValueError, match="does not fit") as caught:
+            train(byte_data, line, checkpoint.parent)
+        line = last_line(caught.value)
+        assert f"--save-dir is {checkpoint.parent}: " in line
+        assert "clustering.centroids [4, 32], here [6, 32]" in line
+
+    def test_restore_file_is_missing(self, byte_data: Path, tmp_path: Path) -> None:
+        """fairseq would train from scratch."""
+        missing = tmp_path / "elsewhere" / "missing.pt"
+        with pytest.raises(ValueError, match="allowed: ") as caught:
+            train(byte_data, CLUSTERFORMER, tmp_path / "saved", "--restore-file", missing)
+        assert f"--restore-file is {missing}: no such file; allowed: " in last_line(caught.value)
+
+    def test_restore_file_is_no_checkpoint(self, byte_data: Path, tmp_path: Path) -> None:
+        text = tmp_path / "notes.txt"
+        text.write_text("not a checkpoint")
+        with pytest.raises(ValueError, match="allowed: ") as caught:
+            train(byte_data, CLUSTERFORMER, tmp_path / "saved", "--restore-file", text)
+        assert f"--restore-file is {text}: " in last_line(caught.value)
+
+    def test_finetune_from_model_is_missing(self, byte_data: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="does not exist") as caught:
+            train(byte_data, CLUSTERFORMER, tmp_path, "--finetune-from-model", "missing.pt")
+        assert "--finetune-from-model missing.pt does not exist" in last_line(caught.value)
+
+
+def test_a_job_may_restore_what_it_has_not_saved_yet(byte_data: Path, tmp_path: Path) -> None:
+    """Such jobs are started anew by the same command until they are done."""
+    line = f"{CLUSTERFORMER} --max-update 1 --restore-file {tmp_path}/checkpoint_last.pt"
+    for updates in (1, 2):
+        train(byte_data, line, tmp_path, "--max-update", updates)
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert state["optimizer_history"][-1]["num_updates"] == 2
+
+
+def test_generation_with_what_leaks(byte_data: Path, tmp_path: Path) -> None:
+    line = f"{CLUSTERFORMER} --max-update 1 --attention neural --cluster-rule leaking-chunk"
+    train(byte_data, line, tmp_path)
+    with pytest.raises(ValueError, match="cannot be generated") as caught:
+        options = "--gen-subset test --tokens-per-sample 50 --prefix-size 4 --max-len-b 8 --beam 2"
+        generate(byte_data, tmp_path / "checkpoint_last.pt", options, tmp_path / "results")
+    line = last_line(caught.value)
+    assert "--cluster-rule is 'leaking-chunk'" in line
+    assert "train with --cluster-rule recent" in line
+
+
+class TestCommandLine:
+    """The promise itself: the last line that is printed, and the exit status."""
+
+    def run(self, run_cli: RunCli, *words: object) -> str:
+        run = run_cli(*words, check=False)
+        assert run.returncode not in (0, None)
+        assert "Start iterating over samples" not in run.stdout
+        return run.stdout.splitlines()[-1]
+
+    def test_unknown_kind(self, run_cli: RunCli, byte_data: Path, tmp_path: Path) -> None:
+        words = [*CLUSTERFORMER.split(), "--attention", "nueral", "--save-dir", tmp_path]
+        line = self.run(run_cli, "fairseq-train", byte_data, *words)
+        assert line == (
+            "ValueError: --attention is 'nueral': unknown kind 'nueral'; "
+            "allowed: full, window, neural"
+        )
+
+    def test_no_number(self, run_cli: RunCli, byte_data: Path, tmp_path: Path) -> None:
+        words = [*CLUSTERFORMER.split(), "--num-clusters", "many", "--save-dir", tmp_path]
+        line = self.run(run_cli, "fairseq-train", byte_data, *words)
+        assert line.endswith("error: argument --num-clusters: invalid int value: 'many'")
+
+    def test_checkpoint_of_another_model(
+        self, run_cli: RunCli, byte_data: Path, translation_checkpoint: Path, tmp_path: Path
+    ) -> None:
+        words = [*CLUSTERFORMER.split(), *RESET.split(), "--save-dir", tmp_path]
+        words += ["--restore-file", translation_checkpoint]
+        line = self.run(run_cli, "fairseq-train", byte_data, *words)
+        assert f"--restore-file is {translation_checkpoint}: " in line
+        assert "such as encoder." in line
+        assert "allowed: " in line
+
+    def test_missing_folder(self, run_cli: RunCli, tmp_path: Path) -> None:
+        words = [*CLUSTERFORMER.split(), "--save-dir", tmp_path]
+        line = self.run(run_cli, "fairseq-train", tmp_path / "missing", *words)
+        assert f"{tmp_path}/missing/dict.txt" in line
+
+    def test_missing_model(self, run_cli: RunCli, byte_data: Path, tmp_path: Path) -> None:
+        missing = tmp_path / "missing.pt"
+        line = self.run(run_cli, "fairseq-eval-lm", byte_data, "--path", missing)
+        assert str(missing) in line

@@ -1,0 +1,129 @@
+"""Checkpoints: resumed, warm-started from a dense model, finetuned from, older than an option."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+
+from tests.cli.in_process import (
+    CLUSTERFORMER,
+    RESET,
+    TRANSFORMER,
+    assert_equal_states,
+    eval_lm,
+    load_model,
+    load_state,
+    train,
+)
+
+#: what a dense checkpoint does not have
+NEW = {
+    *("centroids", "w_c.weight", "log_normalizer"),
+    *("pending_log_mass", "pending_tokens", "updates"),
+}
+
+
+@pytest.mark.parametrize("options", ["", "--attention window*3,neural --checkpoint-activations"])
+def test_resuming_in_mid_epoch_equals_never_stopping(
+    options: str, byte_data: Path, tmp_path: Path
+) -> None:
+    line = f"{CLUSTERFORMER} --decoder-layers 4 {options}"
+    whole = train(byte_data, line, tmp_path / "whole", "--save-interval-updates", 3)
+    middle = tmp_path / "whole" / "checkpoint_1_3.pt"
+    resumed = train(byte_data, line, tmp_path / "resumed", "--restore-file", middle)
+    assert resumed.updates == whole.updates[3:]
+    states = [load_state(tmp_path / run / "checkpoint_last.pt") for run in ("whole", "resumed")]
+    assert_equal_states(states[0]["model"], states[1]["model"])
+    optimizers = [state["last_optimizer_state"]["state"] for state in states]
+    for parameter, moments in optimizers[0].items():
+        assert_equal_states(moments, optimizers[1][parameter])
+
+
+class TestWarmStart:
+    """From fairseq's own language model."""
+
+    def test_full_attention_is_the_dense_model(
+        self, byte_data: Path, dense_checkpoint: Path, tmp_path: Path
+    ) -> None:
+        line = f"--dropout 0 --restore-file {dense_checkpoint} {RESET} --max-update 2"
+        dense = train(byte_data, f"{TRANSFORMER} {line}", tmp_path / "dense")
+        full = train(byte_data, f"{CLUSTERFORMER} --attention full {line}", tmp_path / "full")
+        for name in ("loss", "gnorm"):
+            for update, same in zip(dense.updates, full.updates, strict=True):
+                assert math.isclose(update[name], same[name], rel_tol=1e-5)
+        for batch, same in zip(dense.valid, full.valid, strict=True):
+            assert math.isclose(batch["loss"], same["loss"], rel_tol=1e-5)
+
+    def test_full_attention_needs_no_training(
+        self, byte_data: Path, dense_checkpoint: Path
+    ) -> None:
+        overrides = "{'model':{'_name':'clusterformer_lm','attention':'full'}}"
+        line = "--tokens-per-sample 64"
+        dense = eval_lm(byte_data, dense_checkpoint, line)
+        full = eval_lm(byte_data, dense_checkpoint, f"{line} --model-overrides {overrides}")
+        assert math.isclose(dense["loss"], full["loss"], rel_tol=1e-6)
+
+    @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model"])
+    def test_only_what_routes_is_new(
+        self, option: str, byte_data: Path, dense_checkpoint: Path, tmp_path: Path
+    ) -> None:
+        """After updates of size 0, all is as in the checkpoint."""
+        line = f"{CLUSTERFORMER} --lr 0 --max-update 1 {option} {dense_checkpoint}"
+        if option == "--restore-file":
+            line += f" {RESET}"
+        train(byte_data, line, tmp_path)
+        dense = load_state(dense_checkpoint)["model"]
+        warm = load_state(tmp_path / "checkpoint_last.pt")["model"]
+        added = {name: tensor for name, tensor in warm.items() if name not in dense}
+        prefixes = {name.partition(".clustering.")[0] for name in added}
+        assert prefixes == {f"decoder.layers.{i}.self_attn.routers.1" for i in (0, 1)}
+        assert {name.partition(".clustering.")[2] for name in added} == NEW
+        assert_equal_states(dense, {name: warm[name] for name in dense})
+        # as new as without a checkpoint, not zeros
+        centroids = warm["decoder.layers.0.self_attn.routers.1.clustering.centroids"]
+        assert centroids.std() > 0.05
+
+    def test_learns_faster_than_from_scratch(
+        self, byte_data: Path, dense_checkpoint: Path, tmp_path: Path
+    ) -> None:
+        line = f"{CLUSTERFORMER} --finetune-from-model {dense_checkpoint}"
+        warm = train(byte_data, line, tmp_path / "warm")
+        cold = train(byte_data, CLUSTERFORMER, tmp_path / "cold")
+        assert warm.mean_loss(0) < cold.mean_loss(-1)
+
+
+def test_finetuning_starts_where_the_checkpoint_ended(
+    byte_data: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    line = f"{CLUSTERFORMER} --dropout 0 --finetune-from-model {checkpoint} --max-update 1"
+    run = train(byte_data, line, tmp_path)
+    model, task = load_model(checkpoint, byte_data)
+    model.train()
+    for module in model.modules():
+        if hasattr(module, "apply_during_inference"):  # fairseq's dropout
+            module.p = 0.0
+    model.set_num_updates(0)
+    sample = next(run.trainer.get_train_iterator(1).next_epoch_itr(shuffle=True))
+    loss, size, _ = CrossEntropyCriterion(task, sentence_avg=False)(model, sample)
+    assert math.isclose(run.mean_loss(0), loss.item() / size, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["clusterformer_lm", "clusterformer_lm_tiny"])
+def test_checkpoint_older_than_an_option(arch: str, byte_data: Path, tmp_path: Path) -> None:
+    """Its configuration lacks what was added since; the option's default stands in."""
+    train(byte_data, f"{CLUSTERFORMER} --arch {arch} --max-update 1", tmp_path)
+    path = tmp_path / "checkpoint_last.pt"
+    line = "--tokens-per-sample 64"
+    loss = eval_lm(byte_data, path, line)["loss"]
+
+    state = torch.load(path, weights_only=True)
+    assert state["cfg"]["model"]["_name"] == arch
+    for option in ("cluster_normalizer", "cluster_temperature"):
+        del state["cfg"]["model"][option]
+    torch.save(state, path)
+    assert eval_lm(byte_data, path, line)["loss"] == loss
+    # and such a checkpoint can be resumed
+    train(byte_data, f"{CLUSTERFORMER} --arch {arch} --max-update 2", tmp_path)
+    assert load_state(path)["optimizer_history"][-1]["num_updates"] == 2

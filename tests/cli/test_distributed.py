@@ -1,0 +1,72 @@
+"""Two processes, and gradient accumulation, are one process with twice the batch."""
+
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cli.in_process import CLUSTERFORMER, RESET, assert_equal_states, load_state, train
+from tests.conftest import RunCli
+
+# Batches in order, so that two of 2 are one of 4; no dropout, for its mask depends on the batch.
+# A large epsilon: Adam would turn rounding of tiny gradients into steps of full size.
+LINE = (
+    CLUSTERFORMER.replace("--cpu --distributed-world-size 1", "--cpu")
+    + " --dropout 0 --curriculum 100 --adam-eps 1e-3 --attention window+neural"
+    + " --clustering-loss-weight 0.5 --centroid-sorting-loss-weight 0.5"
+)
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(scope="session")
+def double_batch(
+    byte_data: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """One process, from a checkpoint whose normaliser is no longer at its start."""
+    folder = tmp_path_factory.mktemp("double")
+    line = f"{LINE} {RESET} --distributed-world-size 1 --batch-size 4"
+    train(byte_data, line, folder, "--restore-file", checkpoint)
+    return folder / "checkpoint_last.pt"
+
+
+def assert_close_to(double_batch: Path, saved: Path, started: Path) -> None:
+    state, expected = load_state(saved)["model"], load_state(double_batch)["model"]
+    assert_equal_states(state, expected, **CLOSE)
+    # the comparison means something: all of it has moved further than that
+    for name, before in load_state(started)["model"].items():
+        if name.endswith((".centroids", ".w_c.weight", ".log_normalizer", ".fc1.weight")):
+            assert (state[name] - before).abs().max() > 100 * CLOSE["atol"], name
+
+
+def test_update_frequency(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path
+) -> None:
+    line = f"{LINE} {RESET} --distributed-world-size 1 --batch-size 2 --update-freq 2"
+    train(byte_data, line, tmp_path, "--restore-file", checkpoint)
+    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
+
+
+def test_two_processes(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """The checkpoint is read by the first and sent to the second."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"tcp://localhost:{free.getsockname()[1]}"
+    line = (
+        f"{LINE} {RESET} --batch-size 2 --distributed-world-size 2 --distributed-backend gloo"
+        f" --distributed-init-method {address} --distributed-no-spawn --ddp-backend legacy_ddp"
+    )
+
+    def process(rank: int) -> subprocess.CompletedProcess[str]:
+        return run_cli(
+            *("fairseq-train", byte_data, *line.split(), "--save-dir", tmp_path),
+            *("--restore-file", checkpoint, "--distributed-rank", rank, "--device-id", rank),
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(process, (0, 1)))
+    assert "done training" in runs[0].stdout
+    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)

@@ -1,0 +1,180 @@
+"""Step by step a clustered decoder computes what it computes in parallel, from a bounded state."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.models.clusterformer_lm import (
+    ClusterformerLanguageModel,
+    ClusterformerLanguageModelConfig,
+)
+
+BOUNDED = ("window", "neural", "window+neural")
+
+
+@torch.inference_mode()
+def stored_numbers(kinds: str, *, steps: tuple[int, int], **options) -> list[dict[str, int]]:
+    """How many numbers a layer has stored for each of its kinds after so many steps."""
+    config = AttentionConfig(window=4, num_clusters=3, **options)
+    names = tuple(kinds.split("+"))
+    module = MultiheadAttention(4, 2, kinds=names, config=config, causal=True).eval()
+    inputs = torch.randn(100, 1, 1, 4)
+    state: dict[str, Tensor] = {}
+    found = []
+    for step in range(1, max(steps) + 1):
+        _, state = module.step(inputs[step % 100], state)
+        if step in steps:
+            numbers = dict.fromkeys(names, 0)
+            for name, tensor in state.items():
+                numbers[names[int(name.partition(".")[0])]] += tensor.numel()
+            found.append(numbers)
+    return found
+
+
+def test_state_does_not_grow() -> None:
+    """W keys and values of E numbers, and a count, for each ring; here of one head each."""
+    early, late = stored_numbers("window+neural", steps=(1_000, 10_000))
+    assert early == late == {"window": 1 * (2 * 4 * 2 + 1), "neural": 3 * (2 * 4 * 2 + 1)}
+
+
+@pytest.mark.parametrize("kinds", BOUNDED)
+@pytest.mark.parametrize("normalizer", ["average", "running"])
+def test_state_stops_growing_early(kinds: str, normalizer: str) -> None:
+    early, late = stored_numbers(kinds, steps=(1, 200), cluster_normalizer=normalizer)
+    if normalizer == "running" and "neural" in kinds:
+        assert late["neural"] > stored_numbers(kinds, steps=(1, 2))[0]["neural"]
+    assert early == late
+
+
+def test_state_of_full_attention_grows() -> None:
+    early, late = stored_numbers("full", steps=(100, 400))
+    assert late["full"] > 2 * early["full"]
+
+
+SYMBOLS, LENGTH = 12, 40
+
+
+@pytest.fixture(scope="module")
+def dictionary() -> Dictionary:
+    dictionary = Dictionary()
+    for i in range(SYMBOLS):
+        dictionary.add_symbol(str(i))
+    return dictionary
+
+
+def rows(number: int) -> Tensor:
+    """Texts in which each symbol depends on the two before it, after ``</s>``."""
+    tokens = torch.randint(4, 4 + SYMBOLS, (number, LENGTH))
+    for i in range(2, LENGTH):
+        known = (tokens[:, i - 1] + 3 * tokens[:, i - 2]) % SYMBOLS + 4
+        tokens[:, i] = torch.where(torch.rand(number) < 0.8, known, tokens[:, i])
+    tokens[:, 0] = 2
+    return tokens
+
+
+@pytest.fixture(scope="module", params=[*BOUNDED, "full", "neural,window", "running"])
+def model(request: pytest.FixtureRequest, dictionary: Dictionary) -> ClusterformerLanguageModel:
+    """A model that has learned something."""
+    torch.manual_seed(0)
+    running = request.param == "running"
+    config = ClusterformerLanguageModelConfig(
+        attention="neural" if running else request.param,
+        cluster_normalizer="running" if running else "average",
+        decoder_layers=2,
+        decoder_embed_dim=32,
+        decoder_input_dim=32,
+        decoder_output_dim=32,
+        decoder_ffn_embed_dim=32,
+        decoder_attention_heads=4,
+        decoder_normalize_before=True,
+        attention_window=5,
+        num_clusters=4,
+        **{"add_bos_token": False, "max_target_positions": 64, "tokens_per_sample": 64},
+    )
+    task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    model = ClusterformerLanguageModel.build_model(config, task).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for update in range(30):
+        model.set_num_updates(update)
+        tokens = rows(8)
+        logits, extra = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        losses.append(loss.item())
+        if extra["clustering"] is not None:
+            loss = loss + 0.1 * extra["clustering"]["clustering_loss"]
+            loss = loss + 0.1 * extra["clustering"]["sorting_loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.3
+    return model.eval()
+
+
+def step_by_step(
+    model: ClusterformerLanguageModel, tokens: Tensor, orders: dict[int, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of each next token, and the tokens after all reordering.
+
+    Args:
+        orders: before this step, which rows go on, and in which order.
+    """
+    state: dict = {}
+    outputs: list[Tensor] = []
+    for step in range(tokens.size(1)):
+        if step in orders:
+            order = orders[step]
+            tokens = tokens[order]
+            outputs = [output[order] for output in outputs]
+            model.decoder.reorder_incremental_state_scripting(state, order)
+        logits, _ = model.decoder(tokens[:, : step + 1], incremental_state=state)
+        assert logits.size(1) == 1
+        outputs.append(model.get_normalized_probs((logits, None), log_probs=True)[:, 0])
+    return torch.stack(outputs, 1), tokens
+
+
+def parallel(model: ClusterformerLanguageModel, tokens: Tensor) -> Tensor:
+    return model.get_normalized_probs(model(tokens), log_probs=True)
+
+
+@torch.no_grad()
+def test_equals_the_parallel_model(model: ClusterformerLanguageModel) -> None:
+    tokens = rows(3)
+    stepwise, _ = step_by_step(model, tokens, {})
+    torch.testing.assert_close(stepwise, parallel(model, tokens), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_beams_are_reordered(model: ClusterformerLanguageModel) -> None:
+    """Rows are swapped, doubled and, as finished sentences leave, fewer."""
+    torch.manual_seed(3)
+    orders = {
+        1: torch.tensor([0, 0, 1, 1, 2, 2]),
+        7: torch.tensor([1, 0, 3, 2, 4, 4]),
+        20: torch.tensor([4, 5, 1]),
+        31: torch.tensor([2, 0]),
+    }
+    tokens = rows(3)
+    stepwise, tokens = step_by_step(model, tokens, orders)
+    assert len(tokens) == 2
+    torch.testing.assert_close(stepwise, parallel(model, tokens), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_beams_that_went_apart(model: ClusterformerLanguageModel) -> None:
+    """Two rows of one beginning, then each its own: nothing of one reaches the other."""
+    first, second = rows(2)
+    beams = torch.stack([first, torch.cat([first[:15], second[15:]])])
+    state: dict = {}
+    outputs = []
+    for step in range(LENGTH):
+        if step == 15:
+            model.decoder.reorder_incremental_state_scripting(state, torch.tensor([0, 0]))
+        current = beams if step >= 15 else beams[:1]
+        logits, _ = model.decoder(current[:, : step + 1], incremental_state=state)
+        outputs.append(logits[:, 0].log_softmax(-1).expand(2, -1))
+    torch.testing.assert_close(torch.stack(outputs, 1), parallel(model, beams), rtol=0, atol=1e-4)
