@@ -6,8 +6,8 @@
 
 A grid names the options that all runs share, and for each run the options of its own. A run is
 trained by ``fairseq-train`` and, if the grid says how, tested by ``fairseq-eval-lm``; its result
-is one JSON file, written when all of it is known. Runs that have a result are skipped, so the command
-can be stopped and given again, and several can share the work with ``--only``.
+is one JSON file, written when all of it is known. Runs that have a result are skipped, so the
+command can be stopped and given again, and several can share the work with ``--only``.
 """
 
 import argparse

@@ -30,7 +30,7 @@ class ClusteringLossConfig:
 
 
 class ClusteringLosses:
-    """Mixin before a fairseq criterion: in training, ``mu L1 + nu L2 + lambda L_task`` (CF22 eq. 17).
+    """Mixin before a fairseq criterion: ``mu L1 + nu L2 + lambda L_task`` (CF22 eq. 17).
 
     The auxiliary terms are multiplied by the sample size, by which fairseq's trainer divides all
     gradients: the weights mean the same at any batch size, number of workers and update frequency.

@@ -45,7 +45,8 @@ class ClusterformerLanguageModelConfig(TransformerLanguageModelConfig):
         default=_DEFAULTS.cluster_rule,
         metadata={
             "help": f"which tokens of a cluster a query sees ({', '.join(RULES)}); a language "
-            "model takes recent; leaking-chunk is for comparison: later tokens change earlier outputs"
+            "model takes recent; leaking-chunk, where later tokens change earlier outputs, is "
+            "for comparison"
         },
     )
     cluster_similarity: str = field(
