@@ -76,12 +76,12 @@ class Rows(NamedTuple):
     Attributes:
         tokens: [B, N]; values are 0 up to SYMBOLS, then come keys, then noise.
         answers: the value that belongs to each query, [B, Q]; the queries are the last Q tokens.
-        values_at: position of that value, [B, Q].
+        pairs_at: position of the second token of that pair, which can know both, [B, Q].
     """
 
     tokens: Tensor
     answers: Tensor
-    values_at: Tensor
+    pairs_at: Tensor
 
 
 def make_rows(rows: int, generator: torch.Generator, value_first: bool = False) -> Rows:
@@ -102,7 +102,7 @@ def make_rows(rows: int, generator: torch.Generator, value_first: bool = False) 
     keys_at, values_at = (first + 1, first) if value_first else (first, first + 1)
     tokens.scatter_(1, keys_at, keys).scatter_(1, values_at, values)
     tokens[:, -PAIRS:] = keys.gather(1, asked)
-    return Rows(tokens, values.gather(1, asked), values_at.gather(1, asked))
+    return Rows(tokens, values.gather(1, asked), first.gather(1, asked) + 1)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def clustering_losses(reports: list[list]) -> Tensor | float:
 
 @torch.no_grad()
 def test(model: Model, setting: Setting) -> dict:
-    """Accuracy, cluster use, and the share of queries that see their value, layer by layer."""
+    """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
     layouts: list[list[Layout]] = [[] for _ in model.layers]
     hooks = [
         router.register_forward_hook(lambda _, __, out, to=to: to.append(out[0]))
@@ -227,22 +227,22 @@ def test(model: Model, setting: Setting) -> dict:
     for hook in hooks:
         hook.remove()
     sizes = [r.cluster_sizes for rs in reports for r in rs if r.cluster_sizes is not None]
-    seen = [values_seen(of_layer, rows) for of_layer in layouts]
+    seen = [pairs_seen(of_layer, rows) for of_layer in layouts]
     return {
         "accuracy": (logits.argmax(-1) == rows.answers).float().mean().item(),
         "effective clusters": [cluster_use(s).effective.item() for s in sizes],
-        "sees its value": [own for own, _ in seen],
-        "sees another value": [other for _, other in seen],
+        "sees its pair": [own for own, _ in seen],
+        "sees another pair": [other for _, other in seen],
     }
 
 
-def values_seen(layouts: list[Layout], rows: Rows) -> tuple[float, float]:
-    """Share of queries that see their own pair's value in a layer, and a mean over the others."""
+def pairs_seen(layouts: list[Layout], rows: Rows) -> tuple[float, float]:
+    """Share of queries that see their own pair in a layer, and the mean over the other pairs."""
     seen = torch.zeros(len(rows.tokens), LENGTH, LENGTH, dtype=torch.bool)
     for layout in layouts:
         seen |= seen_tokens(layout).any(1)
     seen = seen[:, -PAIRS:]
-    at = rows.values_at.unsqueeze(1).expand(-1, PAIRS, -1)
+    at = rows.pairs_at.unsqueeze(1).expand(-1, PAIRS, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()
     other = (seen.mean() * PAIRS - own) / (PAIRS - 1)
@@ -313,7 +313,7 @@ def table(results: list[dict]) -> str:
         if any(getattr(setting, f.name) != f.default for setting in groups)
     ]
     head = ["kind", "normaliser", "mu = nu", *options, "seeds", "accuracy", "effective clusters"]
-    head += [f"sees its value, layer {i + 1} (another)" for i in range(LAYERS)]
+    head += [f"sees its pair, layer {i + 1} (another)" for i in range(LAYERS)]
     lines = ["| " + " | ".join(name.replace("_", " ") for name in head) + " |"]
     lines.append("| --- |" + " ---: |" * (len(head) - 1))
     for setting, group in groups.items():
@@ -325,8 +325,8 @@ def table(results: list[dict]) -> str:
         uses = [statistics.mean(r["effective clusters"]) for r in group if clustered]
         cells.append(f"{statistics.mean(uses):.1f}" if clustered else "-")
         for i in range(LAYERS):
-            own = statistics.mean(r["sees its value"][i] for r in group)
-            other = statistics.mean(r["sees another value"][i] for r in group)
+            own = statistics.mean(r["sees its pair"][i] for r in group)
+            other = statistics.mean(r["sees another pair"][i] for r in group)
             cells.append(f"{own:.2f} ({other:.2f})")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)

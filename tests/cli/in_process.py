@@ -68,7 +68,7 @@ def train_with(cfg: Any) -> Run:
     for function in (checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early):
         vars(function).pop("best", None)  # of an earlier run in this process
     run = Run()
-    with _quiet(), _recorded(run):
+    with quiet(), _recorded(run):
         fairseq_cli.train.main(cfg)
     return run
 
@@ -76,7 +76,7 @@ def train_with(cfg: Any) -> Run:
 def eval_lm(data: Path, checkpoint: Path, line: str) -> dict[str, float]:
     """``fairseq-eval-lm``: loss in base 2, and perplexity."""
     words = [data, "--path", checkpoint, "--gen-subset", "test", *f"{line} {HERE}".split()]
-    with _quiet():
+    with quiet():
         results = fairseq_cli.eval_lm.main(_config(options.get_eval_lm_parser(), words))
     return {name: float(value) for name, value in results.items()}
 
@@ -86,7 +86,7 @@ def generate(data: Path, checkpoint: Path, line: str, results: Path, *more: obje
     words = [data, "--task", "language_modeling", "--path", checkpoint, "--results-path", results]
     words += [*f"{line} {HERE}".split(), *more]
     parser = options.get_generation_parser()
-    with _quiet():
+    with quiet():
         fairseq_cli.generate.main(_config(parser, words))
     return (results / "generate-test.txt").read_text().splitlines()
 
@@ -95,19 +95,20 @@ def interactive(data: Path, checkpoint: Path, line: str, prompts: Path, *more: o
     """``fairseq-interactive`` over a file of prompts; prints."""
     words = [data, "--task", "language_modeling", "--path", checkpoint, "--input", prompts]
     words += [*f"{line} {HERE}".split(), *more]
-    with _quiet():
+    with quiet():
         fairseq_cli.interactive.main(_config(options.get_interactive_generation_parser(), words))
 
 
 def _config(parser: Any, words: list[object]) -> Any:
     """fairseq's configuration from a command line."""
-    with _quiet():
+    with quiet():
         args = options.parse_args_and_arch(parser, input_args=[str(word) for word in words])
         return convert_namespace_to_omegaconf(args)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Without the warnings that every fairseq command gives."""
     with warnings.catch_warnings():
         compat.silence_known_warnings()
         yield
@@ -139,7 +140,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 def load_model(checkpoint: Path, data: Path, **overrides: object) -> tuple[nn.Module, Any]:
     """The model of a checkpoint as fairseq's programs build it, for inference, and its task."""
     overrides = {"data": str(data), **overrides}
-    with _quiet():
+    with quiet():
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(checkpoint)], overrides
         )

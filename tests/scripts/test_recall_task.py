@@ -1,5 +1,6 @@
 """The recall task: its answers, that no window reaches them, and the command line."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -39,19 +40,19 @@ def rows_of(recall, count=200, **options):
 @pytest.mark.parametrize("value_first", [False, True])
 def test_answers_are_the_values_of_the_asked_keys(recall, value_first):
     rows = rows_of(recall, value_first=value_first)
-    for row, answers, values_at in zip(*(t.tolist() for t in rows), strict=True):
+    for row, answers, pairs_at in zip(*(t.tolist() for t in rows), strict=True):
         value_of, place_of = {}, {}
         for i in range(recall.PAIRS_END):
             if recall.SYMBOLS <= row[i] < 2 * recall.SYMBOLS:  # a key
                 at = i - 1 if value_first else i + 1
                 assert 0 <= row[at] < recall.SYMBOLS
                 assert row[i] not in value_of
-                value_of[row[i]], place_of[row[i]] = row[at], at
+                value_of[row[i]], place_of[row[i]] = row[at], max(i, at)
         queries = row[-recall.PAIRS :]
         assert sorted(queries) == sorted(value_of)
         assert len(set(value_of.values())) == len(value_of) == recall.PAIRS
         assert answers == [value_of[query] for query in queries]
-        assert values_at == [place_of[query] for query in queries]
+        assert pairs_at == [place_of[query] for query in queries]
         noise = row[recall.PAIRS_END : -recall.PAIRS]
         assert min(noise) >= 2 * recall.SYMBOLS
 
@@ -68,7 +69,7 @@ def test_what_is_near_a_query_says_nothing_of_its_answer(recall):
 
 
 def test_no_window_of_the_defaults_reaches_a_pair(recall):
-    rows = rows_of(recall)
+    rows = rows_of(recall, 20)
     first_query = recall.LENGTH - recall.PAIRS
     last_of_pairs = max(i for row in rows.tokens for i in range(first_query) if row[i] < 32)
     assert first_query - last_of_pairs > recall.GAP
@@ -99,46 +100,66 @@ def test_seen_tokens_of_every_rule(recall):
     assert torch.equal(everything[0, 0], torch.ones(5, 5).tril().bool())
 
 
-def test_values_seen_by_dense_and_local_attention(recall):
-    rows = rows_of(recall)
+def test_pairs_seen_by_dense_and_local_attention(recall, monkeypatch):
+    monkeypatch.setattr(recall, "TEST_ROWS", 20)
+    rows = rows_of(recall, 20)
     for kind, share in (("full", 1.0), ("window", 0.0)):
         model = recall.Model(recall.Setting(kind))
         result = recall.test(model, recall.Setting(kind))
-        assert result["sees its value"] == result["sees another value"] == [share, share]
+        assert result["sees its pair"] == result["sees another pair"] == [share, share]
 
-    # Each value in the cluster of its query, and of no other: own 1, another 0.
+    # Each pair in the cluster of its query, and of no other: own 1, another 0.
     clusters = torch.full((len(rows.tokens), 1, recall.LENGTH), recall.PAIRS)
     queries = torch.arange(recall.PAIRS).expand(len(rows.tokens), -1)
-    clusters[:, 0].scatter_(1, rows.values_at, queries)
+    clusters[:, 0].scatter_(1, rows.pairs_at, queries)
     clusters[:, 0, -recall.PAIRS :] = queries
     layout = cluster_layout(clusters, recall.PAIRS + 1, None, causal=True)
-    assert recall.values_seen([layout], rows) == (1.0, 0.0)
+    assert recall.pairs_seen([layout], rows) == (1.0, 0.0)
 
 
 def test_command_line_trains_keeps_and_tabulates(recall, no_training, run_cli, tmp_path, capsys):
     out = tmp_path / "recall.json"
-    arguments = "--kinds full near+neural --seeds 1 --steps 30 --loss-weights 0.1".split()
-    arguments += ["--cluster-normalizer", "average", "--out", str(out)]
+    arguments = "--kinds near+neural --seeds 1 --steps 30 --loss-weights 0.1".split()
+    arguments += ["--cluster-normalizer", "running", "--out", str(out)]
     printed = run_cli("scripts/recall_task.py", *arguments, user_dir=None).stdout.splitlines()
     table = [line for line in printed if line.startswith("|")]
-    assert [line.split(" | ")[0] for line in table] == [
-        "| kind",
-        "| ---",
-        "| full",
-        "| near+neural",
-    ]
-    dense, clustered = json.loads(out.read_text())
-    assert dense["effective clusters"] == []
-    assert dense["sees its value"] == [1.0, 1.0]
-    assert 1.0 <= clustered["effective clusters"][0] <= 8.0
-    for result in (dense, clustered):
-        assert 0.0 <= result["accuracy"] < 0.5
-        assert result["curve"] == {"30": result["accuracy"]}
-        assert "--steps 30" in result["command"]
+    assert len(table) == 3
+    assert table[2].startswith("| near+neural | running | 0.1 | 30 | 1 | 0.")
+    (result,) = json.loads(out.read_text())
+    assert 0.0 <= result["accuracy"] < 0.5
+    assert result["curve"] == {"30": result["accuracy"]}
+    assert all(1.0 <= number <= 8.0 for number in result["effective clusters"])
+    assert "--steps 30" in result["command"]
     assert not list(tmp_path.glob("*.partial"))
 
-    assert recall.main(arguments) == 0
+    assert recall.main(arguments) == 0  # nothing left to train
     assert capsys.readouterr().out.splitlines() == table
+
+
+def test_table_has_a_row_for_each_setting(recall):
+    def result(setting, accuracy, clusters):
+        return {
+            "setting": dataclasses.asdict(setting),
+            "accuracy": accuracy,
+            "effective clusters": clusters,
+            "sees its pair": [0.25, 1.0],
+            "sees another pair": [0.5, 0.125],
+        }
+
+    neural = recall.Setting("neural", "running", 0.5, num_clusters=4)
+    results = [
+        result(neural, 0.25, [2.0, 3.0]),
+        result(recall.Setting("full"), 1.0, []),
+        result(neural, 0.75, [3.0, 4.0]),
+    ]
+    head, _, clustered, dense = recall.table(results).splitlines()
+    assert "| num clusters |" in head
+    assert "temperature" not in head
+    assert clustered == (
+        "| neural | running | 0.5 | 4 | 2 | 0.500 (0.250 to 0.750) | 3.0 "
+        "| 0.25 (0.50) | 1.00 (0.12) |"
+    )
+    assert dense == "| full | - | - | 8 | 1 | 1.000 | - | 0.25 (0.50) | 1.00 (0.12) |"
 
 
 def test_a_run_is_named_by_a_command_that_asks_for_it(recall):
