@@ -38,17 +38,17 @@ LENGTH = 400  # bytes to write
 TEMPERATURE = 0.7
 MARK = ".demo"  # in a folder that is the demo's to fill
 
-# A dense layer has no W_c (128 x 128) and no centroids (8 x 128): 68 more hidden units of
-# 2 x 128 + 1 parameters each make up for them.
+# A dense model has no W_c (64 x 64) and no centroids (8 x 64) in its last layer: 12 more hidden
+# units of 2 x 64 + 1 parameters in each of the three layers make up for them.
 CLUSTERED = {"arch": "clusterformer_lm_tiny", "criterion": "clusterformer_cross_entropy"}
 DENSE = {
     "arch": "transformer_lm",
     "criterion": "cross_entropy",
-    "decoder-layers": 4,
-    "decoder-embed-dim": 128,
-    "decoder-input-dim": 128,
-    "decoder-output-dim": 128,
-    "decoder-ffn-embed-dim": 512 + 68,
+    "decoder-layers": 3,
+    "decoder-embed-dim": 64,
+    "decoder-input-dim": 64,
+    "decoder-output-dim": 64,
+    "decoder-ffn-embed-dim": 256 + 12,
     "decoder-attention-heads": 4,
     "decoder-normalize-before": True,
     "share-decoder-input-output-embed": True,
@@ -67,7 +67,7 @@ def shared_options(updates: int, context: int, rows: int) -> dict:
         "dropout": 0.0,
         "optimizer": "adam",
         "adam-betas": "(0.9, 0.98)",
-        "lr": 3e-3,
+        "lr": 4e-3,
         "lr-scheduler": "cosine",
         "warmup-updates": updates // 10,
         "clip-norm": 1.0,
@@ -262,9 +262,9 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     for name, default, most, what in (
-        ("--updates", 400, 100_000, "of each model"),
-        ("--context", 2048, 8192, "bytes that a model sees at once"),
-        ("--rows", 1, 64, "contexts in an update"),
+        ("--updates", 1100, 100_000, "of each model"),
+        ("--context", 1024, 8192, "bytes that a model sees at once"),
+        ("--rows", 2, 64, "contexts in an update"),
         ("--threads", 1, 64, "of each of the two models"),
     ):
         least = {"--updates": 4, "--context": 16}.get(name, 1)

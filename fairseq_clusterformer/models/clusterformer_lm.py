@@ -168,17 +168,18 @@ def _default(args, **values) -> None:
 
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_tiny")
 def clusterformer_lm_tiny(args):
-    """1 million parameters: trains on a laptop's processor in minutes."""
+    """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
     _default(
         args,
-        decoder_layers=4,
-        decoder_embed_dim=128,
-        decoder_ffn_embed_dim=512,
+        attention="window*2,window+neural",
+        attention_window=16,
+        num_clusters=8,
+        decoder_layers=3,
+        decoder_embed_dim=64,
+        decoder_ffn_embed_dim=256,
         decoder_attention_heads=4,
         share_decoder_input_output_embed=True,
         activation_fn="gelu",
-        attention_window=64,
-        num_clusters=8,
     )
     base_lm_architecture(args)
 
