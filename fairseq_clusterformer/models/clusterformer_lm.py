@@ -177,6 +177,7 @@ def clusterformer_lm_tiny(args):
         decoder_layers=3,
         decoder_embed_dim=64,
         decoder_ffn_embed_dim=256,
+        dropout=0.0,
         decoder_attention_heads=4,
         share_decoder_input_output_embed=True,
         activation_fn="gelu",

@@ -30,7 +30,9 @@ TRAINING = (
     "--task language_modeling --tokens-per-sample 64 --batch-size 4 --max-update 6 --seed 1"
     " --optimizer adam --lr 0.005 --clip-norm 1"
 )
-HERE = "--cpu --distributed-world-size 1 --num-workers 0 --no-progress-bar"
+# By default fairseq leaves out the last batch if it does not hold a multiple of 8 sentences.
+ALL = "--required-batch-size-multiple 1"
+HERE = f"--cpu --distributed-world-size 1 --num-workers 0 --no-progress-bar {ALL}"
 CLUSTERFORMER = (
     f"{TRAINING} --arch clusterformer_lm {SIZES} --attention-window 8 --num-clusters 4"
     f" --criterion clusterformer_cross_entropy {HERE}"

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from fairseq_clusterformer.data.bytes import encode
-from tests.cli.in_process import generate, interactive, load_model
+from tests.cli.in_process import ALL, generate, interactive, load_model
 from tests.conftest import RunCli
 
 PROMPT = 8
 LENGTH = 24
 BLOCKS = (
-    f"--gen-subset test --tokens-per-sample 100 --prefix-size {PROMPT}"
-    f" --max-len-a 0 --max-len-b {LENGTH} --skip-invalid-size-inputs-valid-test"
+    f"--gen-subset test --tokens-per-sample 50 --prefix-size {PROMPT}"
+    f" --max-len-a 0 --max-len-b {LENGTH} {ALL}"
 )
-BEAM = f"{BLOCKS.replace('100', '50')} --beam 3"
-GREEDY = f"{BLOCKS.replace('100', '50')} --beam 1"
+BEAM = f"{BLOCKS} --beam 3"
+GREEDY = f"{BLOCKS} --beam 1"
 PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
 
 #: by number of the sentence, of each hypothesis: score, symbols, log2 probability of each
@@ -164,7 +164,7 @@ class TestInteractive:
     def test_sampling(self, byte_data: Path, checkpoint: Path, prompts: Path, capsys) -> None:
         texts = []
         for seed in (1, 1, 2):
-            line = f"{self.OPTIONS} --sampling --sampling-topp 0.9 --seed {seed}"
+            line = f"{self.OPTIONS} --nbest 3 --sampling --sampling-topp 0.9 --seed {seed}"
             interactive(byte_data, checkpoint, line, prompts)
             results = parse(capsys.readouterr().out.splitlines())
             texts.append([results[number][0][1] for number in range(len(PROMPTS))])
