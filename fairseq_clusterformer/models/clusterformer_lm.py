@@ -28,7 +28,7 @@ class ClusterformerLanguageModelConfig(TransformerLanguageModelConfig):
     """Options of fairseq's ``transformer_lm``, and those of the attention."""
 
     attention: str = field(
-        default="window+neural",
+        default="window*2,window+neural",
         metadata={
             "help": "attention of each layer: kinds joined by + share its heads, *n repeats it, "
             "and a comma-separated list is cycled to the depth, such as window*3,neural"
@@ -171,7 +171,6 @@ def clusterformer_lm_tiny(args):
     """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
     _default(
         args,
-        attention="window*2,window+neural",
         attention_window=16,
         num_clusters=8,
         decoder_layers=3,

@@ -34,7 +34,7 @@ TRAINING = (
 ALL = "--required-batch-size-multiple 1"
 HERE = f"--cpu --distributed-world-size 1 --num-workers 0 --no-progress-bar {ALL}"
 CLUSTERFORMER = (
-    f"{TRAINING} --arch clusterformer_lm {SIZES} --attention-window 8 --num-clusters 4"
+    f"{TRAINING} --arch clusterformer_lm {SIZES} --attention window+neural --attention-window 8 --num-clusters 4"
     f" --criterion clusterformer_cross_entropy {HERE}"
 )
 TRANSFORMER = f"{TRAINING} --arch transformer_lm {SIZES} --criterion cross_entropy {HERE}"

@@ -38,6 +38,7 @@ def make_model(task=None, **options) -> ClusterformerLanguageModel:
         "decoder_attention_heads": 4,
         "decoder_normalize_before": True,
         "share_decoder_input_output_embed": True,
+        "attention": "window+neural",
         "attention_window": 5,
         "num_clusters": 4,
         "max_target_positions": 128,
