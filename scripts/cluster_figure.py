@@ -137,7 +137,7 @@ def _draw_table(drawing: _Drawing, reading, layer: Layer, rows: list[Cluster], t
     for x, head in heads.items():
         drawing.text(x, top + 54, head, 19, color=SOFT)
     if layer.window is not None:
-        drawing.text(reach, top + 54, "sees back", 19, color=SOFT, at="right")
+        drawing.text(reach, top + 54, f"sees back, {reading.unit}s", 19, color=SOFT, at="right")
     most = max(c.share for c in rows) or 1
     for number, cluster in enumerate(rows):
         y = top + HEAD + number * ROW

@@ -118,7 +118,7 @@ def _row(reading: Reading, layer: Layer, cluster: Cluster, most: float) -> str:
     facts = [(tokens, _chips(cluster.tokens)), (endings, _chips(cluster.endings, ending=True))]
     facts.append(("in this passage", _positions(layer.passage, cluster.index)))
     if cluster.reach is not None:
-        sight = f"its query sees {layer.window} keys of it, the oldest "
+        sight = f"a query in it sees {layer.window} of its tokens, the oldest "
         facts.append(("reach", f"{sight}<b>{cluster.reach:,}</b> {reading.unit}s back (median)"))
     body = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
     return (

@@ -34,8 +34,8 @@ TRAINING = (
 ALL = "--required-batch-size-multiple 1"
 HERE = f"--cpu --distributed-world-size 1 --num-workers 0 --no-progress-bar {ALL}"
 CLUSTERFORMER = (
-    f"{TRAINING} --arch clusterformer_lm {SIZES} --attention window+neural --attention-window 8 --num-clusters 4"
-    f" --criterion clusterformer_cross_entropy {HERE}"
+    f"{TRAINING} --arch clusterformer_lm {SIZES} --attention window+neural --attention-window 8"
+    f" --num-clusters 4 --criterion clusterformer_cross_entropy {HERE}"
 )
 TRANSFORMER = f"{TRAINING} --arch transformer_lm {SIZES} --criterion cross_entropy {HERE}"
 # What fairseq demands where a checkpoint comes from another criterion or another data set.

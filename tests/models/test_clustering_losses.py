@@ -1,4 +1,4 @@
-"""Which parameters learn from which term of CF22 eq. 17, and that its weights keep their meaning."""
+"""Which parameters learn from which term of CF22 eq. 17, and what its weights mean."""
 
 from collections.abc import Iterator
 
