@@ -3,11 +3,12 @@
 
     python scripts/benchmark_attention.py --lengths 1024 4096 16384
 
-Routing is included: ``neural`` computes similarities, assigns, sorts and attends. ``dense`` is
-``torch.nn.functional.scaled_dot_product_attention`` (causal). Contestants take turns within one
-run, so that a machine whose speed drifts is unfair to none; medians are reported. Memory is the
-process's peak beyond inputs, outputs and gradients, each contestant in a process of its own. A
-contestant whose output differs from the dense reference's on its own layout is not timed.
+Routing is included: ``neural`` computes similarities, assigns, sorts and attends, and both
+clustering losses go forward and backward. ``dense`` is PyTorch's ``scaled_dot_product_attention``
+(causal). Contestants take turns within one run, so that a machine whose speed drifts is unfair to
+none; medians are reported. Memory is the process's peak beyond inputs, outputs and gradients, each
+contestant in a process of its own. One whose output at randomly chosen queries is not the softmax
+attention over the keys that its layout names is not timed.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Contestant:
         self.kind = kind
         shape = (1, length, heads, width)
         self.tensors = [torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3)]
-        self.x = torch.randn(1, length, heads * width)
+        self.x = torch.randn(1, length, heads * width, requires_grad=True)
         self.weight = torch.randn(shape).transpose(1, 2)
         self.router = None
         if kind != "dense":
@@ -51,27 +52,44 @@ class Contestant:
                 kind, config, embed_dim=heads * width, num_heads=heads, causal=True
             )
 
-    def forward(self, impl: str = "blocks") -> Tensor:
+    def forward(self) -> list[Tensor]:
+        """The output, and the losses of the clustering if there is one."""
         q, k, v = self.tensors
         if self.router is None:
-            return scaled_dot_product_attention(q, k, v, is_causal=True)
-        layout, _ = self.router(self.x, q, k)
-        return ranged_attention(q, k, v, layout, impl=impl)[0]
+            return [scaled_dot_product_attention(q, k, v, is_causal=True)]
+        layout, report = self.router(self.x, q, k)
+        out, _ = ranged_attention(q, k, v, layout)
+        losses = (report.clustering_loss, report.sorting_loss)
+        return [out, *(loss for loss in losses if loss is not None)]
 
     def run(self) -> float:
         """Seconds of one forward and backward pass."""
-        for tensor in self.tensors:
+        for tensor in (self.x, *self.tensors):
             tensor.grad = None
         begin = time.perf_counter()
-        self.forward().backward(self.weight)
+        outputs = self.forward()
+        torch.autograd.backward(outputs, [self.weight, *map(torch.ones_like, outputs[1:])])
         return time.perf_counter() - begin
 
-    def is_right(self) -> bool:
-        """Whether the output is the reference's; checked where its dense mask fits memory."""
-        if self.router is None or self.x.size(1) > 2048:
+    @torch.no_grad()
+    def is_right(self, queries: int = 64) -> bool:
+        """Whether some queries' outputs are attention over the keys that the layout names."""
+        if self.router is None:
             return True
-        with torch.no_grad():
-            return torch.allclose(self.forward(), self.forward("reference"), atol=1e-4)
+        q, k, v = (t[0] for t in self.tensors)
+        layout, _ = self.router(self.x, *self.tensors[:2])
+        out = self.forward()[0][0]
+        identity = torch.arange(q.size(1)).view(1, 1, -1)
+        query_order = identity if layout.query_order is None else layout.query_order
+        key_order = identity if layout.key_order is None else layout.key_order
+        for slot in torch.randint(q.size(1), (queries,)).tolist():
+            token = query_order[0, 0, slot]
+            keys = key_order[0, 0, layout.lo[0, 0, slot] : layout.hi[0, 0, slot]]
+            logits = torch.einsum("he,hje->hj", q[:, token], k[:, keys]) / math.sqrt(q.size(-1))
+            expected = torch.einsum("hj,hje->he", logits.softmax(-1), v[:, keys])
+            if not torch.allclose(out[:, token], expected, atol=1e-4):
+                return False
+        return True
 
 
 def peak_memory(kind: str, length: int, args: argparse.Namespace) -> float:

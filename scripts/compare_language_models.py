@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -68,7 +69,9 @@ def train_and_test(name: str, grid: dict, data: Path, threads: int, keep: Path |
     options = {**grid["shared"], **grid["runs"][name], "seed": seed}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if keep is None else keep / name
-        folder.mkdir(parents=True, exist_ok=True)
+        # Nothing of an interrupted run: half a training run has no speed and no curve.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         training = {
             **options,
             "task": "language_modeling",

@@ -13,6 +13,7 @@ difference.
 import argparse
 import json
 import math
+import pickle
 import sys
 from pathlib import Path
 
@@ -23,10 +24,14 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fairseq import checkpoint_utils  # noqa: E402
+from fairseq.tasks.language_modeling import LanguageModelingTask  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402, F401
 
 PREFIXES_AT_ONCE = 64
+# What loading something else than a checkpoint or its data ends in.
+LOADING = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+LOADING = (*LOADING, AssertionError, pickle.UnpicklingError)
 
 
 def load(checkpoint: str, data: str, subset: str, tokens_per_sample: int | None):
@@ -130,9 +135,26 @@ def main() -> None:
     ):
         if value is not None and value < 1:
             sys.exit(f"{option} is {value}; allowed: 1 or more")
-    model, task, dataset = load(
-        args.checkpoint, args.data, args.gen_subset, args.tokens_per_sample
-    )
+    try:
+        model, task, dataset = load(
+            args.checkpoint, args.data, args.gen_subset, args.tokens_per_sample
+        )
+    except LOADING as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        sys.exit(
+            f"--checkpoint is {args.checkpoint} and --data is {args.data}: cannot be loaded "
+            f"({reason}); allowed: a language model that fairseq has written, and its data"
+        )
+    if not isinstance(task, LanguageModelingTask):
+        sys.exit(
+            f"--checkpoint is {args.checkpoint}, of the task {type(task).__name__}; "
+            "allowed: a language model"
+        )
+    longest = model.max_positions()
+    if args.tokens_per_sample is not None and args.tokens_per_sample > longest:
+        sys.exit(f"--tokens-per-sample is {args.tokens_per_sample}; allowed: {longest} or less")
+    if len(dataset) == 0:
+        sys.exit(f"--gen-subset is {args.gen_subset}, which is empty; allowed: one with text")
     leaks = getattr(model.decoder, "leaks_future", False)
     result = compare(model, task, dataset, args.max_blocks, "prefix" if leaks else "state")
     if leaks:

@@ -27,7 +27,8 @@ class AttentionConfig:
     """Options that kinds of attention share; each kind reads the ones that it needs.
 
     Attributes:
-        window: W, tokens that a query of a windowed or clustered head can see.
+        window: W, tokens that a query of a windowed or clustered head can see, its own included;
+            not causal: W on either side of its own.
         num_clusters: K.
         cluster_rule: how a query sees its cluster: "recent" (the W latest of its cluster; causal
             where asked for), "chunk" (CF22 eq. 8, bidirectional only) or "leaking-chunk" (the same
@@ -113,7 +114,8 @@ class Router(nn.Module, ABC):
         """Route one more token of a causal sequence, exactly as ``forward`` would.
 
         Args:
-            x, q, k: as in ``forward``, with N = 1.
+            x, q, k: as in ``forward``, with N = 1. A kind whose layouts have a ``key_bias`` cannot
+                step: nothing here could return it.
             state: what the last call returned; empty at first. Every tensor has batch first.
             padding_mask: bool [B, 1].
 
@@ -131,6 +133,11 @@ class Router(nn.Module, ABC):
             )
         ring = x.new_zeros(x.size(0), 1).long()
         return ring, ring, state
+
+    def nothing_observed(self) -> Tensor | None:
+        """The observation of a batch without tokens, for a layer that was dropped or a worker that
+        saw less; None for kinds that observe nothing."""
+        return None
 
     def observe(self, observation: Tensor) -> None:
         """Store a training batch's observation; called outside of any activation checkpoint."""

@@ -102,7 +102,6 @@ class MultiheadAttention(nn.Module):
                 k_part,
                 v_part,
                 layout,
-                key_bias=layout.key_bias,
                 dropout=self.dropout if self.training else 0.0,
                 impl=self.impl,
             )

@@ -75,6 +75,9 @@ class Neural(Router):
         clusters, state = self.clustering.step(x, state, padding_mask)
         return clusters, clusters, state
 
+    def nothing_observed(self) -> Tensor | None:
+        return self.clustering.nothing_observed()
+
     def observe(self, observation: Tensor) -> None:
         self.clustering.observe(observation)
 

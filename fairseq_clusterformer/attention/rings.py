@@ -13,6 +13,8 @@ from torch import Tensor
 from ..clustering import State
 from ..precision import at_least_float32
 
+FIRST_ROOM = 64  # tokens that a ring holds before it grows
+
 
 def attend_step(
     q: Tensor,
@@ -43,7 +45,7 @@ def attend_step(
     batch, heads, _, width = q.shape
     groups = key_ring.size(1)
     if not state:
-        room = 0 if window is None else window
+        room = FIRST_ROOM if window is None else min(window, FIRST_ROOM)
         state = {
             "keys": k.new_zeros(batch, num_rings, room, heads, width),
             "values": v.new_zeros(batch, num_rings, room, heads, width),
@@ -55,8 +57,8 @@ def attend_step(
     row = torch.arange(batch, device=q.device).unsqueeze(-1)
     group = torch.arange(groups, device=q.device)
     rank = seen[row, key_ring, group]  # of this token in its ring, [B, G]
-    if window is None and int(rank.max()) >= keys.size(2):
-        keys, values = (_grown(t) for t in (keys, values))
+    if keys.size(2) != window and int(rank.max()) >= keys.size(2):
+        keys, values = (_grown(t, window) for t in (keys, values))
     room = keys.size(2)
     slot = rank % room
 
@@ -81,8 +83,8 @@ def attend_step(
     return out, {"keys": keys, "values": values, "seen": seen}
 
 
-def _grown(stored: Tensor) -> Tensor:
-    """Twice the room, so that appending N tokens copies O(N) of them."""
+def _grown(stored: Tensor, window: int | None) -> Tensor:
+    """Twice the room, up to the window; no ring has come round before it has all of that."""
     room = stored.size(2)
-    more = stored.new_zeros(*stored.shape[:2], max(room, 64), *stored.shape[3:])
-    return torch.cat([stored, more], dim=2)
+    more = room if window is None else min(room, window - room)
+    return torch.cat([stored, stored.new_zeros(*stored.shape[:2], more, *stored.shape[3:])], dim=2)

@@ -55,5 +55,5 @@ def parse_attention(
             raise ValueError(
                 f"{option} is {spec!r}: {part!r} repeats {times} times; allowed: 1 up"
             )
-        layers += [kinds] * times
+        layers += [kinds] * min(times, num_layers)
     return [layers[i % len(layers)] for i in range(num_layers)]

@@ -6,7 +6,6 @@ Shape letters: B batch, N tokens, D width, K clusters.
 import math
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..precision import HALF, at_least_float32
@@ -68,11 +67,13 @@ class NeuralClustering(nn.Module):
         nn.init.xavier_uniform_(self.w_c.weight)
 
     def _apply(self, fn, recurse=True):
+        names = ("log_normalizer", "pending_log_mass", "pending_tokens")
+        before = {name: getattr(self, name) for name in names}
         super()._apply(fn, recurse)
-        for name in ("log_normalizer", "pending_log_mass", "pending_tokens"):
-            buffer = getattr(self, name)
-            if buffer.dtype in HALF:  # an average needs the bits
-                setattr(self, name, buffer.float())
+        for name, value in before.items():
+            moved = getattr(self, name)
+            if moved.dtype in HALF:  # an average needs the bits that half precision drops
+                setattr(self, name, value.to(moved.device))
         return self
 
     def forward(
@@ -116,12 +117,12 @@ class NeuralClustering(nn.Module):
             _, scores = self._scores(x, self.centroids.to(x.dtype))
             if self.normalizer == "average":
                 return _lowest_argmax(scores - self._log_normalizer(scores)), state
-            log_sum = scores
+            log_sum = scores.double()
             if "log_sum" in state:
-                log_sum = torch.logaddexp(state["log_sum"], scores)
+                log_sum = torch.logaddexp(state["log_sum"], log_sum)
             clusters = _lowest_argmax(scores - log_sum)
             if padding_mask is not None:
-                before = state.get("log_sum", torch.full_like(scores, -math.inf))
+                before = state.get("log_sum", torch.full_like(log_sum, -math.inf))
                 log_sum = torch.where(padding_mask.unsqueeze(-1), before, log_sum)
             return clusters, {"log_sum": log_sum}
 
@@ -150,7 +151,8 @@ class NeuralClustering(nn.Module):
         if self.normalizer == "sentence":
             return torch.logsumexp(scores, dim=1, keepdim=True)
         if self.normalizer == "running":
-            return torch.logcumsumexp(scores, dim=1)
+            # In float64, or step by step it drifts until rounding decides ties.
+            return torch.logcumsumexp(scores.double(), dim=1)
         return self.log_normalizer.to(scores.dtype)
 
     def _report(
@@ -174,8 +176,8 @@ class NeuralClustering(nn.Module):
         updated = torch.bmm(membership.transpose(1, 2), keys)  # CF22 eq. 3: [B, K, D]
         vectors = self._for_dot_product(updated)
 
-        own = vectors.gather(1, clusters.unsqueeze(-1).expand_as(x))
-        phi = (self._for_dot_product(x) * own).sum(-1)
+        phi = torch.bmm(self._for_dot_product(x), vectors.transpose(1, 2))  # [B, N, K]
+        phi = phi.gather(-1, clusters.unsqueeze(-1)).squeeze(-1)
         clustering_loss = -(phi * real).sum() / tokens.clamp(min=1.0)  # CF22 eq. 6
 
         neighbours = (vectors * vectors.roll(1, dims=1)).sum(-1).mean(-1)  # the ring of eq. 11
@@ -192,28 +194,29 @@ class NeuralClustering(nn.Module):
 
     @torch.no_grad()
     def observe(self, observation: Tensor) -> None:
-        """Remember a training batch's observation, of all workers, for the moving average."""
-        if self.normalizer != "average":
-            return
-        log_mass, tokens = observation[:-1].float(), observation[-1].float()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            mine = torch.cat([log_mass, tokens.view(1)])
-            everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-            dist.all_gather(everyone, mine)
-            stacked = torch.stack(everyone)
-            log_mass, tokens = torch.logsumexp(stacked[:, :-1], 0), stacked[:, -1].sum()
+        """Remember a training batch's observation for the moving average; may be repeated."""
+        log_mass = observation[:-1].to(self.pending_log_mass.dtype)
         self.pending_log_mass.copy_(torch.logaddexp(self.pending_log_mass, log_mass))
-        self.pending_tokens += tokens
+        self.pending_tokens += observation[-1]
+
+    def nothing_observed(self) -> Tensor:
+        """The observation of a batch without tokens."""
+        log_mass = torch.full_like(self.log_normalizer, -math.inf)
+        return torch.cat([log_mass, log_mass.new_zeros(1)])
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the average by what was observed since the last update, if anything was."""
-        if self.pending_tokens == 0:
-            return
+        """Move the average by what was observed since the last update, if anything was.
+
+        What is not finite (an overflow that a loss scaler skips) is dropped.
+        """
         seen = self.pending_log_mass - self.pending_tokens.log()
-        momentum = self.momentum if self.updates > 0 else 0.0  # the first is taken as it is
-        self.log_normalizer.lerp_(seen, 1.0 - momentum)
-        self.updates += 1
+        usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
+        # The first observation is taken as it is.
+        share = torch.where(self.updates > 0, 1.0 - self.momentum, 1.0).to(seen.dtype)
+        moved = torch.lerp(self.log_normalizer, seen, share)
+        self.log_normalizer.copy_(torch.where(usable, moved, self.log_normalizer))
+        self.updates += usable
         self.pending_log_mass.fill_(-math.inf)
         self.pending_tokens.zero_()
 

@@ -56,6 +56,11 @@ class ClusteringLosses:
         """As fairseq's: (loss to differentiate, sample size, what to log)."""
         listener = _Listener(model)
         loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
+        if "clustering" not in listener.net_output[1]:
+            raise ValueError(
+                f"--criterion is {type(self).__name__}, and the model a {type(model).__name__}; "
+                "allowed: an architecture clusterformer_*, or fairseq's own criterion"
+            )
         clustering = listener.net_output[1]["clustering"]
         # Every batch logs every name, for workers add up what they logged name by name. A batch
         # may have nothing to say: LayerDrop can leave out all layers that cluster.

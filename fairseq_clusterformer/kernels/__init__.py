@@ -43,7 +43,8 @@ def ranged_attention(
         k: keys, the same shape, dtype and device.
         v: values, the same.
         layout: orders and ranges; its G must be 1 or H.
-        key_bias: added to the logits of each key, [B, 1 or H, N] in token order.
+        key_bias: added to the logits of each key, [B, 1 or H, N] in token order; None: the
+            layout's own, if it has one.
         dropout: probability of dropping an attention weight (the others are scaled up).
         impl: "reference" or "blocks".
 
@@ -57,5 +58,9 @@ def ranged_attention(
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl is {impl!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    if layout.key_bias is not None:
+        if key_bias is not None:
+            raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
+        key_bias = layout.key_bias
     validate(q, k, v, layout, key_bias=key_bias, dropout=dropout)
     return IMPLEMENTATIONS[impl](q, k, v, layout, key_bias=key_bias, dropout=dropout)

@@ -79,6 +79,7 @@ class _Side:
 
     token: Tensor  # [rows * tiles, TILE]
     slots: int  # the rest of the last tile is filling
+    once: bool  # each token stands in one slot
     unused: Tensor | None  # True where a slot holds no token, [rows, 1, tiles * TILE]
 
 
@@ -121,11 +122,13 @@ class _Plan:
         self.queries = _Side(
             token=tiled(query_order, self.query_tiles, 0),
             slots=length,
+            once=True,
             unused=self._unused(layout.num_queries, length, self.query_tiles),
         )
         self.keys = _Side(
             token=tiled(key_order, self.key_tiles, 0),
             slots=slots,
+            once=slots == length,
             unused=self._unused(layout.num_keys, slots, self.key_tiles),
         )
         self.bias = None
@@ -200,7 +203,10 @@ class _Plan:
         flat, index = self._token_rows(out, side.token)
         index = index[..., : side.slots].flatten()
         source = tiles.view(self.rows, self.heads, -1, tiles.size(-1))[:, :, : side.slots]
-        flat.index_add_(0, index, source.flatten(0, 2))
+        if side.once:
+            flat.index_copy_(0, index, source.flatten(0, 2))
+        else:
+            flat.index_add_(0, index, source.flatten(0, 2))
         return out
 
     def logits(self, group: _Group, q: Tensor, k: Tensor) -> Tensor:

@@ -50,13 +50,12 @@ def validate(
         if tensor.dtype != torch.long or tensor.device != q.device:
             raise ValueError(f"layout.{name} is {_describe(tensor)}; allowed: int64 on {q.device}")
         _check_shape(f"layout.{name}", tensor, batch, heads, size)
-    for name, tensor in (("layout.key_bias", layout.key_bias), ("key_bias", key_bias)):
-        if tensor is not None:
-            if not tensor.is_floating_point() or tensor.device != q.device:
-                raise ValueError(
-                    f"{name} is {_describe(tensor)}; allowed: floating point on {q.device}"
-                )
-            _check_shape(name, tensor, batch, heads, (length,))
+    if key_bias is not None:
+        if not key_bias.is_floating_point() or key_bias.device != q.device:
+            raise ValueError(
+                f"key_bias is {_describe(key_bias)}; allowed: floating point on {q.device}"
+            )
+        _check_shape("key_bias", key_bias, batch, heads, (length,))
 
 
 def _check_shape(name: str, tensor: Tensor, batch: int, heads: int, size: tuple[int, ...]) -> None:

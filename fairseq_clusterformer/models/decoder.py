@@ -1,9 +1,11 @@
 """A fairseq Transformer decoder whose layers choose which tokens see which."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -15,6 +17,8 @@ from fairseq_clusterformer.attention import AttentionConfig
 from fairseq_clusterformer.clustering import Report, cluster_use
 
 from .attention import SelfAttention
+
+logger = logging.getLogger(__name__)
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
@@ -158,7 +162,7 @@ class ClusterformerDecoder(TransformerDecoderBase):
     @property
     def leaks_future(self) -> bool:
         """Whether later tokens change earlier outputs, so that nothing can be generated."""
-        return any(not layer.self_attn.can_step for layer in self.layers)
+        return any(not layer.self_attn.can_step for layer in self._all_layers())
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         layer = ClusterformerDecoderLayer(
@@ -205,6 +209,7 @@ class ClusterformerDecoder(TransformerDecoderBase):
 
         weights = None
         reports: list[Report] = []
+        by_layer: dict[int, list[Report]] = {}
         inner_states = [x]
         for i, layer in enumerate(self.layers):
             x, layer_weights, *fields = layer(
@@ -221,9 +226,10 @@ class ClusterformerDecoder(TransformerDecoderBase):
                 weights = layer_weights[:alignment_heads].float().mean(dim=0).to(x)
             size = len(Report._fields)
             of_layer = [Report(*fields[j : j + size]) for j in range(0, len(fields), size)]
-            if self.training:
-                layer.self_attn.observe(of_layer)
+            by_layer[id(layer)] = of_layer
             reports += of_layer
+        if self.training:
+            self._observe(by_layer)
 
         if self.layer_norm is not None:
             x = self.layer_norm(x)
@@ -259,6 +265,28 @@ class ClusterformerDecoder(TransformerDecoderBase):
         padding_mask = tokens.eq(self.padding_idx)
         return x, padding_mask if padding_mask.any() else None
 
+    def _observe(self, by_layer: dict[int, list[Report]]) -> None:
+        """Let the routers remember what those of all workers observed in this batch.
+
+        One exchange for all layers, of the same size everywhere: LayerDrop may have dropped other
+        layers elsewhere.
+        """
+        routers, observations = [], []
+        for layer in self._all_layers():
+            reports = by_layer.get(id(layer), [Report()] * len(layer.self_attn.routers))
+            for router, report in zip(layer.self_attn.routers, reports, strict=True):
+                nothing = router.nothing_observed()
+                if nothing is not None:
+                    seen = report.observation
+                    observations.append(nothing if seen is None else seen.detach().to(nothing))
+                    routers.append(router)
+        if not routers:
+            return
+        sizes = [len(observation) for observation in observations]
+        for everything in gather(torch.cat(observations)):
+            for router, observation in zip(routers, everything.split(sizes), strict=True):
+                router.observe(observation)
+
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq before every forward pass: a new number begins a new update."""
         if num_updates != self.num_updates:
@@ -275,6 +303,8 @@ class ClusterformerDecoder(TransformerDecoderBase):
         for i, layer in enumerate(self._all_layers()):
             prefix = f"{name}.layers.{i}.self_attn.routers."
             if not any(key.startswith(prefix) for key in state_dict):
+                if layer.self_attn.routers.state_dict():
+                    logger.info("layer %d: the checkpoint has no clusters; they start anew", i)
                 for key, tensor in layer.self_attn.routers.state_dict().items():
                     state_dict[prefix + key] = tensor
         return state_dict
@@ -282,6 +312,15 @@ class ClusterformerDecoder(TransformerDecoderBase):
     def _all_layers(self) -> Iterator[ClusterformerDecoderLayer]:
         """Every layer: in training, iterating over layers with LayerDrop leaves some out."""
         return self.layers.children()
+
+
+def gather(tensor: Tensor) -> list[Tensor]:
+    """The tensor of each worker, in the order of their ranks; alone: one's own."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [tensor]
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, tensor)
+    return everyone
 
 
 def summary(reports: list[Report]) -> dict[str, Tensor] | None:

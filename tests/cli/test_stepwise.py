@@ -54,6 +54,16 @@ def test_stepwise_bad_input(run_cli, byte_data, checkpoint, option, value, allow
     assert "Traceback" not in done.stdout
 
 
+def test_stepwise_refuses_what_is_no_checkpoint(run_cli, tmp_path, byte_data):
+    garbage = tmp_path / "garbage.pt"
+    garbage.write_bytes(b"no checkpoint")
+    done = run_cli(STEPWISE, "--checkpoint", garbage, "--data", byte_data, check=False)
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith(f"--checkpoint is {garbage}")
+    assert "allowed: a language model" in done.stdout.splitlines()[-1]
+    assert "Traceback" not in done.stdout
+
+
 def grid(tmp_path):
     words = SIZES.split()
     sizes = {}

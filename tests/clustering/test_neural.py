@@ -115,6 +115,43 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
     torch.testing.assert_close(module.log_normalizer.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_an_overflow_does_not_break_the_average():
+    module = make(normalizer="average")
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    module.observe(module(x)[1].observation)
+    module.commit()
+    good = module.log_normalizer.clone()
+    broken = x.clone()
+    broken[0, 3] = math.inf
+    module.observe(module(broken)[1].observation)
+    module.commit()
+    assert torch.equal(module.log_normalizer, good)
+    module.observe(module(x + 1)[1].observation)
+    module.commit()
+    assert torch.isfinite(module.log_normalizer).all()
+    assert not torch.equal(module.log_normalizer, good)
+
+
+def test_nothing_observed_changes_nothing():
+    module = make(normalizer="average")
+    module.observe(module.nothing_observed())
+    module.commit()
+    assert module.log_normalizer.eq(0).all()
+    assert module.updates == 0
+
+
+@torch.no_grad()
+def test_the_running_normaliser_does_not_drift_in_float32():
+    """A constant text is a tie of all clusters at every step, however long."""
+    module = make(normalizer="running", temperature=0.1).float()
+    x = torch.randn(1, 1, WIDTH)
+    assert module(x.expand(1, 3000, -1))[0].eq(0).all()
+    state = {}
+    for _ in range(3000):
+        cluster, state = module.step(x, state)
+        assert cluster == 0
+
+
 def test_the_average_keeps_clusters_in_use():
     """What it is for: one centroid that is nearest to every token does not take them all."""
     module = make(normalizer="average", temperature=0.1)

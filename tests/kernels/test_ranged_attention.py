@@ -1,6 +1,7 @@
 """Every implementation of ranged attention against the reference, and that against a loop."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -225,6 +226,18 @@ def test_dropout_gradients_against_finite_differences(impl):
         return ranged_attention(q, k, v, layout, dropout=0.3, impl=impl)
 
     assert torch.autograd.gradcheck(function, tensors)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_bias_may_come_with_the_layout(impl):
+    q, k, v, bias = make_inputs(20, bias=True)
+    layout = make_layout("full, causal", 20, 1)
+    expected, _ = ranged_attention(q, k, v, layout, key_bias=bias, impl=impl)
+    with_bias = replace(layout, key_bias=bias)
+    out, _ = ranged_attention(q, k, v, with_bias, impl=impl)
+    assert torch.equal(out, expected)
+    with pytest.raises(ValueError, match="both given"):
+        ranged_attention(q, k, v, with_bias, key_bias=bias, impl=impl)
 
 
 @pytest.mark.parametrize(

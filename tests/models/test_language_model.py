@@ -12,6 +12,7 @@ from fairseq_clusterformer.criterions.clusterformer_cross_entropy import (
     ClusterformerCrossEntropy,
     ClusterformerCrossEntropyConfig,
 )
+from fairseq_clusterformer.models import decoder
 from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
@@ -195,6 +196,17 @@ def test_validation_loss_is_the_tasks_alone():
     assert not torch.equal(loss, expected)
 
 
+def test_a_dense_model_is_refused_by_name():
+    def model(**inputs):
+        return torch.zeros(4, 40, 24), {"attn": [None]}
+
+    model.get_normalized_probs = lambda out, log_probs: out[0]
+    model.get_targets = lambda sample, out: sample["target"]
+    task = make_task()
+    with pytest.raises(ValueError, match="--criterion is ClusterformerCrossEntropy.*allowed"):
+        make_criterion(task)(model, make_sample(task))
+
+
 def test_a_negative_weight_is_refused():
     with pytest.raises(ValueError, match="--clustering-loss-weight is -1.0; allowed: 0 or more"):
         make_criterion(make_task(), clustering_loss_weight=-1.0)
@@ -253,13 +265,25 @@ def test_no_square_matrix_exists(spec):
     assert largest.numel < length * length / 20
 
 
-def test_layer_drop_and_adaptive_softmax():
+def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch):
+    """What is exchanged with other workers has one size, whichever layers were dropped."""
     task = make_task()
-    model = make_model(
-        task, attention="window,neural", decoder_layerdrop=0.5, decoder_layers=4
-    ).train()
+    model = make_model(task, attention="neural", decoder_layerdrop=0.5, decoder_layers=4).train()
     criterion = make_criterion(task)
-    for _ in range(8):
+    sizes = set()
+
+    def alone(tensor):
+        sizes.add(len(tensor))
+        return [tensor]
+
+    monkeypatch.setattr(decoder, "gather", alone)
+    counts = []
+    for update in range(8):
+        model.set_num_updates(update)
         loss, _, _ = criterion(model, make_sample(task))
         loss.backward()
-        assert torch.isfinite(loss)
+        buffers = dict(model.named_buffers())
+        counts.append([int(b) for n, b in buffers.items() if n.endswith("updates")])
+        assert all(torch.isfinite(b).all() for n, b in buffers.items() if n.endswith("normalizer"))
+    assert sizes == {4 * (4 + 1)}
+    assert 0 < min(counts[-1]) <= max(counts[-1]) < 8
