@@ -3,8 +3,9 @@
 
     python scripts/benchmark_attention.py --lengths 1024 4096 16384
 
-Routing is included: ``neural`` computes similarities, assigns, sorts and attends, and both
-clustering losses go forward and backward. ``dense`` is PyTorch's ``scaled_dot_product_attention``
+Routing is included: ``neural`` computes similarities, assigns, sorts and attends; in
+``neural+losses`` both clustering losses go forward and backward too, down to W_c, the centroids
+and the layer's input. ``dense`` is PyTorch's ``scaled_dot_product_attention``
 (causal). Contestants take turns within one run, so that a machine whose speed drifts is unfair to
 none; medians are reported. Memory is the process's peak beyond inputs, outputs and gradients, each
 contestant in a process of its own. One whose output at randomly chosen queries is not the softmax
@@ -16,7 +17,7 @@ import json
 import math
 import os
 import platform
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fairseq_clusterformer.attention import AttentionConfig, build_router  # noqa: E402
 from fairseq_clusterformer.kernels import ranged_attention  # noqa: E402
 
-KINDS = ("dense", "window", "neural")
+KINDS = ("dense", "window", "neural", "neural+losses")
 
 
 class Contestant:
@@ -43,7 +44,8 @@ class Contestant:
         self.kind = kind
         shape = (1, length, heads, width)
         self.tensors = [torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3)]
-        self.x = torch.randn(1, length, heads * width, requires_grad=True)
+        kind, _, self.losses = kind.partition("+")
+        self.x = torch.randn(1, length, heads * width, requires_grad=bool(self.losses))
         self.weight = torch.randn(shape).transpose(1, 2)
         self.router = None
         if kind != "dense":
@@ -53,14 +55,13 @@ class Contestant:
             )
 
     def forward(self) -> list[Tensor]:
-        """The output, and the losses of the clustering if there is one."""
+        """The output, and the losses of the clustering if they are asked for."""
         q, k, v = self.tensors
         if self.router is None:
             return [scaled_dot_product_attention(q, k, v, is_causal=True)]
         layout, report = self.router(self.x, q, k)
         out, _ = ranged_attention(q, k, v, layout)
-        losses = (report.clustering_loss, report.sorting_loss)
-        return [out, *(loss for loss in losses if loss is not None)]
+        return [out, report.clustering_loss, report.sorting_loss] if self.losses else [out]
 
     def run(self) -> float:
         """Seconds of one forward and backward pass."""
@@ -107,10 +108,16 @@ def memory_here(kind: str, length: int, args: argparse.Namespace) -> float:
     given = [torch.ones_like(contestant.weight) for _ in range(4)]
     small = Contestant(kind, 256, args.heads, args.width, args.window)
     small.run()  # libraries allocate what they need once
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_of_this_process()
     del given
     contestant.run()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak_of_this_process() - before
+
+
+def peak_of_this_process() -> float:
+    """MiB; getrusage would count what a parent had when it forked."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
 
 def compare(length: int, args: argparse.Namespace) -> list[dict]:

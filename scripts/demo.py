@@ -30,12 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
 from demo_race import Runner, race, tokens_per_second  # noqa: E402
-from demo_text import HELD_OUT, language_reference, passage, prepare_reference  # noqa: E402
+from demo_text import HELD_OUT, first_paragraphs, language_reference, prepare_reference  # noqa: E402
 from lm_folder import UserError  # noqa: E402
 
 PROMPT = 'The "with" statement'
 LENGTH = 400  # bytes to write
 TEMPERATURE = 0.7
+SHOWN = 2000  # bytes of the passage in the pictures, at most
 MARK = ".demo"  # in a folder that is the demo's to fill
 
 # A dense model has no W_c (64 x 64) and no centroids (8 x 64) in its last layer: 12 more hidden
@@ -86,10 +87,11 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
     """The whole demo; see the module's docstring."""
     began = time.monotonic()
     with workspace(out) as work:
-        texts = {split: len(text.encode()) for split, text in language_reference().items()}
+        texts = language_reference()
+        size = {split: len(text.encode()) for split, text in texts.items()}
         say(
-            f"text: Python's language reference, {texts['train']:,} bytes to train on, "
-            f"{texts['valid']:,} held out ({', '.join(HELD_OUT)})"
+            f"text: Python's language reference, {size['train']:,} bytes to train on, "
+            f"{size['valid']:,} held out ({', '.join(HELD_OUT)})"
         )
         data = prepare_reference(out)
         clustered = Runner("clusterformer_lm", CLUSTERED)
@@ -107,14 +109,14 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
         checkpoint = work / clustered.name / "checkpoint_last.pt"
         say(f"{clustered.name} writes, one byte a step, after {PROMPT!r}:\n")
         (work / "generated.txt").write_text(write_text(checkpoint, data), encoding="utf-8")
-        (work / "passage.txt").write_bytes(passage().encode())
+        (work / "passage.txt").write_bytes(first_paragraphs(texts["valid"], SHOWN).encode())
 
         from cluster_picture import draw
 
         label = draw(checkpoint, data, work / "passage.txt", work)
         record = {
             "options": {"out": str(out), "updates": updates, "context": context, "rows": rows},
-            "text bytes": texts,
+            "text bytes": size,
             "models": [
                 {
                     "name": runner.name,
@@ -155,7 +157,7 @@ def processor_seconds() -> float:
 def compare(runners: list[Runner], speeds: list[float]) -> str:
     """Table of both models, and what it says in a sentence."""
     heads = ("bits per byte", "tokens per second", "parameters", "peak memory")
-    lines = [f"{'':18}" + "".join(f"{head:>20}" for head in heads)]
+    lines = [f"{'':16}" + "".join(f"   {head}" for head in heads)]
     for runner, speed in zip(runners, speeds, strict=True):
         cells = (
             f"{runner.bits_per_byte:.3f}",
@@ -163,7 +165,8 @@ def compare(runners: list[Runner], speeds: list[float]) -> str:
             f"{runner.parameters:,}",
             f"{runner.peak_memory:,.0f} MiB",
         )
-        lines.append(f"{runner.name:18}" + "".join(f"{cell:>20}" for cell in cells))
+        aligned = (f"{cell:>{len(head) + 3}}" for cell, head in zip(cells, heads, strict=True))
+        lines.append(f"{runner.name:16}" + "".join(aligned))
     (ours, dense), ratio = runners, speeds[0] / speeds[1]
     difference = ours.bits_per_byte - dense.bits_per_byte
     bits = f"{abs(difference):.3f} bits per byte {'more' if difference > 0 else 'fewer'}"

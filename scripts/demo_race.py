@@ -190,7 +190,7 @@ class ProgressBar:
             desc=f"{runner.name:16}",
             position=position,
             disable=not sys.stderr.isatty(),
-            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}",
+            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining}{postfix}",
         )
 
     def show(self, bits: float, speed: float) -> None:

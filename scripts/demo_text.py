@@ -37,14 +37,14 @@ def language_reference(pages: dict[str, str] = topics) -> dict[str, str]:
     return {split: "".join(texts) for split, texts in kept.items()}
 
 
-def passage(pages: dict[str, str] = topics, most: int = 2000) -> str:
-    """Return the first paragraphs of a held-out topic, at most `most` bytes."""
-    text = ""
-    for paragraph in re.split(r"(?<=\n)(?=\n)", pages["comparisons"]):
-        if len((text + paragraph).encode()) > most:
+def first_paragraphs(text: str, most: int) -> str:
+    """Return whole paragraphs from the beginning of a text, at most `most` bytes."""
+    shown = ""
+    for paragraph in re.split(r"(?<=\n)(?=\n)", text):
+        if len((shown + paragraph).encode()) > most:
             break
-        text += paragraph
-    return text
+        shown += paragraph
+    return shown
 
 
 def prepare_reference(parent: Path) -> Path:

@@ -175,17 +175,23 @@ class _Plan:
         return groups
 
     def _token_rows(self, x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """x as rows of width E, and the row of each slot's token, [rows, heads, slots]."""
-        batch, heads, length, width = x.shape
-        token = token.view(batch, self.groups, 1, -1)
-        head = torch.arange(heads, device=x.device).view(1, self.groups, -1, 1)
+        """x's memory as rows of width E, and the row of each slot's token, [rows, heads, slots].
+
+        A view wherever x consists of whole rows: projections seen as heads do, also some of them.
+        """
+        batch, heads, _, width = x.shape
+        strides = (*x.stride()[:3], x.storage_offset())
+        if x.stride(-1) != 1 or any(stride % width for stride in strides):
+            x = x.contiguous()
+            strides = (*x.stride()[:3], x.storage_offset())
+        flat = x.as_strided(
+            (x.untyped_storage().nbytes() // x.element_size() // width, width), (width, 1), 0
+        )
+        of_row, of_head, of_token, offset = (stride // width for stride in strides)
         row = torch.arange(batch, device=x.device).view(-1, 1, 1, 1)
-        if x.transpose(1, 2).is_contiguous():  # [B, N, H, E] in memory, as projections leave it
-            index = (row * length + token) * heads + head
-            flat = x.transpose(1, 2).reshape(-1, width)
-        else:
-            index = (row * heads + head) * length + token
-            flat = x.reshape(-1, width)
+        head = torch.arange(heads, device=x.device).view(1, self.groups, -1, 1)
+        token = token.view(batch, self.groups, 1, -1)
+        index = offset + row * of_row + head * of_head + token * of_token
         return flat, index.view(self.rows, self.heads, -1)
 
     def to_slots(self, x: Tensor, side: _Side) -> Tensor:
@@ -256,19 +262,16 @@ class _BlocksAttention(torch.autograd.Function):
 
         out = plan.to_tokens(out_tiles, plan.queries)
         lse = plan.to_tokens(lse_tiles, plan.queries).squeeze(-1)
-        ctx.save_for_backward(q, k, v, key_bias, out, lse)
-        ctx.layout, ctx.dropout, ctx.seed = layout, dropout, seed
+        ctx.save_for_backward(q_tiles, k_tiles, v_tiles, key_bias, out, lse)
+        ctx.plan, ctx.dropout, ctx.seed = plan, dropout, seed
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
-        q, k, v, key_bias, out, lse = ctx.saved_tensors
-        dtype = torch.float32 if q.dtype in HALF else q.dtype
-        plan = _Plan(ctx.layout, q, None if key_bias is None else key_bias.to(dtype))
-        q_tiles = plan.to_slots(q, plan.queries)
-        k_tiles = plan.to_slots(k, plan.keys)
-        v_tiles = plan.to_slots(v, plan.keys)
+        q_tiles, k_tiles, v_tiles, key_bias, out, lse = ctx.saved_tensors
+        plan = ctx.plan
+        dtype, width = lse.dtype, out.size(-1)
         d_out_tiles = plan.to_slots(d_out, plan.queries)
         # Softmax backward: dS = P * (dP - delta); the log-sum-exp's gradient adds P * d_lse.
         delta = (d_out.to(dtype) * out.to(dtype)).sum(-1) - d_lse
@@ -276,11 +279,11 @@ class _BlocksAttention(torch.autograd.Function):
         lse = lse.masked_fill(torch.isinf(lse), 0.0).mul_(LOG2_E)
         lse_tiles = plan.to_slots(lse.unsqueeze(-1), plan.queries)
 
-        d_q = torch.empty_like(q_tiles)
+        d_q = d_out_tiles  # a tile's gradient takes the place of what it was computed from
         d_k = torch.zeros_like(k_tiles, dtype=dtype)
         d_v = torch.zeros_like(v_tiles, dtype=dtype)
         d_bias = None if key_bias is None else d_k.new_zeros(*d_k.shape[:2], 1)
-        scale = 1.0 / math.sqrt(q.size(-1))
+        scale = 1.0 / math.sqrt(width)
         for number, group in enumerate(plan.groups_of_tiles):
             queries, keys = group.queries(), group.keys()
             q_group = _scaled(q_tiles.index_select(0, queries), dtype)
@@ -297,19 +300,19 @@ class _BlocksAttention(torch.autograd.Function):
                 d_v_group = torch.bmm(kept.transpose(1, 2), d_out_group)
             else:
                 d_v_group = torch.bmm(weights.transpose(1, 2), d_out_group)
-            d_v.index_add_(0, keys, d_v_group.view(-1, TILE, v.size(-1)))
+            d_v.index_add_(0, keys, d_v_group.view(-1, TILE, width))
 
             d_logits = d_weights.sub_(delta_tiles.index_select(0, queries)).mul_(weights)
-            d_q[queries] = torch.bmm(d_logits, k_group).mul_(scale).to(q.dtype)
+            d_q[queries] = torch.bmm(d_logits, k_group).mul_(scale).to(d_q.dtype)
             d_k_group = torch.bmm(d_logits.transpose(1, 2), q_group)
-            d_k.index_add_(0, keys, d_k_group.view(-1, TILE, k.size(-1)))
+            d_k.index_add_(0, keys, d_k_group.view(-1, TILE, width))
             if d_bias is not None:
                 d_bias.index_add_(0, keys, d_logits.sum(1).view(-1, TILE, 1))
 
         d_k.div_(LOG2_E)  # q_group carries the scale in units of log 2
         d_q = plan.to_tokens(d_q, plan.queries)
-        d_k = plan.to_tokens(d_k, plan.keys).to(k.dtype)
-        d_v = plan.to_tokens(d_v, plan.keys).to(v.dtype)
+        d_k = plan.to_tokens(d_k, plan.keys).to(k_tiles.dtype)
+        d_v = plan.to_tokens(d_v, plan.keys).to(v_tiles.dtype)
         if d_bias is not None:
             d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
             d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)

@@ -15,9 +15,9 @@ from tests.conftest import RunCli
 LINE = (
     CLUSTERFORMER.replace("--cpu --distributed-world-size 1", "--cpu")
     + " --dropout 0 --curriculum 100 --adam-eps 1e-3 --attention window+neural"
-    + " --clustering-loss-weight 0.5 --centroid-sorting-loss-weight 0.5"
+    + " --clustering-loss-weight 10 --centroid-sorting-loss-weight 10"
 )
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 
 
 @pytest.fixture(scope="session")
