@@ -84,6 +84,14 @@ def test_plain_torch_example():
     assert names["y"].shape == names["x"].shape
 
 
+def test_nothing_is_left_to_fill_in():
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            assert not re.fullmatch(r"[A-Z_]{4,}", line.strip()), f"{page}: {line}"
+            for image in re.findall(r"!\[.*?\]\((.*?)\)", line):
+                assert (page.parent / image).is_file(), f"{page}: {image}"
+
+
 def test_every_script_exists():
     scripts = {w for words in commands() for w in words if w.startswith("scripts/")}
     assert {"scripts/demo.sh", "scripts/test.sh"} <= scripts
