@@ -60,14 +60,14 @@ class NeuralClustering(nn.Module):
         self.register_buffer("log_normalizer", torch.zeros(num_clusters))
         self.register_buffer("pending_log_mass", torch.full((num_clusters,), -math.inf))
         self.register_buffer("pending_tokens", torch.zeros(()))
-        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        self.register_buffer("updates", torch.zeros(()))  # floating point for averages of models
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.centroids, std=self.centroids.size(-1) ** -0.5)
         nn.init.xavier_uniform_(self.w_c.weight)
 
     def _apply(self, fn, recurse=True):
-        names = ("log_normalizer", "pending_log_mass", "pending_tokens")
+        names = ("log_normalizer", "pending_log_mass", "pending_tokens", "updates")
         before = {name: getattr(self, name) for name in names}
         super()._apply(fn, recurse)
         for name, value in before.items():
