@@ -105,7 +105,7 @@ def test_pairs_seen_by_dense_and_local_attention(recall, monkeypatch):
     rows = rows_of(recall, 20)
     for kind, share in (("full", 1.0), ("window", 0.0)):
         model = recall.Model(recall.Setting(kind))
-        result = recall.test(model, recall.Setting(kind))
+        result = recall.evaluate(model)
         assert result["sees its pair"] == result["sees another pair"] == [share, share]
 
     # Each pair in the cluster of its query, and of no other: own 1, another 0.
@@ -181,7 +181,7 @@ def test_a_run_is_named_by_a_command_that_asks_for_it(recall):
         ("--kinds window*0", "--kinds", "'window*0'", "1 up"),
         ("--steps 0", "--steps", "'0'", "1 or more"),
         ("--steps many", "--steps", "'many'", "a whole number"),
-        ("--seeds -1", "--seeds", "'-1'", "0 or more"),
+        ("--seeds 0", "--seeds", "'0'", "1 or more"),
         ("--loss-weights nan", "--loss-weights", "'nan'", "a number, 0 or more"),
         ("--num-clusters 0", "--num-clusters", "'0'", "1 or more"),
         ("--kinds window --attention-window 60", "--attention-window", "60", "25 or less"),
