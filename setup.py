@@ -43,7 +43,9 @@ setup(
         "omegaconf>=2.3",
         "faiss-cpu",
         "sacrebleu",
+        "sacremoses",
         "sentencepiece",
+        "subword-nmt",
     ],
     extras_require={
         "gpu": ["faiss-gpu", "triton"],

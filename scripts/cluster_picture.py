@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm_folder import UserError
+from data_folder import UserError
 
 
 def draw(checkpoint: Path, data: Path, text: Path, out: Path, layer: int | None = None) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from data_folder import UserError
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import FairseqLanguageModel
 from lm_binarize import byte_items, piece_items, word_items
-from lm_folder import UserError
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))

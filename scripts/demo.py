@@ -29,9 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
+from data_folder import UserError  # noqa: E402
 from demo_race import Runner, race, tokens_per_second  # noqa: E402
 from demo_text import HELD_OUT, first_paragraphs, language_reference, prepare_reference  # noqa: E402
-from lm_folder import UserError  # noqa: E402
 
 PROMPT = 'The "with" statement'
 LENGTH = 400  # bytes to write

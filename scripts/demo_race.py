@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compare_language_models import command_line
-from lm_folder import UserError
+from data_folder import UserError
 from tqdm import tqdm
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from lm_folder import make_folder
+from data_folder import make_folder
 
 #: Whole topics that no model is trained on: about a tenth of the text.
 HELD_OUT = ("calls", "comparisons", "import", "strings")

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 import torch
+from data_folder import UserError
 from fairseq.data import Dictionary, indexed_dataset
-from lm_folder import UserError
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lm_text
-from lm_folder import Archive, UserError, make_folder, obtain
+from data_folder import Archive, UserError, make_folder, obtain
 
 ENWIK8 = Archive(
     url="http://mattmahoney.net/dc/enwik8.zip",

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lm_folder import UserError
+from data_folder import UserError
 
 SPLITS = ("train", "valid", "test")
 TEXT_PATTERNS = ("*.txt", "*.text", "*.md", "*.tokens", "*.raw", "*.xml")

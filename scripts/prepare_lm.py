@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from data_folder import UserError
 from lm_corpora import ENWIK8, WIKITEXT103, prepare_enwik8, prepare_text, prepare_wikitext103
-from lm_folder import UserError
 from lm_text import TEXT_PATTERNS
 
 

@@ -48,7 +48,7 @@ python_version() { "$1" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])
 is_complete() {
   [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] && "$python" -I - <<'PY' 2>/dev/null
 import importlib.util, sys
-names = "torch fairseq fairseq_cli fairseq_clusterformer faiss sacrebleu sentencepiece hydra"
+names = "torch fairseq fairseq_cli fairseq_clusterformer faiss sacrebleu sacremoses sentencepiece subword_nmt hydra"
 names += " matplotlib pytest xdist ruff"
 sys.exit(not all(importlib.util.find_spec(name) for name in names.split()))
 PY
@@ -60,7 +60,7 @@ has_wanted_python() {
 
 # Everything works; a few seconds.
 works() {
-  "$python" -I -c 'import torch, fairseq, fairseq_cli.train, faiss, sacrebleu, sentencepiece, matplotlib, pytest'
+  "$python" -I -c 'import torch, fairseq, fairseq_cli.train, faiss, sacrebleu, sacremoses, sentencepiece, subword_nmt, matplotlib, pytest'
 }
 
 # Why fairseq could not be compiled with this Python; fails if it can be, or need not be since there is a wheel.

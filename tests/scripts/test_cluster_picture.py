@@ -353,7 +353,7 @@ def test_mistakes_are_told_in_one_line(refused, capsys):
 
 
 def test_text_that_is_not_utf8_is_told(piece_data, tmp_path):
-    from lm_folder import UserError
+    from data_folder import UserError
 
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     with pytest.raises(UserError, match="--text .*latin: byte 0xE9 is not UTF-8"):

@@ -28,7 +28,7 @@ import lm_binarize  # noqa: E402
 import lm_corpora  # noqa: E402
 import lm_text  # noqa: E402
 import prepare_lm  # noqa: E402
-from lm_folder import Archive, UserError  # noqa: E402
+from data_folder import Archive, UserError  # noqa: E402
 
 SPLITS = ("train", "valid", "test")
 ALL_BYTES = bytes(range(256))

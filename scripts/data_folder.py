@@ -6,13 +6,16 @@ import http.client
 import json
 import os
 import shutil
+import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 RECORD = "prepared.json"
 _LOCK = ".prepare_lm"
@@ -24,17 +27,19 @@ class UserError(Exception):
 
 @dataclass(frozen=True)
 class Archive:
-    """A corpus as its authors offer it. Checksums are written ``algorithm:hex``.
+    """A corpus as its authors offer it.
+
+    Checksums are written ``algorithm:hex``; None where nobody vouches for one.
 
     Args:
-        url: of a zip file.
-        checksum: of the zip file.
-        members: the files wanted from it and their checksums.
+        url: of a zip or tar file, or of one file that is wanted as it is.
+        checksum: of that file.
+        members: the names of the files wanted from it (or its own) and their checksums.
     """
 
     url: str
-    checksum: str
-    members: dict[str, str]
+    checksum: str | None
+    members: dict[str, str | None]
 
     @property
     def name(self) -> str:
@@ -70,7 +75,8 @@ def make_folder(dest: Path, recipe: dict, build: Callable[[Path, Path], dict]) -
         out = work / "out"
         out.mkdir()
         record = {"recipe": recipe, **build(work, out)}
-        record["files"] = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        record["files"] = {str(path.relative_to(out)): path.stat().st_size for path in files}
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
         os.rename(out, dest)
         shutil.rmtree(work / "download", ignore_errors=True)
@@ -135,12 +141,14 @@ def _clear(work: Path) -> None:
             path.unlink()
 
 
-def verify(path: Path, checksum: str) -> None:
-    """Check a file's checksum, written ``algorithm:hex``.
+def verify(path: Path, checksum: str | None) -> None:
+    """Check a file's checksum, written ``algorithm:hex``; nothing to check if None.
 
     Raises:
         UserError: saying what it is and what it must be.
     """
+    if checksum is None:
+        return
     algorithm, expected = checksum.split(":")
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
@@ -156,7 +164,7 @@ def obtain(archive: Archive, source: Path | None, work: Path) -> dict[str, Path]
 
     Args:
         source: the folder of --source, which holds the members (right in it or in a folder of
-            its own, as the archive has it) or the zip file; None to download the zip file.
+            its own, as the archive has it) or the archive; None to download the archive.
         work: where to download and unpack.
     """
     paths = {}
@@ -177,20 +185,33 @@ def obtain(archive: Archive, source: Path | None, work: Path) -> dict[str, Path]
 
 
 def _unpack(path: Path, name: str, work: Path) -> Path:
+    """Return the file `name` out of the archive `path`, or `path` itself if it is that file."""
+    if path.name == name:
+        return path
     try:
-        with zipfile.ZipFile(path) as zip_file:
-            inside = [member for member in zip_file.namelist() if Path(member).name == name]
-            if not inside:
-                raise UserError(f"{path}: holds no {name}")
-            with zip_file.open(inside[0]) as source, open(work / name, "wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{path}: not a sound zip file: {error}") from None
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                _copy_member(archive.namelist(), archive.open, path, work / name)
+        else:
+            with tarfile.open(path) as archive:
+                _copy_member(archive.getnames(), archive.extractfile, path, work / name)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: not a sound zip or tar file: {error}") from None
     return work / name
 
 
+def _copy_member(
+    inside: Sequence[str], opener: Callable[[str], IO[bytes]], path: Path, target: Path
+) -> None:
+    found = [member for member in inside if Path(member).name == target.name]
+    if not found:
+        raise UserError(f"{path}: holds no {target.name}")
+    with opener(found[0]) as source, open(target, "wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+
+
 def download(archive: Archive, folder: Path) -> Path:
-    """Download the zip file into `folder`, going on where an earlier try was broken off.
+    """Download the archive into `folder`, going on where an earlier try was broken off.
 
     Raises:
         UserError: if it cannot be had or is not what it must be.
