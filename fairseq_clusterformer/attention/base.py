@@ -37,6 +37,8 @@ class AttentionConfig:
         cluster_temperature: divides phi inside eq. 2's exponent.
         cluster_normalizer: eq. 2's normaliser in causal routing: "average" (a moving average over
             training batches) or "running" (over the tokens so far).
+        own_centroids: each layer owns the centroids that it starts from; False: they are handed on
+            from layer to layer (bidirectional only), and given to each ``forward``.
 
     Raises:
         ValueError: a value that is not allowed; the message names the command-line option.
@@ -48,6 +50,7 @@ class AttentionConfig:
     cluster_similarity: str = "cosine"
     cluster_temperature: float = 0.1
     cluster_normalizer: str = "average"
+    own_centroids: bool = True
 
     def __post_init__(self):
         for name, value in (("window", self.window), ("num_clusters", self.num_clusters)):
@@ -80,6 +83,8 @@ class Router(nn.Module, ABC):
     window: int | None
     #: rings, that is separate histories, that a step-by-step decoder keeps
     num_rings: int = 1
+    #: whether ``forward`` must be given the centroids of the layer before
+    needs_centroids: bool = False
     #: whether ``step`` can equal ``forward``: no output depends on a later token
     can_step: bool
 

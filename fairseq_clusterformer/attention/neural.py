@@ -24,6 +24,12 @@ class Neural(Router):
                 "--cluster-rule is 'leaking-chunk', which is for causal models only; "
                 "allowed in an encoder: chunk, recent"
             )
+        if causal and not config.own_centroids:
+            raise ValueError(
+                "centroids handed on from layer to layer sum over later tokens; "
+                "allowed in a causal model: each layer owns its centroids"
+            )
+        self.needs_centroids = not config.own_centroids
         self.window = config.window
         self.num_rings = config.num_clusters
         self.can_step = causal and config.cluster_rule == "recent"
@@ -34,6 +40,7 @@ class Neural(Router):
             temperature=config.cluster_temperature,
             # What depends on later tokens anyway uses the normaliser of the paper.
             normalizer=(config.cluster_normalizer if self.can_step else "sentence"),
+            own_centroids=config.own_centroids,
         )
 
     def forward(

@@ -1,7 +1,7 @@
 """Centroids: how they are learned, and how tokens are assigned to them."""
 
-from .neural import NeuralClustering
+from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
 from .statistics import ClusterUse, cluster_use
 
-__all__ = ["ClusterUse", "NeuralClustering", "Report", "State", "cluster_use"]
+__all__ = ["ClusterUse", "NeuralClustering", "Report", "State", "cluster_use", "initial_centroids"]

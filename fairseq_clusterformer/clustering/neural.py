@@ -32,6 +32,7 @@ class NeuralClustering(nn.Module):
             "average": an exponential moving average of the mean over training batches, a constant
             for each cluster. The last two keep an assignment independent of later tokens.
         momentum: of that average.
+        own_centroids: False: the centroids are given to each ``forward``.
 
     Parameters learn through the two losses alone: the argmax of eq. 4 carries no gradient.
     """
@@ -45,6 +46,7 @@ class NeuralClustering(nn.Module):
         temperature: float = 0.1,
         normalizer: str = "sentence",
         momentum: float = 0.9,
+        own_centroids: bool = True,
     ):
         super().__init__()
         self.num_clusters = num_clusters
@@ -52,23 +54,22 @@ class NeuralClustering(nn.Module):
         self.temperature = temperature
         self.normalizer = normalizer
         self.momentum = momentum
-        self.centroids = nn.Parameter(torch.empty(num_clusters, embed_dim))
+        self.centroids = initial_centroids(num_clusters, embed_dim) if own_centroids else None
         self.w_c = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.reset_parameters()
+        nn.init.xavier_uniform_(self.w_c.weight)
+        if normalizer == "average":
+            self._register_average()
+
+    def _register_average(self) -> None:
         # Log of the average of exp(s_i) over tokens; what was seen since the last update, as a
         # log-sum-exp, and of how many tokens.
-        self.register_buffer("log_normalizer", torch.zeros(num_clusters))
-        self.register_buffer("pending_log_mass", torch.full((num_clusters,), -math.inf))
+        self.register_buffer("log_normalizer", torch.zeros(self.num_clusters))
+        self.register_buffer("pending_log_mass", torch.full((self.num_clusters,), -math.inf))
         self.register_buffer("pending_tokens", torch.zeros(()))
         self.register_buffer("updates", torch.zeros(()))  # floating point for averages of models
 
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.centroids, std=self.centroids.size(-1) ** -0.5)
-        nn.init.xavier_uniform_(self.w_c.weight)
-
     def _apply(self, fn, recurse=True):
-        names = ("log_normalizer", "pending_log_mass", "pending_tokens", "updates")
-        before = {name: getattr(self, name) for name in names}
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, value in before.items():
             moved = getattr(self, name)
@@ -87,12 +88,18 @@ class NeuralClustering(nn.Module):
         Args:
             x: [B, N, D].
             padding_mask: bool [B, N], True where a token is padding.
-            centroids: [B, K, D] used instead of this module's own.
+            centroids: [B, K, D] used instead of this module's own; needed if it owns none.
 
         Returns:
             The cluster of each token, int64 [B, N] (0 at padding), and a report: both losses, the
-            cluster sizes, the updated centroids, and the observation for :meth:`observe`.
+            cluster sizes, the updated centroids, and the observation for :meth:`observe`, if the
+            normalizer is an average.
+
+        Raises:
+            ValueError: no centroids, owned or given.
         """
+        if centroids is None and self.centroids is None:
+            raise ValueError("this clustering owns no centroids, and was given none")
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             if padding_mask is not None:
@@ -187,9 +194,11 @@ class NeuralClustering(nn.Module):
         with torch.no_grad():
             sizes = torch.zeros(self.num_clusters, device=x.device, dtype=x.dtype)
             sizes.index_add_(0, clusters.flatten(), real.flatten())
-            scores = scores.masked_fill(empty.view(-1, 1, 1), -math.inf)
-            log_mass = torch.logsumexp(scores.flatten(0, 1), dim=0)
-            observation = torch.cat([log_mass, tokens.view(1)])
+            observation = None
+            if self.normalizer == "average":
+                scores = scores.masked_fill(empty.view(-1, 1, 1), -math.inf)
+                log_mass = torch.logsumexp(scores.flatten(0, 1), dim=0)
+                observation = torch.cat([log_mass, tokens.view(1)])
         return Report(clustering_loss, sorting_loss, sizes, updated, observation)
 
     @torch.no_grad()
@@ -199,8 +208,10 @@ class NeuralClustering(nn.Module):
         self.pending_log_mass.copy_(torch.logaddexp(self.pending_log_mass, log_mass))
         self.pending_tokens += observation[-1]
 
-    def nothing_observed(self) -> Tensor:
-        """The observation of a batch without tokens."""
+    def nothing_observed(self) -> Tensor | None:
+        """The observation of a batch without tokens; None if the normalizer is no average."""
+        if self.normalizer != "average":
+            return None
         log_mass = torch.full_like(self.log_normalizer, -math.inf)
         return torch.cat([log_mass, log_mass.new_zeros(1)])
 
@@ -210,6 +221,8 @@ class NeuralClustering(nn.Module):
 
         What is not finite (an overflow that a loss scaler skips) is dropped.
         """
+        if self.normalizer != "average":
+            return
         seen = self.pending_log_mass - self.pending_tokens.log()
         usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
         # The first observation is taken as it is.
@@ -219,6 +232,11 @@ class NeuralClustering(nn.Module):
         self.updates += usable
         self.pending_log_mass.fill_(-math.inf)
         self.pending_tokens.zero_()
+
+
+def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:
+    """Random centroids [K, D] of length about 1."""
+    return nn.Parameter(torch.randn(num_clusters, embed_dim) * embed_dim**-0.5)
 
 
 def _lowest_argmax(scores: Tensor) -> Tensor:

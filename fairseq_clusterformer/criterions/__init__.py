@@ -1,3 +1,7 @@
 """Task losses plus the losses that teach clusters."""
 
-from . import clusterformer_adaptive_loss, clusterformer_cross_entropy  # noqa: F401
+from . import (  # noqa: F401
+    clusterformer_adaptive_loss,
+    clusterformer_cross_entropy,
+    clusterformer_label_smoothed_cross_entropy,
+)

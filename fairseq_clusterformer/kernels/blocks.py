@@ -18,7 +18,7 @@ from torch import Tensor
 from ..precision import HALF
 from .layout import Layout
 
-TILE = 64
+TILE = 64  # of long sequences; what is shorter is one tile
 LOG2_E = math.log2(math.e)
 # Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; a GPU is
 # kept busy by larger groups.
@@ -49,6 +49,7 @@ class _Group:
     tiles: Tensor  # [c] rank among all query tiles, of all rows and orders
     first: Tensor  # [c] first key tile that each sees
     num_tiles: int
+    tile: int  # slots of a tile
     heads: int  # heads that share an order
     query_tiles: int
     key_tiles: int
@@ -77,10 +78,10 @@ class _Group:
 class _Side:
     """Queries or keys: which token stands in which slot."""
 
-    token: Tensor  # [rows * tiles, TILE]
+    token: Tensor  # [rows * tiles, T]
     slots: int  # the rest of the last tile is filling
     once: bool  # each token stands in one slot
-    unused: Tensor | None  # True where a slot holds no token, [rows, 1, tiles * TILE]
+    unused: Tensor | None  # True where a slot holds no token, [rows, 1, tiles * T]
 
 
 class _Plan:
@@ -102,13 +103,14 @@ class _Plan:
         self.groups = groups
         self.earlier_only = layout.earlier_only
         slots = length if layout.key_order is None else layout.key_order.size(-1)
-        self.query_tiles = -(-length // TILE)
-        self.key_tiles = -(-slots // TILE)
+        self.tile = min(TILE, -(-max(length, slots) // 8) * 8)
+        self.query_tiles = -(-length // self.tile)
+        self.key_tiles = -(-slots // self.tile)
 
         def tiled(x: Tensor, tiles: int, fill: int) -> Tensor:
             x = x.expand(batch, groups, -1).reshape(self.rows, -1)
-            x = torch.nn.functional.pad(x, (0, tiles * TILE - x.size(-1)), value=fill)
-            return x.view(self.rows * tiles, TILE)
+            x = torch.nn.functional.pad(x, (0, tiles * self.tile - x.size(-1)), value=fill)
+            return x.view(self.rows * tiles, self.tile)
 
         # Ranges of each tile's slots; a slot that sees nothing gets an empty range at 0.
         empty = layout.hi <= layout.lo
@@ -140,25 +142,27 @@ class _Plan:
         )
 
     def _unused(self, count: Tensor | None, slots: int, tiles: int) -> Tensor | None:
-        """True at slots that hold nothing, [rows, 1, tiles * TILE]; None if all are in use."""
+        """True at slots that hold nothing, [rows, 1, tiles * T]; None if all are in use."""
         if count is None:
-            if slots == tiles * TILE:
+            if slots == tiles * self.tile:
                 return None
             count = torch.full((1, 1), slots, device=self.lo.device)
         count = count.expand(self.shape[0], self.groups).reshape(-1, 1, 1)
-        return torch.arange(tiles * TILE, device=count.device) >= count
+        return torch.arange(tiles * self.tile, device=count.device) >= count
 
     def _group(self, limit: int) -> list[_Group]:
         """Sort query tiles by how many key tiles they see; cut where a group grows too large."""
         sees = self.hi > self.lo
-        far = self.key_tiles * TILE
-        first = torch.div(torch.where(sees, self.lo, far).amin(-1), TILE, rounding_mode="floor")
-        last = torch.div(self.hi.amax(-1) + TILE - 1, TILE, rounding_mode="floor")
+        far = self.key_tiles * self.tile
+        first = torch.div(
+            torch.where(sees, self.lo, far).amin(-1), self.tile, rounding_mode="floor"
+        )
+        last = torch.div(self.hi.amax(-1) + self.tile - 1, self.tile, rounding_mode="floor")
         first = torch.where(sees.any(-1), first, 0)
         counts, tiles = (last - first).clamp(min=1).sort(descending=True, stable=True)
         groups, sizes, begin = [], counts.tolist(), 0
         while begin < len(sizes):
-            numbers = self.heads * TILE * TILE * sizes[begin]
+            numbers = self.heads * self.tile * self.tile * sizes[begin]
             end = min(len(sizes), begin + max(1, limit // numbers))
             members = tiles[begin:end]
             groups.append(
@@ -166,6 +170,7 @@ class _Plan:
                     tiles=members,
                     first=first[members],
                     num_tiles=sizes[begin],
+                    tile=self.tile,
                     heads=self.heads,
                     query_tiles=self.query_tiles,
                     key_tiles=self.key_tiles,
@@ -195,12 +200,12 @@ class _Plan:
         return flat, index.view(self.rows, self.heads, -1)
 
     def to_slots(self, x: Tensor, side: _Side) -> Tensor:
-        """Token order [B, H, N, E] to tiles [rows * heads * tiles, TILE, E], unused slots 0."""
+        """Token order [B, H, N, E] to tiles [rows * heads * tiles, T, E], unused slots 0."""
         flat, index = self._token_rows(x, side.token)
         out = flat.index_select(0, index.flatten()).view(*index.shape, x.size(-1))
         if side.unused is not None:
             out.masked_fill_(side.unused.unsqueeze(-1), 0)
-        return out.view(-1, TILE, x.size(-1))
+        return out.view(-1, self.tile, x.size(-1))
 
     def to_tokens(self, tiles: Tensor, side: _Side) -> Tensor:
         """Back from tiles to token order [B, H, N, E]; a token in several slots gets their sum."""
@@ -216,12 +221,12 @@ class _Plan:
         return out
 
     def logits(self, group: _Group, q: Tensor, k: Tensor) -> Tensor:
-        """Logits of a group [c * heads, TILE, num_tiles * TILE], -inf where a key is not seen."""
+        """Logits of a group [c * heads, T, num_tiles * T], -inf where a key is not seen."""
         logits = torch.bmm(q, k.transpose(1, 2))
         if self.bias is not None:
             logits += self.bias.index_select(0, group.keys()).view(len(q), 1, -1)
-        span = group.num_tiles * TILE
-        slot = (group.first * TILE).unsqueeze(-1) + torch.arange(span, device=q.device)
+        span = group.num_tiles * self.tile
+        slot = (group.first * self.tile).unsqueeze(-1) + torch.arange(span, device=q.device)
         hidden = slot.unsqueeze(1) < self.lo[group.tiles].unsqueeze(-1)
         hidden |= slot.unsqueeze(1) >= self.hi[group.tiles].unsqueeze(-1)
         if self.earlier_only:
@@ -230,7 +235,7 @@ class _Plan:
             key_token = key_token[row, slot.clamp(max=key_token.size(-1) - 1)]
             hidden |= key_token.unsqueeze(1) > self.queries.token[group.tiles].unsqueeze(-1)
         mask = torch.zeros_like(hidden, dtype=q.dtype).masked_fill_(hidden, -math.inf)
-        logits.view(-1, self.heads, TILE, span).add_(mask.unsqueeze(1))
+        logits.view(-1, self.heads, self.tile, span).add_(mask.unsqueeze(1))
         return logits
 
 
@@ -300,14 +305,14 @@ class _BlocksAttention(torch.autograd.Function):
                 d_v_group = torch.bmm(kept.transpose(1, 2), d_out_group)
             else:
                 d_v_group = torch.bmm(weights.transpose(1, 2), d_out_group)
-            d_v.index_add_(0, keys, d_v_group.view(-1, TILE, width))
+            d_v.index_add_(0, keys, d_v_group.view(-1, plan.tile, width))
 
             d_logits = d_weights.sub_(delta_tiles.index_select(0, queries)).mul_(weights)
             d_q[queries] = torch.bmm(d_logits, k_group).mul_(scale).to(d_q.dtype)
             d_k_group = torch.bmm(d_logits.transpose(1, 2), q_group)
-            d_k.index_add_(0, keys, d_k_group.view(-1, TILE, width))
+            d_k.index_add_(0, keys, d_k_group.view(-1, plan.tile, width))
             if d_bias is not None:
-                d_bias.index_add_(0, keys, d_logits.sum(1).view(-1, TILE, 1))
+                d_bias.index_add_(0, keys, d_logits.sum(1).view(-1, plan.tile, 1))
 
         d_k.div_(LOG2_E)  # q_group carries the scale in units of log 2
         d_q = plan.to_tokens(d_q, plan.queries)
@@ -324,9 +329,9 @@ def _scaled(q: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _select_keys(group: _Group, *tiles: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """The key tiles that a group sees, each [c * heads, num_tiles * TILE, E]."""
+    """The key tiles that a group sees, each [c * heads, num_tiles * T, E]."""
     keys = group.keys()
-    span = group.num_tiles * TILE
+    span = group.num_tiles * group.tile
     return [t.index_select(0, keys).to(dtype).view(-1, span, t.size(-1)) for t in tiles]
 
 

@@ -1,6 +1,6 @@
 """``--arch clusterformer_lm``: a causal language model with clustered sparse attention."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from fairseq import options, utils
 from fairseq.models import register_model, register_model_architecture
@@ -14,17 +14,22 @@ from fairseq.models.transformer_lm import (
 )
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
-from fairseq_clusterformer.attention import AttentionConfig, parse_attention
-from fairseq_clusterformer.attention.base import NORMALIZERS, RULES, SIMILARITIES
+from fairseq_clusterformer.attention import parse_attention
+from fairseq_clusterformer.attention.base import RULES
 
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
-
-_DEFAULTS = AttentionConfig()
+from .options import (
+    ClusteringOptions,
+    attention_config,
+    check_heads,
+    defaults_of,
+    set_defaults,
+)
 
 
 @dataclass
-class ClusterformerLanguageModelConfig(TransformerLanguageModelConfig):
+class ClusterformerLanguageModelConfig(ClusteringOptions, TransformerLanguageModelConfig):
     """Options of fairseq's ``transformer_lm``, and those of the attention."""
 
     attention: str = field(
@@ -34,43 +39,22 @@ class ClusterformerLanguageModelConfig(TransformerLanguageModelConfig):
             "and a comma-separated list is cycled to the depth, such as window*3,neural"
         },
     )
-    attention_window: int = field(
-        default=_DEFAULTS.window,
-        metadata={"help": "tokens that a query sees: the latest, or the latest of its cluster"},
-    )
-    num_clusters: int = field(
-        default=_DEFAULTS.num_clusters, metadata={"help": "clusters of each clustering layer"}
-    )
     cluster_rule: str = field(
-        default=_DEFAULTS.cluster_rule,
+        default="recent",
         metadata={
             "help": f"which tokens of a cluster a query sees ({', '.join(RULES)}); a language "
             "model takes recent; leaking-chunk, where later tokens change earlier outputs, is "
             "for comparison"
         },
     )
-    cluster_similarity: str = field(
-        default=_DEFAULTS.cluster_similarity,
-        metadata={"help": f"of tokens and centroids: {', '.join(SIMILARITIES)}"},
-    )
-    cluster_temperature: float = field(
-        default=_DEFAULTS.cluster_temperature,
-        metadata={"help": "divides the similarity inside the softmax over tokens"},
-    )
-    cluster_normalizer: str = field(
-        default=_DEFAULTS.cluster_normalizer,
-        metadata={
-            "help": "of the softmax over tokens in causal routing: "
-            f"{' or '.join(NORMALIZERS)} (over training batches, or over the tokens so far)"
-        },
-    )
 
 
-_ADDED = [
-    f
-    for f in fields(ClusterformerLanguageModelConfig)
-    if f.name not in {g.name for g in fields(TransformerLanguageModelConfig)}
-]
+_DENSE = defaults_of(TransformerLanguageModelConfig)
+_ADDED = {
+    name: default
+    for name, default in defaults_of(ClusterformerLanguageModelConfig).items()
+    if name not in _DENSE
+}
 
 
 @register_model("clusterformer_lm", dataclass=ClusterformerLanguageModelConfig)
@@ -88,23 +72,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         Raises:
             ValueError: an option of the attention that is not allowed.
         """
-        for option in _ADDED:  # a checkpoint of a named architecture may be older than an option
-            if not hasattr(args, option.name):
-                setattr(args, option.name, option.default)
-        heads = args.decoder_attention_heads
-        if heads < 1 or args.decoder_embed_dim % heads:
-            raise ValueError(
-                f"--decoder-attention-heads is {heads}; allowed: a number that divides "
-                f"--decoder-embed-dim, which is {args.decoder_embed_dim}"
-            )
-        attention = AttentionConfig(
-            window=args.attention_window,
-            num_clusters=args.num_clusters,
-            cluster_rule=args.cluster_rule,
-            cluster_similarity=args.cluster_similarity,
-            cluster_temperature=args.cluster_temperature,
-            cluster_normalizer=args.cluster_normalizer,
-        )
+        set_defaults(args, **_ADDED)  # a named architecture's checkpoint may be older
+        check_heads(args, "decoder")
+        attention = attention_config(args, args.cluster_rule)
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         kinds = parse_attention(
@@ -159,17 +129,10 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         return cls.build_embedding(args, dictionary, args.decoder_input_dim)
 
 
-def _default(args, **values) -> None:
-    """Set the options that the command line leaves open."""
-    for name, value in values.items():
-        if not hasattr(args, name):
-            setattr(args, name, value)
-
-
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_tiny")
 def clusterformer_lm_tiny(args):
     """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
-    _default(
+    set_defaults(
         args,
         attention_window=16,
         num_clusters=8,
@@ -187,7 +150,7 @@ def clusterformer_lm_tiny(args):
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_enwik8")
 def clusterformer_lm_enwik8(args):
     """12 layers, 512 wide, 39 million parameters, for contexts of 4,096 bytes (K = 2 N / W)."""
-    _default(
+    set_defaults(
         args,
         decoder_layers=12,
         decoder_embed_dim=512,
@@ -204,5 +167,5 @@ def clusterformer_lm_enwik8(args):
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_wiki103")
 def clusterformer_lm_wiki103(args):
     """fairseq's ``transformer_lm_wiki103``, for contexts of 3,072 words (K = 2 N / W)."""
-    _default(args, attention_window=256, num_clusters=24)
+    set_defaults(args, attention_window=256, num_clusters=24)
     transformer_lm_baevski_wiki103(args)

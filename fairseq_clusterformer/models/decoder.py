@@ -1,64 +1,23 @@
 """A fairseq Transformer decoder whose layers choose which tokens see which."""
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
 from fairseq_clusterformer.attention import AttentionConfig
-from fairseq_clusterformer.clustering import Report, cluster_use
+from fairseq_clusterformer.clustering import Report
 
-from .attention import SelfAttention
-
-logger = logging.getLogger(__name__)
+from .stack import ClusteredLayer, ClusteredStack, pack, summary, unpack, wrapped
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
 
-class ClusterformerDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with self-attention of given kinds, whose reports it returns.
+class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
+    """fairseq's decoder layer with self-attention of given kinds, whose reports it returns."""
 
-    Args:
-        cfg: fairseq's options.
-        no_encoder_attn: without attention to an encoder.
-        kinds: of self-attention, dividing the heads.
-        attention: options of the kinds.
-    """
-
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        no_encoder_attn: bool = False,
-        *,
-        kinds: tuple[str, ...],
-        attention: AttentionConfig,
-    ):
-        self.kinds = kinds
-        self.attention_config = attention
-        super().__init__(cfg, no_encoder_attn)
-
-    def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
-        module = SelfAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            kinds=self.kinds,
-            config=self.attention_config,
-            causal=True,
-            dropout=cfg.attention_dropout,
-        )
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            projection = getattr(module, name)
-            noisy = quant_noise(projection, self.quant_noise, self.quant_noise_block_size)
-            setattr(module, name, noisy)
-        return module
+    causal = True
 
     def forward(
         self,
@@ -81,8 +40,7 @@ class ClusterformerDecoderLayer(TransformerDecoderLayerBase):
 
         Returns:
             The output [N, B, D], the weights of the attention to the encoder or None, and the
-            fields of the reports of self-attention one after another: a flat tuple of tensors, for
-            that is what an activation checkpoint can return with gradients.
+            reports of self-attention, packed.
         """
         residual = x
         if self.normalize_before:
@@ -131,10 +89,10 @@ class ClusterformerDecoderLayer(TransformerDecoderLayerBase):
         x = self.residual_connection(x, residual)
         if not self.normalize_before:
             x = self.final_layer_norm(x)
-        return x, weights, *(field for report in reports for field in report)
+        return x, weights, *pack(reports)
 
 
-class ClusterformerDecoder(TransformerDecoderBase):
+class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made.
 
     Args:
@@ -156,13 +114,12 @@ class ClusterformerDecoder(TransformerDecoderBase):
     ):
         self._kinds_to_build = iter(kinds)
         self.attention_config = attention
-        self.num_updates: int | None = None
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
 
     @property
     def leaks_future(self) -> bool:
         """Whether later tokens change earlier outputs, so that nothing can be generated."""
-        return any(not layer.self_attn.can_step for layer in self._all_layers())
+        return any(not layer.self_attn.can_step for layer in self.all_layers())
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         layer = ClusterformerDecoderLayer(
@@ -171,11 +128,7 @@ class ClusterformerDecoder(TransformerDecoderBase):
             kinds=next(self._kinds_to_build),
             attention=self.attention_config,
         )
-        if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        # As in fairseq: a checkpointed layer is wrapped for FSDP whatever its size.
-        smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-        return fsdp_wrap(layer, min_num_params=smallest)
+        return wrapped(layer, cfg)
 
     def extract_features_scriptable(
         self,
@@ -188,9 +141,8 @@ class ClusterformerDecoder(TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features [B, N, D] and extra outputs, as fairseq's.
 
-        ``extra["clustering"]`` is None, or a dict of float32 scalars: ``clustering_loss`` and
-        ``sorting_loss`` (means over the layers that cluster, so that their weights mean the same
-        at any depth), and the statistics of :func:`cluster_use`.
+        ``extra["reports"]`` are the layers' reports, and ``extra["clustering"]`` their
+        :func:`~fairseq_clusterformer.models.stack.summary`.
 
         Raises:
             ValueError: ``full_context_alignment``; this decoder is causal.
@@ -208,7 +160,6 @@ class ClusterformerDecoder(TransformerDecoderBase):
         x, padding_mask = self._embed(prev_output_tokens, incremental_state)
 
         weights = None
-        reports: list[Report] = []
         by_layer: dict[int, list[Report]] = {}
         inner_states = [x]
         for i, layer in enumerate(self.layers):
@@ -224,19 +175,22 @@ class ClusterformerDecoder(TransformerDecoderBase):
             inner_states.append(x)
             if layer_weights is not None and i == alignment_layer:
                 weights = layer_weights[:alignment_heads].float().mean(dim=0).to(x)
-            size = len(Report._fields)
-            of_layer = [Report(*fields[j : j + size]) for j in range(0, len(fields), size)]
-            by_layer[id(layer)] = of_layer
-            reports += of_layer
+            by_layer[id(layer)] = unpack(fields)
         if self.training:
-            self._observe(by_layer)
+            self.observe(by_layer)
 
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        extra = {"attn": [weights], "inner_states": inner_states, "clustering": summary(reports)}
+        reports = [report for of_layer in by_layer.values() for report in of_layer]
+        extra = {
+            "attn": [weights],
+            "inner_states": inner_states,
+            "reports": reports,
+            "clustering": summary(reports),
+        }
         return x, extra
 
     def _embed(
@@ -264,81 +218,3 @@ class ClusterformerDecoder(TransformerDecoderBase):
 
         padding_mask = tokens.eq(self.padding_idx)
         return x, padding_mask if padding_mask.any() else None
-
-    def _observe(self, by_layer: dict[int, list[Report]]) -> None:
-        """Let the routers remember what those of all workers observed in this batch.
-
-        One exchange for all layers, of the same size everywhere: LayerDrop may have dropped other
-        layers elsewhere.
-        """
-        routers, observations = [], []
-        for layer in self._all_layers():
-            reports = by_layer.get(id(layer), [Report()] * len(layer.self_attn.routers))
-            for router, report in zip(layer.self_attn.routers, reports, strict=True):
-                nothing = router.nothing_observed()
-                if nothing is not None:
-                    seen = report.observation
-                    observations.append(nothing if seen is None else seen.detach().to(nothing))
-                    routers.append(router)
-        if not routers:
-            return
-        sizes = [len(observation) for observation in observations]
-        for everything in gather(torch.cat(observations)):
-            for router, observation in zip(routers, everything.split(sizes), strict=True):
-                router.observe(observation)
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Called by fairseq before every forward pass: a new number begins a new update."""
-        if num_updates != self.num_updates:
-            for layer in self._all_layers():
-                layer.self_attn.commit()
-        self.num_updates = num_updates
-
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
-        """Also take a dense checkpoint: routers that are wholly absent start anew."""
-        super().upgrade_state_dict_named(state_dict, name)
-        # The trainer sets the number before it loads: what the checkpoint's last update observed
-        # is still to be committed when the next one begins.
-        self.num_updates = None
-        for i, layer in enumerate(self._all_layers()):
-            prefix = f"{name}.layers.{i}.self_attn.routers."
-            if not any(key.startswith(prefix) for key in state_dict):
-                if layer.self_attn.routers.state_dict():
-                    logger.info("layer %d: the checkpoint has no clusters; they start anew", i)
-                for key, tensor in layer.self_attn.routers.state_dict().items():
-                    state_dict[prefix + key] = tensor
-        return state_dict
-
-    def _all_layers(self) -> Iterator[ClusterformerDecoderLayer]:
-        """Every layer: in training, iterating over layers with LayerDrop leaves some out."""
-        return self.layers.children()
-
-
-def gather(tensor: Tensor) -> list[Tensor]:
-    """The tensor of each worker, in the order of their ranks; alone: one's own."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return [tensor]
-    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, tensor)
-    return everyone
-
-
-def summary(reports: list[Report]) -> dict[str, Tensor] | None:
-    """Means over the reports that have losses; None if no layer clusters."""
-    reports = [r for r in reports if r.cluster_sizes is not None]
-    if not reports:
-        return None
-
-    def mean(values: list[Tensor]) -> Tensor:
-        return torch.stack(values).mean()
-
-    uses = [cluster_use(r.cluster_sizes.detach()) for r in reports]
-    statistics = {
-        f"cluster_{name}": mean([getattr(use, name) for use in uses])
-        for name in ("entropy", "effective", "largest", "empty")
-    }
-    return {
-        "clustering_loss": mean([r.clustering_loss for r in reports]),
-        "sorting_loss": mean([r.sorting_loss for r in reports]),
-        **statistics,
-    }

@@ -12,7 +12,7 @@ from fairseq_clusterformer.criterions.clusterformer_cross_entropy import (
     ClusterformerCrossEntropy,
     ClusterformerCrossEntropyConfig,
 )
-from fairseq_clusterformer.models import decoder
+from fairseq_clusterformer.models import stack
 from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
@@ -276,7 +276,7 @@ def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch):
         sizes.add(len(tensor))
         return [tensor]
 
-    monkeypatch.setattr(decoder, "gather", alone)
+    monkeypatch.setattr(stack, "gather", alone)
     counts = []
     for update in range(8):
         model.set_num_updates(update)

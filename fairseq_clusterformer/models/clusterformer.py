@@ -1,0 +1,216 @@
+"""``--arch clusterformer``: translation with clustered encoders and decoders."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import (
+    TransformerConfig,
+    TransformerModelBase,
+    base_architecture,
+    transformer_iwslt_de_en,
+    transformer_wmt_en_de,
+    transformer_wmt_en_de_big,
+)
+from torch import Tensor
+
+from fairseq_clusterformer.attention import AttentionConfig, parse_attention
+
+from .checkpoints import ExplainedCheckpoints
+from .decoder import ClusterformerDecoder
+from .encoder import ClusterformerEncoder
+from .options import (
+    ClusteringOptions,
+    attention_config,
+    check_heads,
+    defaults_of,
+    set_defaults,
+)
+from .stack import summary
+
+_RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
+
+
+@dataclass
+class ClusterformerOptions(ClusteringOptions):
+    """Options beside those of fairseq's ``transformer``."""
+
+    encoder_attention: str = field(
+        default="neural",
+        metadata={
+            "help": "attention of each encoder layer: kinds joined by + share its heads, *n "
+            "repeats it, and a comma-separated list is cycled to the depth"
+        },
+    )
+    decoder_attention: str = field(
+        default="window+neural", metadata={"help": "the same for the decoder"}
+    )
+    num_clusters: int = field(default=3, metadata={"help": "clusters of each clustering layer"})
+    encoder_cluster_rule: str = field(
+        default="chunk",
+        metadata={
+            "help": "which tokens of its cluster an encoder's query sees: chunk (its own chunk of "
+            "the sorted sentence and the one before) or recent (the nearest of its cluster)"
+        },
+    )
+    decoder_cluster_rule: str = field(
+        default="recent",
+        metadata={
+            "help": "the same for the decoder: recent, strictly causal; or leaking-chunk, for "
+            "comparison, with which nothing can be generated"
+        },
+    )
+    own_centroids: bool = field(
+        default=False,
+        metadata={
+            "help": "every encoder layer owns its centroids, instead of starting from those that "
+            "the layer before hands on"
+        },
+    )
+
+
+class _Attention(NamedTuple):
+    """What one side's layers attend by."""
+
+    kinds: list[tuple[str, ...]]
+    config: AttentionConfig
+
+
+@register_model("clusterformer")
+class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
+    """fairseq's Transformer over :class:`ClusterformerEncoder` and :class:`ClusterformerDecoder`.
+
+    Configured by a flat namespace, as fairseq's ``transformer`` is.
+    """
+
+    @classmethod
+    def hub_models(cls):
+        return {}
+
+    @classmethod
+    def add_args(cls, parser):
+        """Add fairseq's options of a Transformer, and ours."""
+        for options in (TransformerConfig(), ClusterformerOptions()):
+            gen_parser_from_dataclass(parser, options, delete_default=True, with_prefix="")
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option of the attention that is not allowed.
+        """
+        base_architecture(args)
+        set_defaults(args, **defaults_of(ClusterformerOptions))
+        for option in ("cross_self_attention", "encoder_xformers_att_config"):
+            if getattr(args, option, None):
+                raise ValueError(
+                    f"--{option.replace('_', '-')} is {getattr(args, option)}; allowed: none, for "
+                    "clustered self-attention takes its place"
+                )
+        cfg = TransformerConfig.from_namespace(args)
+        cfg.attention = {
+            "encoder": _attention(args, "encoder", own_centroids=args.own_centroids),
+            "decoder": _attention(args, "decoder"),
+        }
+        return super().build_model(cfg, task)
+
+    @classmethod
+    def build_encoder(cls, cfg, src_dict, embed_tokens):
+        kinds, attention = cfg.attention["encoder"]
+        return ClusterformerEncoder(cfg, src_dict, embed_tokens, kinds=kinds, attention=attention)
+
+    @classmethod
+    def build_decoder(cls, cfg, tgt_dict, embed_tokens):
+        kinds, attention = cfg.attention["decoder"]
+        return ClusterformerDecoder(
+            cfg,
+            tgt_dict,
+            embed_tokens,
+            no_encoder_attn=cfg.no_cross_attention,
+            kinds=kinds,
+            attention=attention,
+        )
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        return_all_hiddens: bool = True,
+        features_only: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ):
+        """Logits [B, N, vocabulary] and extra outputs, as fairseq's.
+
+        ``extra["clustering"]`` is the :func:`~.stack.summary` of encoder and decoder together.
+        """
+        encoder_out = self.encoder(
+            src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens
+        )
+        x, extra = self.decoder(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            features_only=features_only,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+            src_lengths=src_lengths,
+            return_all_hiddens=return_all_hiddens,
+        )
+        extra["clustering"] = summary(encoder_out["reports"] + extra["reports"])
+        return x, extra
+
+
+def _attention(args, side: str, own_centroids: bool = True) -> _Attention:
+    """Of the encoder or the decoder.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    check_heads(args, side)
+    rule = getattr(args, f"{side}_cluster_rule")
+    if rule not in _RULES[side]:
+        raise ValueError(f"--{side}-cluster-rule is {rule!r}; allowed: {', '.join(_RULES[side])}")
+    keep = getattr(args, f"{side}_layers_to_keep")
+    kinds = parse_attention(
+        getattr(args, f"{side}_attention"),
+        num_layers=len(keep.split(",")) if keep else getattr(args, f"{side}_layers"),
+        num_heads=getattr(args, f"{side}_attention_heads"),
+        option=f"--{side}-attention",
+    )
+    return _Attention(kinds, attention_config(args, rule, own_centroids=own_centroids))
+
+
+@register_model_architecture("clusterformer", "clusterformer_tiny")
+def clusterformer_tiny(args):
+    """3 + 3 layers of 128, 1.6 million parameters with 4,000 subwords: Multi30k on a laptop."""
+    set_defaults(
+        args,
+        encoder_layers=3,
+        encoder_embed_dim=128,
+        encoder_ffn_embed_dim=256,
+        encoder_attention_heads=4,
+        decoder_layers=3,
+        decoder_attention_heads=4,
+    )
+    base_architecture(args)
+
+
+@register_model_architecture("clusterformer", "clusterformer_iwslt_de_en")
+def clusterformer_iwslt_de_en(args):
+    """CF22 section 4.1: 6 + 6 layers of 512, 4 heads, K = 3."""
+    transformer_iwslt_de_en(args)
+
+
+@register_model_architecture("clusterformer", "clusterformer_wmt_en_de")
+def clusterformer_wmt_en_de(args):
+    """CF22 section 4.1: 6 + 6 layers of 512, 8 heads, K = 3."""
+    transformer_wmt_en_de(args)
+
+
+@register_model_architecture("clusterformer", "clusterformer_wmt_en_de_big")
+def clusterformer_wmt_en_de_big(args):
+    """The same at fairseq's "big" size: 6 + 6 layers of 1,024, 16 heads."""
+    transformer_wmt_en_de_big(args)

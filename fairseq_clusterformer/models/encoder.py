@@ -1,0 +1,154 @@
+"""A fairseq Transformer encoder whose layers choose which tokens see which."""
+
+from typing import Any
+
+from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor
+
+from fairseq_clusterformer.attention import AttentionConfig
+from fairseq_clusterformer.clustering import Report, initial_centroids
+
+from .stack import ClusteredLayer, ClusteredStack, pack, unpack, wrapped
+
+
+class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
+    """fairseq's encoder layer with self-attention of given kinds, whose reports it returns."""
+
+    causal = False
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None = None,
+        centroids: Tensor | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        """One layer.
+
+        Args:
+            x: [N, B, D].
+            encoder_padding_mask: bool [B, N].
+            centroids: handed on by the layer before, [B, K, D].
+
+        Returns:
+            The output [N, B, D] and the reports of self-attention, packed.
+        """
+        residual = x
+        if self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+        x, reports = self.self_attn(
+            query=x, key_padding_mask=encoder_padding_mask, centroids=centroids
+        )
+        x = self.residual_connection(self.dropout_module(x), residual)
+        if not self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+
+        residual = x
+        if self.normalize_before:
+            x = self.final_layer_norm(x)
+        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        x = self.residual_connection(self.dropout_module(self.fc2(x)), residual)
+        if not self.normalize_before:
+            x = self.final_layer_norm(x)
+        return x, *pack(reports)
+
+
+class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
+    """fairseq's encoder over :class:`ClusterformerEncoderLayer`.
+
+    Where centroids are handed on (CF22 section 3.1), the stack owns the first ones, so that they
+    reach the first clustering layer that runs, whichever layers LayerDrop leaves out.
+
+    Args:
+        cfg, dictionary, embed_tokens: as fairseq's.
+        kinds: of attention, for each layer.
+        attention: options of the kinds.
+    """
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary,
+        embed_tokens,
+        *,
+        kinds: list[tuple[str, ...]],
+        attention: AttentionConfig,
+    ):
+        self._kinds_to_build = iter(kinds)
+        self.attention_config = attention
+        super().__init__(cfg, dictionary, embed_tokens)
+        routers = (r for layer in self.all_layers() for r in layer.self_attn.routers)
+        self.centroids = None
+        if any(router.needs_centroids for router in routers):
+            self.centroids = initial_centroids(attention.num_clusters, cfg.encoder.embed_dim)
+
+    def build_encoder_layer(self, cfg):
+        layer = ClusterformerEncoderLayer(
+            cfg, kinds=next(self._kinds_to_build), attention=self.attention_config
+        )
+        return wrapped(layer, cfg)
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Any]]:
+        """Encode source sentences.
+
+        Args:
+            src_tokens: int64 [B, N].
+            src_lengths: ignored; padding is where the dictionary says so.
+            return_all_hiddens: also return what each layer gives.
+            token_embeddings: [B, N, D] instead of the embeddings of the tokens.
+
+        Returns:
+            As fairseq's: ``encoder_out`` [N, B, D] and its relatives; and ``reports`` of the
+            layers.
+        """
+        padding_mask = src_tokens.eq(self.padding_idx)
+        has_pads = bool(padding_mask.any())
+        x, embedding = self.forward_embedding(src_tokens, token_embeddings)
+        if has_pads:
+            x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+        x = x.transpose(0, 1)
+
+        centroids = self.centroids
+        if centroids is not None:
+            centroids = centroids.expand(x.size(1), -1, -1)
+        by_layer: dict[int, list[Report]] = {}
+        states = [x] if return_all_hiddens else []
+        for layer in self.layers:
+            x, *fields = layer(x, padding_mask if has_pads else None, centroids)
+            by_layer[id(layer)] = unpack(fields)
+            for report in by_layer[id(layer)]:
+                if self.centroids is not None and report.centroids is not None:
+                    centroids = report.centroids  # CF22 eq. 3, for the layer above
+            if return_all_hiddens:
+                states.append(x)
+        if self.training:
+            self.observe(by_layer)
+
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding_mask],
+            "encoder_embedding": [embedding],
+            "encoder_states": states,
+            "fc_results": [],
+            "src_tokens": [],
+            "src_lengths": [(~padding_mask).sum(1, dtype=src_tokens.dtype).unsqueeze(-1).int()],
+            "reports": [report for of_layer in by_layer.values() for report in of_layer],
+        }
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
+        """Also take a dense checkpoint: what is clustered starts anew."""
+        dense = not any(
+            key.startswith(f"{name}.layers.") and ".routers." in key for key in state_dict
+        )
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.centroids is not None and dense:
+            state_dict.setdefault(f"{name}.centroids", self.centroids.detach())
+        return state_dict

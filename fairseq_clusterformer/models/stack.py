@@ -1,0 +1,169 @@
+"""What encoders and decoders over clustered layers share: reports, averages, checkpoints."""
+
+import logging
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from fairseq_clusterformer.attention import AttentionConfig
+from fairseq_clusterformer.clustering import Report, cluster_use
+
+from .attention import SelfAttention
+
+logger = logging.getLogger(__name__)
+
+
+class ClusteredLayer:
+    """Mixin before a fairseq Transformer layer: self-attention of given kinds.
+
+    Args:
+        cfg, *args: of the layer.
+        kinds: of self-attention, dividing the heads.
+        attention: options of the kinds.
+    """
+
+    #: of a decoder's layers
+    causal: bool
+
+    def __init__(self, cfg, *args, kinds: tuple[str, ...], attention: AttentionConfig):
+        self.kinds = kinds
+        self.attention_config = attention
+        super().__init__(cfg, *args)
+
+    def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
+        side = cfg.decoder if self.causal else cfg.encoder
+        module = SelfAttention(
+            embed_dim,
+            side.attention_heads,
+            kinds=self.kinds,
+            config=self.attention_config,
+            causal=self.causal,
+            dropout=cfg.attention_dropout,
+        )
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            projection = getattr(module, name)
+            noisy = quant_noise(projection, self.quant_noise, self.quant_noise_block_size)
+            setattr(module, name, noisy)
+        return module
+
+
+class ClusteredStack:
+    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`."""
+
+    num_updates: int | None = None
+
+    def all_layers(self) -> Iterator[ClusteredLayer]:
+        """Every layer: in training, iterating over layers with LayerDrop leaves some out."""
+        return self.layers.children()
+
+    def observe(self, by_layer: dict[int, list[Report]]) -> None:
+        """Let the routers remember what those of all workers observed in this batch.
+
+        One exchange for all layers, of the same size everywhere: LayerDrop may have dropped other
+        layers elsewhere.
+
+        Args:
+            by_layer: reports of the layers that ran, by their ``id``.
+        """
+        routers, observations = [], []
+        for layer in self.all_layers():
+            reports = by_layer.get(id(layer), [Report()] * len(layer.self_attn.routers))
+            for router, report in zip(layer.self_attn.routers, reports, strict=True):
+                nothing = router.nothing_observed()
+                if nothing is not None:
+                    seen = report.observation
+                    observations.append(nothing if seen is None else seen.detach().to(nothing))
+                    routers.append(router)
+        if not routers:
+            return
+        sizes = [len(observation) for observation in observations]
+        for everything in gather(torch.cat(observations)):
+            for router, observation in zip(routers, everything.split(sizes), strict=True):
+                router.observe(observation)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Called by fairseq before every forward pass: a new number begins a new update."""
+        if num_updates != self.num_updates:
+            for layer in self.all_layers():
+                layer.self_attn.commit()
+        self.num_updates = num_updates
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
+        """Also take a dense checkpoint: routers that are wholly absent start anew."""
+        super().upgrade_state_dict_named(state_dict, name)
+        # The trainer sets the number before it loads: what the checkpoint's last update observed
+        # is still to be committed when the next one begins.
+        self.num_updates = None
+        for i, layer in enumerate(self.all_layers()):
+            prefix = f"{name}.layers.{i}.self_attn.routers."
+            if not any(key.startswith(prefix) for key in state_dict):
+                if layer.self_attn.routers.state_dict():
+                    logger.info(
+                        "%s layer %d: the checkpoint has no clusters; they start anew", name, i
+                    )
+                for key, tensor in layer.self_attn.routers.state_dict().items():
+                    state_dict[prefix + key] = tensor
+        return state_dict
+
+
+def wrapped(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
+    """The layer as fairseq wraps it for activation checkpointing and FSDP."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    # As in fairseq: a checkpointed layer is wrapped for FSDP whatever its size.
+    smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+    return fsdp_wrap(layer, min_num_params=smallest)
+
+
+def pack(reports: list[Report]) -> list[Tensor | None]:
+    """The reports' fields one after another: an activation checkpoint can return a flat tuple of
+    tensors with gradients."""
+    return [field for report in reports for field in report]
+
+
+def unpack(fields: list[Tensor | None]) -> list[Report]:
+    """The inverse of :func:`pack`."""
+    size = len(Report._fields)
+    return [Report(*fields[j : j + size]) for j in range(0, len(fields), size)]
+
+
+def gather(tensor: Tensor) -> list[Tensor]:
+    """The tensor of each worker, in the order of their ranks; alone: one's own."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [tensor]
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, tensor)
+    return everyone
+
+
+def summary(reports: list[Report]) -> dict[str, Tensor] | None:
+    """What a criterion needs of the reports; None if no layer clusters.
+
+    Returns:
+        Float32 scalars: ``clustering_loss`` and ``sorting_loss``, means over the layers that
+        cluster, so that their weights mean the same at any depth; ``cluster_`` and each field of
+        :class:`~fairseq_clusterformer.clustering.ClusterUse`.
+    """
+    reports = [r for r in reports if r.cluster_sizes is not None]
+    if not reports:
+        return None
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return torch.stack(values).mean()
+
+    uses = [cluster_use(r.cluster_sizes.detach()) for r in reports]
+    statistics = {
+        f"cluster_{name}": mean([getattr(use, name) for use in uses])
+        for name in ("entropy", "effective", "largest", "empty")
+    }
+    return {
+        "clustering_loss": mean([r.clustering_loss for r in reports]),
+        "sorting_loss": mean([r.sorting_loss for r in reports]),
+        **statistics,
+    }
