@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +115,10 @@ def _text_lines(text: Path) -> Iterator[str]:
             yield line.rstrip("\n")
 
 
-def train_sentencepiece(text: Path, vocab: int, model: Path) -> None:
-    """Train a unigram model of `vocab` pieces and write it to the file `model`.
+def train_sentencepiece(
+    texts: Iterable[Path], vocab: int, model: Path, option: str = "--sentencepiece"
+) -> None:
+    """Train a unigram model of `vocab` pieces, asked for by `option`, into the file `model`.
 
     The model is lossless, so that bits per byte can be told: text is not normalised, blanks are
     kept, and what has no piece is spelled in bytes.
@@ -128,7 +130,7 @@ def train_sentencepiece(text: Path, vocab: int, model: Path) -> None:
     try:
         with open(model, "wb") as file:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_text_lines(text),
+                sentence_iterator=chain.from_iterable(map(_text_lines, texts)),
                 model_writer=file,
                 vocab_size=vocab,
                 normalization_rule_name="identity",
@@ -145,7 +147,7 @@ def train_sentencepiece(text: Path, vocab: int, model: Path) -> None:
             reason = f"allowed is {found[1]} or more for this text"
         else:
             reason = str(error).splitlines()[-1]
-        raise UserError(f"--sentencepiece {vocab}: {reason}") from None
+        raise UserError(f"{option} {vocab}: {reason}") from None
 
 
 def piece_dictionary(model: Path) -> Dictionary:

@@ -152,7 +152,7 @@ def _binarize(counts: dict, work: Path, out: Path, sentencepiece: int | None = N
         items = functools.partial(lm_binarize.byte_items, dictionary=dictionary)
     else:
         model = out / "sentencepiece.model"
-        lm_binarize.train_sentencepiece(texts["train"], sentencepiece, model)
+        lm_binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
         dictionary = lm_binarize.piece_dictionary(model)
         items = functools.partial(lm_binarize.piece_items, dictionary=dictionary, model=model)
     tokens = lm_binarize.write_dataset(texts, out, dictionary, items)

@@ -75,9 +75,9 @@ class TextPipeline:
     def tokens(self, line: str, lang: str) -> str:
         """Return the line's tokens joined by blanks, before they are split into subwords."""
         self._check(lang)
+        if self.normalize_punctuation:
+            line = self._normalizers[lang].normalize(line).strip()
         if self.tokenizer == "moses":
-            if self.normalize_punctuation:
-                line = self._normalizers[lang].normalize(line).strip()
             line = self._tokenizers[lang].tokenize(
                 line,
                 aggressive_dash_splits=self.dash_splits,

@@ -9,26 +9,12 @@ same command again after an interruption. Once it is there, the command does not
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from data_folder import UserError
+from data_command import Parser, prepare_folder, whole_number
 from lm_corpora import ENWIK8, WIKITEXT103, prepare_enwik8, prepare_text, prepare_wikitext103
 from lm_text import TEXT_PATTERNS
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        usage = " ".join(self.format_usage().split())
-        self.exit(2, f"{self.prog}: error: {message}; {usage}\n")
-
-
-def _whole_number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed is a whole number, 1 or more")
-    return int(text)
 
 
 def _fraction(text: str) -> float:
@@ -41,12 +27,10 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _parser(corpus: str) -> _Parser:
-    parser = _Parser(
+def _parser(corpus: str) -> Parser:
+    parser = Parser(
         prog=f"prepare_{corpus}.sh",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     if corpus == "text":
         parser.set_defaults(prepare=prepare_text)
@@ -91,7 +75,7 @@ def _add_text_options(add: Callable[..., object]) -> None:
     add(
         "--sentencepiece",
         metavar="VOCAB",
-        type=_whole_number,
+        type=whole_number,
         help="that many pieces, from a model trained on train and put into DEST; a line ends in "
         "</s>",
     )
@@ -119,7 +103,7 @@ def _add_text_options(add: Callable[..., object]) -> None:
     add(
         "--train-bytes",
         metavar="N",
-        type=_whole_number,
+        type=whole_number,
         help="keep only the first lines of train, N bytes at most",
     )
     add(
@@ -142,29 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     options = vars(parser.parse_args(arguments))
     if options.pop("bytes", False) and options["sentencepiece"]:
         parser.error("--bytes --sentencepiece: allowed is one of them")
-    prepare, start = options.pop("prepare"), time.monotonic()
-    try:
-        record = prepare(**options)
-    except (UserError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        print(
-            f"{parser.prog}: error: {sys.executable} cannot import {error.name}; set PYTHON to a "
-            "Python in which this project is installed",
-            file=sys.stderr,
-        )
-        return 1
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; run it again to finish", file=sys.stderr)
-        return 130  # The shell's status for a run ended by SIGINT.
-    if record is None:
-        print(f"{options['dest']} is already prepared")
-        return 0
-    for split, counts in record["splits"].items():
-        print(f"{split:5}", *(f"{number:>13,} {what}" for what, number in counts.items()))
-    print(f"prepared {options['dest']} in {time.monotonic() - start:.0f} s")
-    return 0
+    return prepare_folder(parser.prog, options)
 
 
 if __name__ == "__main__":
