@@ -25,16 +25,14 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data_folder import UserError  # noqa: E402
+
 import fairseq_clusterformer  # noqa: E402, F401  allows the types that fairseq writes
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 # What loading something else than a checkpoint ends in.
 LOADING = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError)
-
-
-class UserError(Exception):
-    """A mistake of the user's, told in one line without a traceback."""
 
 
 def average(paths: Sequence[Path]) -> dict:
