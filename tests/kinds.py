@@ -25,6 +25,10 @@ BIDIRECTIONAL = {
     "window": (("window",), {}),
     "neural, chunk": (("neural",), {"cluster_rule": "chunk"}),
     "neural, recent": (("neural",), {"cluster_rule": "recent"}),
+    "neural, chunk, centroids handed on": (
+        ("neural",),
+        {"cluster_rule": "chunk", "own_centroids": False},
+    ),
     "neural, chunk, many clusters": (("neural",), {"cluster_rule": "chunk", "num_clusters": 100}),
     "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
 }
@@ -36,13 +40,25 @@ every_kind = pytest.mark.parametrize(
 )
 
 
-def build(kind: str, *, causal: bool, dtype=torch.float64, **config) -> MultiheadAttention:
+class HandedOn(MultiheadAttention):
+    """A layer that is always given the same centroids."""
+
+    def __init__(self, *args, config: AttentionConfig, **kwargs):
+        super().__init__(*args, config=config, **kwargs)
+        centroids = torch.randn(1, config.num_clusters, WIDTH)
+        self.register_buffer("given", centroids, persistent=False)
+
+    def forward(self, x, padding_mask=None, centroids=None):
+        return super().forward(x, padding_mask, self.given.expand(len(x), -1, -1))
+
+
+def build(kind: str, *, causal: bool, dtype=torch.float64, **changes) -> MultiheadAttention:
     """A layer of the kind, in evaluation, whose moving averages have seen some batches."""
     kinds, options = (CAUSAL if causal else BIDIRECTIONAL)[kind]
-    options = {"window": WINDOW, "num_clusters": CLUSTERS, **options, **config}
-    module = MultiheadAttention(
-        WIDTH, HEADS, kinds=kinds, config=AttentionConfig(**options), causal=causal
-    ).to(dtype)
+    options = {"window": WINDOW, "num_clusters": CLUSTERS, **options, **changes}
+    config = AttentionConfig(**options)
+    layer = MultiheadAttention if config.own_centroids else HandedOn
+    module = layer(WIDTH, HEADS, kinds=kinds, config=config, causal=causal).to(dtype)
     for _ in range(3):
         _, reports = module(torch.randn(2, 30, WIDTH, dtype=dtype))
         module.observe(reports)

@@ -1,0 +1,375 @@
+"""The translation model as fairseq builds it: promises of encoder, decoder and criterion."""
+
+import copy
+import functools
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel
+from torch import Tensor
+
+from fairseq_clusterformer.clustering.inspect import token_clusters
+from fairseq_clusterformer.criterions.clusterformer_label_smoothed_cross_entropy import (
+    ClusterformerLabelSmoothedCrossEntropy,
+    ClusterformerLabelSmoothedCrossEntropyConfig,
+)
+from fairseq_clusterformer.models.clusterformer import ClusterformerModel
+
+ENCODERS = {
+    "full": {"encoder_attention": "full"},
+    "window": {"encoder_attention": "window"},
+    "chunk, handed on": {"encoder_attention": "neural"},
+    "chunk, own centroids": {"encoder_attention": "neural", "own_centroids": True},
+    "recent": {"encoder_attention": "neural", "encoder_cluster_rule": "recent"},
+    "mixed": {"encoder_attention": "window+neural,full"},
+}
+DECODERS = ("full", "window", "neural", "window+neural", "window,neural")
+every_encoder = pytest.mark.parametrize("encoder", ENCODERS)
+every_decoder = pytest.mark.parametrize("spec", DECODERS)
+
+
+def make_task() -> SimpleNamespace:
+    dictionary = Dictionary()
+    for letter in "abcdefghijklmnopqrst":
+        dictionary.add_symbol(letter)
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def options(**changes) -> Namespace:
+    values = {
+        "encoder_layers": 2,
+        "encoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 64,
+        "encoder_attention_heads": 4,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "share_all_embeddings": True,
+        "attention_window": 5,
+        "num_clusters": 3,
+        "max_source_positions": 128,
+        "max_target_positions": 128,
+        "dropout": 0.0,
+    }
+    return Namespace(**{**values, **changes})
+
+
+def make_model(task=None, **changes) -> ClusterformerModel:
+    return ClusterformerModel.build_model(options(**changes), task or make_task())
+
+
+def sentences(task, lengths: list[int], side: str) -> Tensor:
+    """Random sentences that end in </s>, padded on a side, int64 [B, longest]."""
+    dictionary = task.source_dictionary
+    rows = torch.full((len(lengths), max(lengths)), dictionary.pad())
+    for row, length in zip(rows, lengths, strict=True):
+        tokens = torch.randint(dictionary.nspecial, len(dictionary), (length,))
+        tokens[-1] = dictionary.eos()
+        row[slice(-length, None) if side == "left" else slice(length)] = tokens
+    return rows
+
+
+def make_sample(task, sources=(9, 4, 17, 12), targets=(11, 6, 15, 8)) -> dict:
+    target = sentences(task, list(targets), "right")
+    previous = target.roll(1, dims=1)
+    previous[:, 0] = task.target_dictionary.eos()
+    previous[target == task.target_dictionary.pad()] = task.target_dictionary.pad()
+    return {
+        "net_input": {
+            "src_tokens": sentences(task, list(sources), "left"),
+            "src_lengths": torch.tensor(sources),
+            "prev_output_tokens": previous,
+        },
+        "target": target,
+        "ntokens": sum(targets),
+    }
+
+
+def make_criterion(task, **weights) -> ClusterformerLabelSmoothedCrossEntropy:
+    config = ClusterformerLabelSmoothedCrossEntropyConfig(
+        sentence_avg=False, label_smoothing=0.1, **weights
+    )
+    return ClusterformerLabelSmoothedCrossEntropy.build_criterion(config, task)
+
+
+def trained(**changes):
+    """A model after a few updates, in evaluation, and its task."""
+    return copy.deepcopy(_trained(tuple(changes.items())))
+
+
+@functools.cache
+@torch.enable_grad()
+def _trained(changes: tuple):
+    torch.manual_seed(0)
+    task = make_task()
+    model = make_model(task, **dict(changes)).train()
+    criterion = make_criterion(task)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for update in range(12):
+        model.set_num_updates(update)
+        loss, size, _ = criterion(model, make_sample(task))
+        optimizer.zero_grad()
+        (loss / size).backward()
+        optimizer.step()
+    return model.eval(), task
+
+
+@every_encoder
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@torch.no_grad()
+def test_a_sentence_is_encoded_alike_alone_and_in_any_batch(encoder, dtype, error):
+    model, task = trained(**ENCODERS[encoder])
+    model.to(dtype)
+    lengths = [17, 1, 4, 9, 17]
+    for side in ("left", "right"):
+        rows = sentences(task, lengths, side)
+        rows = torch.nn.functional.pad(
+            rows, (7, 0) if side == "left" else (0, 7), value=task.source_dictionary.pad()
+        )
+        together = model.encoder(rows)["encoder_out"][0]
+        for row, length in enumerate(lengths):
+            real = rows[row] != task.source_dictionary.pad()
+            alone = model.encoder(rows[row : row + 1, real])["encoder_out"][0][:, 0]
+            assert len(alone) == length
+            torch.testing.assert_close(together[real, row], alone, rtol=0, atol=error)
+
+
+@every_encoder
+@torch.no_grad()
+def test_an_encoder_sees_both_sides(encoder):
+    model, task = trained(**ENCODERS[encoder], attention_window=20, num_clusters=1)
+    tokens = sentences(task, [12], "left")
+    edited = tokens.clone()
+    edited[0, -2] = edited[0, -2] % 20 + 4
+    out, changed = (model.encoder(t)["encoder_out"][0][0] for t in (tokens, edited))
+    assert not torch.allclose(out, changed, atol=1e-6)
+
+
+@every_decoder
+@torch.no_grad()
+def test_no_later_token_changes_an_earlier_logit(spec):
+    model, task = trained(decoder_attention=spec)
+    model.double()
+    inputs = make_sample(task)["net_input"]
+    before, _ = model(**inputs)
+    tokens = inputs["prev_output_tokens"]
+    other = make_sample(task)["net_input"]["prev_output_tokens"]
+    for t in range(1, tokens.size(1)):
+        edited = torch.where(tokens == task.target_dictionary.pad(), tokens, other)
+        edited[:, :t] = tokens[:, :t]
+        after, _ = model(**{**inputs, "prev_output_tokens": edited})
+        torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_the_leaking_rule_fails_that_test():
+    model, task = trained(decoder_attention="neural", decoder_cluster_rule="leaking-chunk")
+    assert model.decoder.leaks_future
+    inputs = make_sample(task, targets=(15, 15, 15, 15))["net_input"]
+    edited = inputs["prev_output_tokens"].clone()
+    edited[:, 8:] = make_sample(task, targets=(15, 15, 15, 15))["net_input"]["prev_output_tokens"][
+        :, 8:
+    ]
+    after, _ = model(**{**inputs, "prev_output_tokens": edited})
+    assert (after - model(**inputs)[0])[:, :8].abs().max() > 1e-4
+
+
+@every_decoder
+@torch.no_grad()
+def test_stepwise_log_probabilities_equal_parallel_ones(spec):
+    """In a ragged batch of sources, with beams that move and rows that leave."""
+    model, task = trained(decoder_attention=spec)
+    inputs = make_sample(task, targets=(15, 15, 15, 15))["net_input"]
+    tokens = inputs["prev_output_tokens"]
+    parallel = model.get_normalized_probs(model(**inputs), log_probs=True)
+    encoder_out = model.encoder(inputs["src_tokens"])
+    state: dict = {}
+    for t in range(tokens.size(1)):
+        if t == 7:
+            order = torch.tensor([2, 2, 0])
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+            tokens, parallel = tokens[order], parallel[order]
+        out = model.decoder(tokens[:, : t + 1], encoder_out=encoder_out, incremental_state=state)
+        step = model.get_normalized_probs(out, log_probs=True)[:, 0]
+        torch.testing.assert_close(step, parallel[:, t], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@torch.no_grad()
+def test_full_attention_is_fairseqs_transformer(before):
+    task = make_task()
+    norm = {"encoder_normalize_before": before, "decoder_normalize_before": before}
+    dense = TransformerModel.build_model(options(**norm), task).eval()
+    model = make_model(task, encoder_attention="full", decoder_attention="full", **norm).eval()
+    model.load_state_dict(dense.state_dict())
+    inputs = make_sample(task)["net_input"]
+    real = inputs["prev_output_tokens"] != task.target_dictionary.pad()
+    expected, found = dense(**inputs)[0][real], model(**inputs)[0][real]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_dense_checkpoint_fits_and_clusters_start_anew(own):
+    task = make_task()
+    dense = TransformerModel.build_model(options(), task)
+    model = make_model(task, encoder_attention="window+neural", own_centroids=own)
+    model.load_state_dict(dense.state_dict())
+    state = model.state_dict()
+    for name, tensor in dense.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+    clustered = make_model(task, encoder_attention="window+neural", own_centroids=own)
+    clustered.load_state_dict(model.state_dict())
+    incomplete = {n: t for n, t in model.state_dict().items() if not n.endswith(".w_c.weight")}
+    with pytest.raises(ValueError, match="missing"):
+        clustered.load_state_dict(incomplete)
+
+
+@torch.no_grad()
+def test_centroids_are_handed_on():
+    """CF22 section 3.1: the second layer clusters by what the first made of the centroids."""
+    model, task = trained(encoder_attention="neural")
+    tokens = sentences(task, [9, 12, 5], "left")
+    mask = tokens == task.source_dictionary.pad()
+    found = list(token_clusters(model.encoder, tokens).values())
+
+    x, _ = model.encoder.forward_embedding(tokens)
+    x = x.masked_fill(mask.unsqueeze(-1), 0.0)
+    centroids = model.encoder.centroids.expand(3, -1, -1)
+    for layer, clusters in zip(model.encoder.layers, found, strict=True):
+        clustering = layer.self_attn.routers[0].clustering
+        assert clustering.centroids is None
+        expected = torch.zeros_like(clusters)
+        handed_on = torch.empty_like(centroids)
+        for row in range(3):
+            keys = x[row, ~mask[row]] @ clustering.w_c.weight.T
+            scores = torch.cosine_similarity(centroids[row, :, None], keys, dim=-1) / 0.1
+            membership = scores.softmax(-1)  # CF22 eq. 2: over tokens
+            expected[row, ~mask[row]] = membership.argmax(0)
+            handed_on[row] = membership @ keys  # CF22 eq. 3
+        assert torch.equal(clusters, expected)
+        x = layer(x.transpose(0, 1), mask, centroids)[0].transpose(0, 1)
+        centroids = handed_on
+
+
+def learners(model, criterion, sample) -> set[str]:
+    """Names of the parameters that a loss teaches."""
+    model.zero_grad()
+    loss, size, _ = criterion(model, sample)
+    (loss / size).backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {name for name, gradient in found.items() if gradient.abs().max() > 0}
+
+
+def test_which_parameters_learn_from_which_term():
+    task = make_task()
+    model = make_model(task, decoder_attention="neural").train()
+    sample = make_sample(task)
+    off = {
+        "clustering_loss_weight": 0.0,
+        "centroid_sorting_loss_weight": 0.0,
+        "task_loss_weight": 0.0,
+    }
+    routers = {
+        name for name, _ in model.named_parameters() if ".routers." in name or "centroids" in name
+    }
+    assert "encoder.centroids" in routers
+    assert not routers & learners(
+        model, make_criterion(task, **{**off, "task_loss_weight": 1.0}), sample
+    )
+    for weight in ("clustering_loss_weight", "centroid_sorting_loss_weight"):
+        learned = learners(model, make_criterion(task, **{**off, weight: 1.0}), sample)
+        assert routers <= learned
+        assert "encoder.layers.0.fc1.weight" in learned
+
+
+def test_losses_are_means_over_the_layers_of_both_sides():
+    task = make_task()
+    model = make_model(task, decoder_attention="neural").train()
+    sample = make_sample(task)
+    reports = []
+
+    def keep(module, args, output):
+        reports.append(output[1])
+
+    for module in model.modules():
+        if type(module).__name__ == "NeuralClustering":
+            module.register_forward_hook(keep)
+    _, size, logged = make_criterion(task)(model, sample)
+    assert len(reports) == 4
+    for name in ("clustering_loss", "sorting_loss"):
+        mean = sum(getattr(report, name) for report in reports) / 4
+        torch.testing.assert_close(logged[name] / size, mean.detach())
+
+
+def test_validation_loss_is_the_tasks_alone():
+    task = make_task()
+    model = make_model(task).eval()
+    sample = make_sample(task)
+    loss, _, logged = make_criterion(task)(model, sample)
+    dense = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+    expected, _, _ = dense(model, sample)
+    assert torch.equal(loss, expected)
+    model.train()
+    loss, _, logged = make_criterion(task)(model, sample)
+    torch.testing.assert_close(logged["loss"], expected.detach())
+    assert not torch.equal(loss, expected)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_activation_checkpointing_changes_no_number(rate):
+    results = []
+    for checkpoint in (False, True):
+        torch.manual_seed(1)
+        task = make_task()
+        model = make_model(
+            task, checkpoint_activations=checkpoint, dropout=rate, attention_dropout=rate
+        ).train()
+        sample = make_sample(task)
+        torch.manual_seed(2)
+        learners(model, make_criterion(task), sample)
+        results.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert "encoder.centroids" in results[0]
+    assert results[0].keys() == results[1].keys()
+    for name, gradient in results[0].items():
+        # to rounding: gradients of the encoder's output are added up in another order
+        torch.testing.assert_close(results[1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_layer_drop_hands_centroids_past_the_dropped_layer():
+    """Whichever layer is left out, the first that runs starts from the stack's centroids."""
+    task = make_task()
+    model = make_model(
+        task, encoder_layerdrop=0.5, decoder_layerdrop=0.5, encoder_layers=3
+    ).train()
+    criterion = make_criterion(task)
+    learned = 0
+    for update in range(12):
+        model.set_num_updates(update)
+        names = learners(model, criterion, make_sample(task))
+        ran = any(name.startswith("encoder.layers.") and ".w_c." in name for name in names)
+        assert ("encoder.centroids" in names) == ran
+        learned += ran
+    assert learned > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder_attention": "neurall"}, "--encoder-attention is 'neurall'.*allowed"),
+        ({"decoder_attention": "window*0"}, r"--decoder-attention is 'window\*0'.*allowed"),
+        ({"decoder_attention": "window+neural+full"}, "--decoder-attention.*4 heads.*3"),
+        ({"encoder_attention_heads": 5}, "--encoder-attention-heads is 5; allowed"),
+        ({"num_clusters": 0}, "--num-clusters is 0; allowed"),
+        ({"attention_window": 0}, "--attention-window is 0; allowed"),
+        ({"encoder_cluster_rule": "leaking-chunk"}, "--encoder-cluster-rule is 'leaking-chunk'"),
+        ({"decoder_cluster_rule": "chunk"}, "--decoder-cluster-rule is 'chunk'; allowed: recent"),
+        ({"cross_self_attention": True}, "--cross-self-attention is True; allowed"),
+    ],
+)
+def test_wrong_options_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(**changes)
