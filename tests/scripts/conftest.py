@@ -67,9 +67,9 @@ def translation_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def translation_models(translation_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of fairseq's translation model after 100 and 120 epochs of one update."""
+    """The folder of fairseq's translation model after 60 and 75 epochs of one update."""
     folder = tmp_path_factory.mktemp("transformer")
-    line = f"{TRAINING} --arch transformer --max-update 120 --save-interval 20"
+    line = f"{TRAINING} --arch transformer --max-update 75 --save-interval 15"
     line += " --keep-last-epochs 2 --disable-validation"
     train(translation_data, line, folder)
     return folder
