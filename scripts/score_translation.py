@@ -8,8 +8,9 @@ tokenised       sacreBLEU's BLEU on the tokens of hypothesis and reference as th
 compound-split  the same after splitting words at hyphens (--compound-split), as papers on WMT14
                 English-German do
 sacreBLEU       on detokenised text against the raw references DATA/raw/SPLIT.LANG; where there are
-                none, against the detokenised reference tokens, and the output says so. Lower-cased
-                data is scored in lower case, and the signature says case:lc
+                none (the data was made from tokenised text), against the detokenised reference
+                tokens, and the output says so. Lower-cased data is scored in lower case, and the
+                signature says case:lc
 
 Without --data, only the first two are given: how to detokenise is known from the data's folder.
 """
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_folder import UserError
+from data_folder import RECORD, UserError
 from mt_bleu import read_generated, score, table
 from mt_text import TextPipeline
 
@@ -58,9 +59,13 @@ def _read(path: Path, option: str) -> str:
 
 
 def _raw_references(args: argparse.Namespace, target: str, count: int) -> tuple[str, list | None]:
-    """Where raw references are, and they; "tokens" and None if the data has none."""
+    """Where raw references are, and they; "tokens" and None if the data has none.
+
+    Data made from tokenised text has that as raw text.
+    """
     path = args.reference or args.data / "raw" / f"{args.split}.{target}"
-    if args.reference is None and not path.is_file():
+    recipe = json.loads((args.data / RECORD).read_text())["recipe"]
+    if args.reference is None and not (recipe.get("detokenised", True) and path.is_file()):
         return "tokens", None
     lines = _read(path, "--reference").removesuffix("\n").split("\n")
     if len(lines) != count:
@@ -201,8 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(record["scores"]))
     if record.get("references") == "tokens":
         print(
-            f"no raw references: {args.data / 'raw'} has no {args.split}.{record['target']}; "
-            "sacreBLEU is against the detokenised reference tokens"
+            f"{args.data} has no raw references of {args.split}.{record['target']}: sacreBLEU is "
+            "against the detokenised reference tokens"
         )
     return 0
 

@@ -12,6 +12,7 @@ anything is translated: a line longer than the model allows is an error, which n
 """
 
 import argparse
+import logging
 import math
 import pickle
 import re
@@ -251,4 +252,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     sys.exit(main())

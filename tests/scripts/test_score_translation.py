@@ -135,14 +135,27 @@ def test_ways_in(
     assert one["sentences"] == other["sentences"] == 16
 
 
+@pytest.mark.parametrize("detokenised", [True, False])
 def test_no_raw_references(
-    toy_output: tuple, translation_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    detokenised: bool,
+    toy_output: tuple,
+    translation_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    path, *_ = toy_output
+    """Also where the folder raw holds tokens, because the data's source did."""
+    path, _, references = toy_output
     data = tmp_path / "data"
-    shutil.copytree(translation_data, data, ignore=lambda *_: ["raw"])
+    shutil.copytree(translation_data, data)
+    if detokenised:
+        shutil.rmtree(data / "raw")
+    else:
+        (data / "raw" / "test.en").write_text("\n".join(references) + "\n")
+    prepared = json.loads((data / "prepared.json").read_text())
+    prepared["recipe"]["detokenised"] = detokenised
+    (data / "prepared.json").write_text(json.dumps(prepared))
     assert run("--generated", path, "--data", data, "--json", tmp_path / "out.json") == 0
-    assert f"no raw references: {data / 'raw'} has no test.en" in capsys.readouterr().out
+    assert f"{data} has no raw references of test.en" in capsys.readouterr().out
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["references"] == "tokens"
     text = [line.replace("The", "A") for line in REFERENCES]
