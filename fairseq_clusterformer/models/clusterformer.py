@@ -183,6 +183,12 @@ def _attention(args, side: str, own_centroids: bool = True) -> _Attention:
     return _Attention(kinds, attention_config(args, rule, own_centroids=own_centroids))
 
 
+@register_model_architecture("clusterformer", "clusterformer")
+def clusterformer(args):
+    """Sizes by options; by default those of fairseq's ``transformer``."""
+    base_architecture(args)
+
+
 @register_model_architecture("clusterformer", "clusterformer_tiny")
 def clusterformer_tiny(args):
     """3 + 3 layers of 128, 1.6 million parameters with 4,000 subwords: Multi30k on a laptop."""
