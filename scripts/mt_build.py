@@ -127,13 +127,17 @@ def _tokenise(
                 else:
                     keep("train", raw, tokens)
                     counts["train"]["extra pairs"] += 1
+    _check_pairs(counts, corpus)
+    return counts
+
+
+def _check_pairs(counts: dict[str, dict[str, int]], corpus: Corpus) -> None:
     for split, count in counts.items():
         if not count["pairs"]:
             raise UserError(
                 f"{corpus.name}: no pair for {split}, {count.get('dropped by length', 0):,} "
                 "dropped by their lengths; allowed is one or more a split"
             )
-    return counts
 
 
 def _tokens(pipeline: TextPipeline, tokenised: bool, pair: Pair) -> tuple[Pair, Pair]:
@@ -169,29 +173,23 @@ def _segment(
 ) -> None:
     """Write the subwords of each split, and raw text beside that of all but train."""
     function = functools.partial(_subwords, pipeline)
-    cleaned = {"train", "valid"} if corpus.hold_out else {"train"}
+    cleaned = ["train", "valid"] if corpus.hold_out else ["train"]
+    if corpus.cleaning.unit != "subwords":
+        cleaned = []
     (out / "raw").mkdir()
     with _Writer(work) as write, _Writer(out / "raw") as write_raw:
         for split, count in counts.items():
             raws = read_pairs(_files(work, f"{split}.raw")) if split != "train" else None
             for pair in parallel(function, read_pairs(_files(work, split)), workers, split):
                 raw = next(raws) if raws else None
-                if (
-                    split in cleaned
-                    and corpus.cleaning.unit == "subwords"
-                    and not corpus.cleaning.keeps(pair)
-                ):
+                if split in cleaned and not corpus.cleaning.keeps(pair):
                     count["pairs"] -= 1
                     count["dropped by length"] = count.get("dropped by length", 0) + 1
                     continue
                 write(f"{split}.bpe", pair)
                 if raw:
                     write_raw(split, raw)
-            if not count["pairs"]:
-                raise UserError(
-                    f"{corpus.name}: no pair for {split}, {count['dropped by length']:,} dropped "
-                    "by their lengths; allowed is one or more a split"
-                )
+    _check_pairs(counts, corpus)
 
 
 def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:
@@ -215,7 +213,7 @@ def _binarise(counts: dict, pipeline: TextPipeline, work: Path, out: Path) -> No
     items = functools.partial(lm_binarize.word_items, dictionary=dictionary)
     written = lm_binarize.write_dataset(texts, out, dictionary, items)
     for name, count in written.items():
-        split, lang = name.split(".")[0], name.rsplit(".")[-1]
+        split, lang = name.split(".")[0], name.split(".")[-1]
         counts[split][f"{lang} subwords"] = count["tokens"]
     (out / "dict.txt").rename(out / f"dict.{LANGUAGES[0]}.txt")
     dictionary.save(str(out / f"dict.{LANGUAGES[1]}.txt"))

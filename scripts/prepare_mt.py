@@ -65,14 +65,14 @@ def _parser(name: str) -> Parser:
         default=Path("data-bin", command.dest),
         help="the folder to make (default: %(default)s)",
     )
+    places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in command.archives)
     checked = all(archive.checksum for archive in command.archives)
     add(
         "--source",
         metavar="DIR",
         type=Path,
         help=f"a folder that holds {', '.join(archive.name for archive in command.archives)}"
-        f"{command.source}; without it, they are downloaded from "
-        f"{command.archives[0].url.rsplit('/', 1)[0]}"
+        f"{command.source}; without it, they are downloaded from {' and '.join(places)}"
         + ("" if checked else "; no checksum is known: what is downloaded cannot be verified"),
     )
     add(
