@@ -81,10 +81,14 @@ def test_shared_tensors_stay_shared(averaged: tuple[list[dict], dict]) -> None:
     assert model["encoder.weight"].data_ptr() == model["decoder.weight"].data_ptr()
 
 
-def test_what_is_shared_in_one_file_only_is_averaged_apart(tmp_path: Path) -> None:
-    tied = write(tmp_path / "tied.pt", 1)
+@pytest.mark.parametrize("tied_is_newest", [False, True])
+def test_what_is_shared_in_one_file_only_is_averaged_apart(
+    tied_is_newest: bool, tmp_path: Path
+) -> None:
+    tied = write(tmp_path / "tied.pt", 1 + 2 * tied_is_newest)
     apart = write(tmp_path / "apart.pt", 2, **{"decoder.weight": torch.ones(50, 40)})
-    assert run("--inputs", tied, apart, "--output", tmp_path / "average.pt") == 0
+    inputs = [apart, tied] if tied_is_newest else [tied, apart]
+    assert run("--inputs", *inputs, "--output", tmp_path / "average.pt") == 0
     found = load(tmp_path / "average.pt")["model"]
     for name in ("encoder.weight", "decoder.weight"):
         mean = (load(tied)["model"][name] + load(apart)["model"][name]) / 2
