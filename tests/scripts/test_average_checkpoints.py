@@ -179,10 +179,11 @@ def test_other_parameters_are_refused(
 
 def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     one, two = write(tmp_path / "one.pt", 1), write(tmp_path / "two.pt", 2)
-    (tmp_path / "link.pt").symlink_to(one)
+    (tmp_path / "link.pt").symlink_to("one.pt")
     before = one.read_bytes()
-    for output in (one, tmp_path / "link.pt"):
-        assert "one of the inputs" in error(capsys, "--inputs", one, two, "--output", output)
+    link = tmp_path / "link.pt"
+    for given, output in ((one, one), (one, link), (link, one)):
+        assert "one of the inputs" in error(capsys, "--inputs", given, two, "--output", output)
     assert one.read_bytes() == before
 
 
