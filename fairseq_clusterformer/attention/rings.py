@@ -13,7 +13,7 @@ from torch import Tensor
 from ..clustering import State
 from ..precision import at_least_float32
 
-FIRST_ROOM = 64  # tokens that a ring holds before it grows
+FIRST_ROOM = 16  # tokens that a ring holds before it grows
 
 
 def attend_step(
@@ -39,52 +39,64 @@ def attend_step(
         padding_mask: bool [B, 1]; a padding token is not stored.
 
     Returns:
-        The attended values [B, H, 1, E] and the new state: keys and values [B, R, W, H, E] and how
-        many tokens each ring has seen, [B, R, G].
+        The attended values [B, H, 1, E] and the new state: keys and values side by side
+        [B, G, R, H / G, room, 2 E], where the room doubles up to W, and how many tokens each ring
+        has seen, [B, G, R].
     """
     batch, heads, _, width = q.shape
     groups = key_ring.size(1)
+    share = heads // groups
     if not state:
         room = FIRST_ROOM if window is None else min(window, FIRST_ROOM)
         state = {
-            "keys": k.new_zeros(batch, num_rings, room, heads, width),
-            "values": v.new_zeros(batch, num_rings, room, heads, width),
-            "seen": torch.zeros(batch, num_rings, groups, dtype=torch.long, device=q.device),
+            "kept": k.new_zeros(batch, groups, num_rings, share, room, 2 * width),
+            "seen": torch.zeros(batch, groups, num_rings, dtype=torch.long, device=q.device),
         }
-    keys, values, seen = state["keys"], state["values"], state["seen"]
-    real = key_ring.new_ones(batch, 1) if padding_mask is None else (~padding_mask).long()
+    kept, seen = state["kept"], state["seen"].view(-1)
 
-    row = torch.arange(batch, device=q.device).unsqueeze(-1)
-    group = torch.arange(groups, device=q.device)
-    rank = seen[row, key_ring, group]  # of this token in its ring, [B, G]
-    if keys.size(2) != window and int(rank.max()) >= keys.size(2):
-        keys, values = (_grown(t, window) for t in (keys, values))
-    room = keys.size(2)
-    slot = rank % room
+    # Rings, and below rows of `kept`, are numbered through all sentences and groups.
+    first = torch.arange(0, batch * groups * num_rings, num_rings, device=q.device)
+    ring = first + key_ring.flatten()
+    rank = seen.index_select(0, ring)  # of this token in its ring, [B * G]
+    slot = rank
+    if kept.size(-2) == window:
+        slot = rank % window
+    elif int(rank.max()) >= kept.size(-2):
+        kept = _grown(kept, window)
+    room = kept.size(-2)
+    row = torch.arange(share, device=q.device) + (ring * share).unsqueeze(-1)
+    row = (row * room + slot.unsqueeze(-1)).flatten()
+    new = torch.cat([k, v], dim=-1).view(batch * heads, 2 * width)
+    rows = kept.view(-1, 2 * width)
+    if padding_mask is None:
+        seen[ring] = rank + 1
+    else:
+        real = ~padding_mask.expand(batch, groups).reshape(-1)
+        new = torch.where(
+            real.repeat_interleave(share).unsqueeze(-1), new, rows.index_select(0, row)
+        )
+        seen[ring] = rank + real
+    rows.index_copy_(0, row, new)
 
-    head = torch.arange(heads, device=q.device)
-    ring_h, slot_h = (t.expand(batch, heads) for t in (key_ring, slot))
-    keep = real.bool().unsqueeze(-1)
-    for stored, new in ((keys, k), (values, v)):
-        at = (row, ring_h, slot_h, head)
-        stored[at] = torch.where(keep, new.squeeze(2), stored[at])
-    seen[row, key_ring, group] = rank + real
-
-    # The ring that the query reads, oldest or not: softmax does not mind the order.
-    ring_h = query_ring.expand(batch, heads)
-    k_ring = keys[row, ring_h, :, head]  # [B, H, W, E]
-    v_ring = values[row, ring_h, :, head]
-    logits = at_least_float32(q) @ at_least_float32(k_ring).transpose(-1, -2) / math.sqrt(width)
-    filled = seen[row, query_ring, group].expand(batch, heads)[..., None, None]
+    # What the query sees: its ring, oldest first or not, for softmax does not mind the order.
+    ring = first + query_ring.flatten()
+    visible = kept.view(-1, share, room, 2 * width)
+    if num_rings > 1:
+        visible = visible.index_select(0, ring)
+    keys, values = at_least_float32(visible).flatten(0, 1).split(width, dim=-1)
+    q = at_least_float32(q).reshape(-1, 1, width) / math.sqrt(width)
+    logits = torch.bmm(q, keys.transpose(1, 2)).view(-1, share, room)
+    filled = seen.index_select(0, ring).view(-1, 1, 1)
     empty = torch.arange(room, device=q.device) >= filled
-    logits = logits.masked_fill(empty, -math.inf)
-    weights = torch.softmax(logits, dim=-1).masked_fill(filled == 0, 0.0)
-    out = (weights @ at_least_float32(v_ring)).to(q.dtype)
-    return out, {"keys": keys, "values": values, "seen": seen}
+    # Not -inf: where a ring holds nothing, its values are still 0, and so is the result.
+    logits.masked_fill_(empty, torch.finfo(logits.dtype).min)
+    weights = torch.softmax(logits, dim=-1).view(batch * heads, 1, room)
+    out = torch.bmm(weights, values).view(batch, heads, 1, width).to(v.dtype)
+    return out, {"kept": kept, "seen": state["seen"]}
 
 
-def _grown(stored: Tensor, window: int | None) -> Tensor:
+def _grown(kept: Tensor, window: int | None) -> Tensor:
     """Twice the room, up to the window; no ring has come round before it has all of that."""
-    room = stored.size(2)
+    room = kept.size(-2)
     more = room if window is None else min(room, window - room)
-    return torch.cat([stored, stored.new_zeros(*stored.shape[:2], more, *stored.shape[3:])], dim=2)
+    return torch.cat([kept, kept.new_zeros(*kept.shape[:-2], more, kept.size(-1))], dim=-2)
