@@ -13,7 +13,7 @@ from torch import Tensor
 from ..clustering import State
 from ..precision import at_least_float32
 
-FIRST_ROOM = 16  # tokens that a ring holds before it grows
+FIRST_ROOM = 8  # tokens that a ring holds before it grows
 
 
 def attend_step(
@@ -69,25 +69,27 @@ def attend_step(
     new = torch.cat([k, v], dim=-1).view(batch * heads, 2 * width)
     rows = kept.view(-1, 2 * width)
     if padding_mask is None:
-        seen[ring] = rank + 1
+        filled = rank + 1
     else:
         real = ~padding_mask.expand(batch, groups).reshape(-1)
         new = torch.where(
             real.repeat_interleave(share).unsqueeze(-1), new, rows.index_select(0, row)
         )
-        seen[ring] = rank + real
+        filled = rank + real
     rows.index_copy_(0, row, new)
+    seen.index_copy_(0, ring, filled)
 
     # What the query sees: its ring, oldest first or not, for softmax does not mind the order.
-    ring = first + query_ring.flatten()
+    if query_ring is not key_ring:
+        ring = first + query_ring.flatten()
+        filled = seen.index_select(0, ring)
     visible = kept.view(-1, share, room, 2 * width)
     if num_rings > 1:
         visible = visible.index_select(0, ring)
     keys, values = at_least_float32(visible).flatten(0, 1).split(width, dim=-1)
     q = at_least_float32(q).reshape(-1, 1, width) / math.sqrt(width)
     logits = torch.bmm(q, keys.transpose(1, 2)).view(-1, share, room)
-    filled = seen.index_select(0, ring).view(-1, 1, 1)
-    empty = torch.arange(room, device=q.device) >= filled
+    empty = torch.arange(room, device=q.device) >= filled.view(-1, 1, 1)
     # Not -inf: where a ring holds nothing, its values are still 0, and so is the result.
     logits.masked_fill_(empty, torch.finfo(logits.dtype).min)
     weights = torch.softmax(logits, dim=-1).view(batch * heads, 1, room)

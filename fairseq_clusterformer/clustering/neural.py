@@ -242,5 +242,4 @@ def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:
 def _lowest_argmax(scores: Tensor) -> Tensor:
     """Over K of [B, N, K]; the lowest index where several are within rounding of the largest."""
     best = scores >= scores.amax(-1, keepdim=True) - TIE
-    index = torch.arange(scores.size(-1), device=scores.device)
-    return torch.where(best, index, scores.size(-1) - 1).amin(-1)
+    return best.to(torch.uint8).argmax(-1)  # of several, the first
