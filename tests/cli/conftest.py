@@ -1,5 +1,6 @@
 """Tiny byte data, and models that have been trained on it for a moment."""
 
+import random
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -7,7 +8,15 @@ import pytest
 from fairseq import options
 from fairseq_cli import preprocess
 
-from tests.cli.in_process import CLUSTERFORMER, HERE, SIZES, TRANSFORMER, train
+from tests.cli.in_process import (
+    CLUSTERED_TRANSLATION,
+    CLUSTERFORMER,
+    DENSE_TRANSLATION,
+    HERE,
+    SIZES,
+    TRANSFORMER,
+    train,
+)
 from tests.conftest import REPO_ROOT
 
 
@@ -51,14 +60,66 @@ def translation_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("translation")
     for language in ("src", "tgt"):
         (folder / f"train.{language}").write_text("a b c\nd e\n" * 8)
-    words = ["-s", "src", "-t", "tgt", "--destdir", folder / "data"]
-    words += ["--trainpref", folder / "train", "--validpref", folder / "train"]
-    parser = options.get_preprocessing_parser()
-    preprocess.main(parser.parse_args([str(word) for word in words]))
+    binarize(folder, folder / "data", "--validpref", folder / "train")
     line = (
         "--task translation --arch transformer --optimizer adam --max-tokens 100 --max-update 1"
         f" --encoder-layers 1 --encoder-embed-dim 32 {SIZES} {HERE}"
     )
     line = line.replace("--decoder-input-dim 32", "").replace(" --activation-fn gelu", "")
     train(folder / "data", line, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def parallel_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of 1 to 8 words, every length as often, and the same with every word mapped."""
+    folder = tmp_path_factory.mktemp("parallel")
+    words = "abcdefghijkl"
+    mapped = str.maketrans(words, words[5:] + words[:5])
+    draw = random.Random(1)
+    for split, count in (("train", 384), ("valid", 24), ("test", 24)):
+        lines = [" ".join(draw.choices(words, k=1 + i % 8)) for i in range(count)]
+        draw.shuffle(lines)
+        text = "\n".join(lines) + "\n"
+        (folder / f"{split}.src").write_text(text)
+        (folder / f"{split}.tgt").write_text(text.translate(mapped))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def parallel_data(parallel_text: Path) -> Path:
+    """:func:`parallel_text` with one dictionary for both sides."""
+    folder = parallel_text / "data"
+    prefixes = ("--validpref", parallel_text / "valid", "--testpref", parallel_text / "test")
+    binarize(parallel_text, folder, *prefixes, "--joined-dictionary")
+    return folder
+
+
+def binarize(text: Path, data: Path, *more: object) -> None:
+    """``fairseq-preprocess`` of parallel text."""
+    words = ["-s", "src", "-t", "tgt", "--trainpref", text / "train", "--destdir", data, *more]
+    parser = options.get_preprocessing_parser()
+    preprocess.main(parser.parse_args([str(word) for word in words]))
+
+
+#: until a translation is more often right than wrong, and no beam is sure of it
+LEARNED = (
+    "--max-update 150 --lr 0.006 --lr-scheduler inverse_sqrt --warmup-updates 20 --dropout 0"
+    " --validate-interval 100 --save-interval-updates 75"
+)
+
+
+@pytest.fixture(scope="session")
+def translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clustered model that has begun to translate :func:`parallel_data`."""
+    folder = tmp_path_factory.mktemp("translator")
+    train(parallel_data, f"{CLUSTERED_TRANSLATION} {LEARNED}", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def dense_translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fairseq's own translation model of the same size after as many updates."""
+    folder = tmp_path_factory.mktemp("dense_translator")
+    train(parallel_data, f"{DENSE_TRANSLATION} {LEARNED}", folder)
     return folder / "checkpoint_last.pt"

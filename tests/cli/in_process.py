@@ -38,6 +38,21 @@ CLUSTERFORMER = (
     f" --num-clusters 4 --criterion clusterformer_cross_entropy {HERE}"
 )
 TRANSFORMER = f"{TRAINING} --arch transformer_lm {SIZES} --criterion cross_entropy {HERE}"
+# Translation, two small layers on either side.
+TRANSLATION = (
+    "--task translation --source-lang src --target-lang tgt --max-tokens 400 --max-update 6"
+    " --encoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64"
+    " --encoder-attention-heads 4 --decoder-layers 2 --decoder-embed-dim 32"
+    " --decoder-ffn-embed-dim 64 --decoder-attention-heads 4 --share-all-embeddings"
+    " --dropout 0.1 --label-smoothing 0.1 --optimizer adam --lr 0.01 --clip-norm 1 --seed 1"
+)
+CLUSTERED_TRANSLATION = (
+    f"{TRANSLATION} --arch clusterformer --attention-window 3 --num-clusters 3"
+    f" --criterion clusterformer_label_smoothed_cross_entropy {HERE}"
+)
+DENSE_TRANSLATION = (
+    f"{TRANSLATION} --arch transformer --criterion label_smoothed_cross_entropy {HERE}"
+)
 # What fairseq demands where a checkpoint comes from another criterion or another data set.
 RESET = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 
@@ -83,18 +98,20 @@ def eval_lm(data: Path, checkpoint: Path, line: str) -> dict[str, float]:
     return {name: float(value) for name, value in results.items()}
 
 
-def generate(data: Path, checkpoint: Path, line: str, results: Path, *more: object) -> list[str]:
-    """``fairseq-generate`` from the language model: lines as it prints them."""
+def generate(
+    data: Path, checkpoint: Path | str, line: str, results: Path, *more: object
+) -> list[str]:
+    """``fairseq-generate``, from a language model unless LINE says ``--task``: what it prints."""
     words = [data, "--task", "language_modeling", "--path", checkpoint, "--results-path", results]
     words += [*f"{line} {HERE}".split(), *more]
-    parser = options.get_generation_parser()
+    cfg = _config(options.get_generation_parser(), words)
     with quiet():
-        fairseq_cli.generate.main(_config(parser, words))
-    return (results / "generate-test.txt").read_text().splitlines()
+        fairseq_cli.generate.main(cfg)
+    return (results / f"generate-{cfg.dataset.gen_subset}.txt").read_text().splitlines()
 
 
 def interactive(data: Path, checkpoint: Path, line: str, prompts: Path, *more: object) -> None:
-    """``fairseq-interactive`` over a file of prompts; prints."""
+    """``fairseq-interactive`` over a file of prompts, as :func:`generate`; prints."""
     words = [data, "--task", "language_modeling", "--path", checkpoint, "--input", prompts]
     words += [*f"{line} {HERE}".split(), *more]
     with quiet():
