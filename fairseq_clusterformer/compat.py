@@ -6,6 +6,7 @@ fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set
 
 import argparse
 import collections
+import functools
 import types
 import typing
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 import omegaconf
 import torch
 from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
@@ -73,6 +75,7 @@ def apply() -> None:
     """Mends all of it. Calling it again changes nothing."""
     allow_checkpoint_types()
     restore_numpy_compat()
+    mend_ngram_blocking()
     silence_known_warnings()
 
 
@@ -91,6 +94,23 @@ def restore_numpy_compat() -> None:
         np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
     if not hasattr(np.compat, "long"):
         np.compat.long = int
+
+
+def mend_ngram_blocking() -> None:
+    """Makes ``--no-repeat-ngram-size`` work where fairseq's CUDA extension does not run.
+
+    Without it, ngram_repeat_block compares n-grams with the end of the token buffer, which is
+    padding until the last step: nothing was ever blocked.
+    """
+    blocked = NGramRepeatBlock._no_repeat_ngram
+    if hasattr(blocked, "__wrapped__"):
+        return
+
+    @functools.wraps(blocked)
+    def no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
+        return blocked(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+    NGramRepeatBlock._no_repeat_ngram = no_repeat_ngram
 
 
 def silence_known_warnings() -> None:

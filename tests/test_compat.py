@@ -16,6 +16,7 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import TokenBlockDataset
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 
 from fairseq_clusterformer import compat
 from tests.conftest import RunCli
@@ -52,6 +53,17 @@ def argparse_checkpoint(translation_data: Path, run_cli: RunCli) -> Path:
         user_dir=None,
     )
     return folder / "checkpoint_last.pt"
+
+
+def test_ngrams_are_blocked():
+    """A hypothesis a b a must not go on with b, however long the buffer behind it is."""
+    pad, a, b = 1, 4, 5
+    tokens = torch.full((2, 20), pad)
+    tokens[0, :4] = torch.tensor([2, a, b, a])
+    tokens[1, :4] = torch.tensor([2, b, b, a])
+    lprobs = torch.zeros(2, 8)
+    out = NGramRepeatBlock(2)(tokens, lprobs, bsz=1, beam_size=2, step=3)
+    assert torch.isinf(out).nonzero().tolist() == [[0, b]]
 
 
 @pytest.fixture

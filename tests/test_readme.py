@@ -15,13 +15,15 @@ import fairseq_clusterformer
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention, attention_kinds
 from fairseq_clusterformer.attention import base as attention_base
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+from fairseq_clusterformer.models.clusterformer import ClusterformerOptions
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
+from fairseq_clusterformer.models.options import ClusteringOptions
 
 from .kinds import pads
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "examples" / "language_model" / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").glob("*/README.md"))]
 PROGRAMS = ("fairseq-train", "fairseq-eval-lm", "fairseq-generate", "fairseq-interactive")
 
 
@@ -34,8 +36,11 @@ def commands() -> list[list[str]]:
     found = []
     for page in PAGES:
         for block in blocks(page.read_text(), "bash"):
+            block = block.replace("$HERE/", "").replace("$PWD/", "")
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
+                if ">" in words:
+                    words = words[: words.index(">")]
                 while "|" in words:
                     cut = words.index("|")
                     found.append(words[:cut])
@@ -118,13 +123,19 @@ def test_fairseq_commands_parse():
         args = options.parse_args_and_arch(parser, words[1:])  # exits on an unknown option
         seen += 1
         if words[0] == "fairseq-train":
-            assert ARCH_MODEL_NAME_REGISTRY[args.arch] in ("clusterformer_lm", "transformer_lm")
-    assert seen >= 5
+            assert ARCH_MODEL_NAME_REGISTRY[args.arch] in (
+                "clusterformer",
+                "clusterformer_lm",
+                "transformer_lm",
+            )
+    assert seen >= 9
 
 
 def test_every_option_is_in_the_table_with_its_default():
     inherited = {f.name for f in fields(TransformerLanguageModelConfig)}
     added = [f for f in fields(ClusterformerLanguageModelConfig) if f.name not in inherited]
+    shared = {f.name for f in fields(ClusteringOptions)}
+    added += [f for f in fields(ClusterformerOptions) if f.name not in shared]
     added += fields(ClusteringLossConfig)
     for option in added:
         if option.name == "_name":
@@ -132,7 +143,8 @@ def test_every_option_is_in_the_table_with_its_default():
         name = "--" + option.name.replace("_", "-")
         row = next((r for r in README.splitlines() if r.startswith(f"| `{name}")), None)
         assert row is not None, f"{name} is not in the table of options"
-        assert row.split("|")[2].strip().strip("`") == str(option.default), row
+        default = "off" if option.default is False else str(option.default)
+        assert row.split("|")[2].strip().strip("`") == default, row
 
 
 def test_every_kind_is_in_the_table():
