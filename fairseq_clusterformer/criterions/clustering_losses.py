@@ -14,19 +14,20 @@ STATISTICS = (
 )
 
 
+def weight(default: float, meaning: str) -> float:
+    """A dataclass field for a loss's weight."""
+    return field(default=default, metadata={"help": meaning})
+
+
 @dataclass
 class ClusteringLossConfig:
     """Options to inherit beside a criterion's own."""
 
-    clustering_loss_weight: float = field(
-        default=0.1, metadata={"help": "mu: weight of the clustering loss (eq. 6)"}
+    clustering_loss_weight: float = weight(0.1, "mu: weight of the clustering loss (eq. 6)")
+    centroid_sorting_loss_weight: float = weight(
+        0.1, "nu: weight of the centroid sorting loss (eq. 11)"
     )
-    centroid_sorting_loss_weight: float = field(
-        default=0.1, metadata={"help": "nu: weight of the centroid sorting loss (eq. 11)"}
-    )
-    task_loss_weight: float = field(
-        default=1.0, metadata={"help": "lambda: weight of the task's loss"}
-    )
+    task_loss_weight: float = weight(1.0, "lambda: weight of the task's loss")
 
 
 class ClusteringLosses:
@@ -44,10 +45,10 @@ class ClusteringLosses:
             ValueError: a weight below 0.
         """
         for name in ("clustering_loss", "centroid_sorting_loss", "task_loss"):
-            weight = getattr(config, f"{name}_weight")
-            if not weight >= 0:
+            value = getattr(config, f"{name}_weight")
+            if not value >= 0:
                 option = "--" + name.replace("_", "-") + "-weight"
-                raise ValueError(f"{option} is {weight}; allowed: 0 or more")
+                raise ValueError(f"{option} is {value}; allowed: 0 or more")
         self.clustering_loss_weight = config.clustering_loss_weight
         self.centroid_sorting_loss_weight = config.centroid_sorting_loss_weight
         self.task_loss_weight = config.task_loss_weight

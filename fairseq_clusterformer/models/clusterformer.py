@@ -44,7 +44,7 @@ class ClusterformerOptions(ClusteringOptions):
         },
     )
     decoder_attention: str = field(
-        default="window+neural", metadata={"help": "the same for the decoder"}
+        default="window*2,window+neural", metadata={"help": "the same for the decoder"}
     )
     num_clusters: int = field(default=3, metadata={"help": "clusters of each clustering layer"})
     encoder_cluster_rule: str = field(
