@@ -79,14 +79,7 @@ def _load(path: Path) -> dict:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
             raise ValueError("holds no model")
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        pickle.UnpicklingError,
-    ) as error:
+    except LOADING as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise UserError(
             f"--inputs: {path} cannot be read ({reason}); allowed: checkpoints of fairseq"

@@ -8,12 +8,13 @@ A grid names the options that all runs share, and for each run the options of it
 trained by ``fairseq-train``; its best checkpoint by validation BLEU translates the test sets of
 the grid, which ``score_translation.py`` scores. The result is one JSON file, written when all of
 it is known. Runs that have a result are skipped, so the command can be stopped and given again,
-and several can share the work with ``--only``. With ``--keep``, a training that was stopped goes
-on from its last checkpoint, and one that has ended is only scored.
+and several can share the work with ``--only``. With ``--keep``, a training that has ended is only
+scored; one that was stopped starts anew.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -42,7 +43,9 @@ def train(options: dict, folder: Path, args: argparse.Namespace) -> dict:
     done = folder / TRAINED
     if done.is_file():
         return json.loads(done.read_text())
-    folder.mkdir(parents=True, exist_ok=True)
+    # Nothing of an interrupted run: half a training run has no speed and no curve.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     training = {**options, "task": "translation", "log-format": "json", "save-dir": folder}
     log = folder / "train.log"
     argv = command_line("fairseq-train", args.data, training)

@@ -128,7 +128,7 @@ def read_talks(path: Path) -> Iterator[str]:
 
 
 def read_segments(path: Path) -> Iterator[str]:
-    """Yield the segments of an .xml or .sgm file, with plain apostrophes."""
+    """Yield the segments of an .xml or .sgm file."""
     for line in read_lines(path):
         if found := _SEGMENT.search(line):
-            yield found[1].replace("’", "'")
+            yield found[1]

@@ -84,9 +84,10 @@ class Translator:
         Raises:
             UserError: a line is longer than the model allows.
         """
-        wanted = [i for i, line in enumerate(lines) if line.strip()]
+        subwords = [self.text.encode(line, self.source) for line in lines]
+        wanted = [i for i, line in enumerate(subwords) if line]  # what says nothing stays empty
         tokens, lengths = self.task.get_interactive_tokens_and_lengths(
-            [lines[i] for i in wanted], lambda line: self.text.encode(line, self.source)
+            [subwords[i] for i in wanted], lambda line: line
         )
         limits = utils.resolve_max_positions(
             self.task.max_positions(), *[model.max_positions() for model in self.models]

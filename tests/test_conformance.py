@@ -279,13 +279,13 @@ def test_the_leaking_rule_leaks_and_cannot_generate():
     past = slice(0, LENGTH // 2)
     changed = (module(x)[0][:, past] - module(edited)[0][:, past]).abs().amax(-1) > 1e-6
     assert changed.any()
-    with pytest.raises(ValueError, match="--cluster-rule is 'leaking-chunk'"):
+    with pytest.raises(ValueError, match="cluster rule is 'leaking-chunk'"):
         module.step(x[:, :1], {})
 
 
 @pytest.mark.parametrize(("causal", "rule"), [(True, "chunk"), (False, "leaking-chunk")])
 def test_rules_are_refused_where_they_do_not_belong(causal, rule):
-    with pytest.raises(ValueError, match=f"--cluster-rule is '{rule}'.*allowed"):
+    with pytest.raises(ValueError, match=f"cluster rule is '{rule}'.*allowed"):
         MultiheadAttention(
             WIDTH,
             HEADS,

@@ -53,6 +53,7 @@ class MultiheadAttention(nn.Module):
                 f"{num_heads} heads do not divide among the {len(kinds)} kinds of "
                 f"{'+'.join(kinds)}; allowed: a number of kinds that divides {num_heads}"
             )
+        self.kinds = kinds
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads

@@ -16,12 +16,12 @@ class Neural(Router):
         super().__init__(config, embed_dim=embed_dim, num_heads=num_heads, causal=causal)
         if causal and config.cluster_rule == "chunk":
             raise ValueError(
-                "--cluster-rule is 'chunk', which is not causal: where a chunk begins depends on "
-                "later tokens; allowed in a causal model: recent, or leaking-chunk to compare with"
+                "the cluster rule is 'chunk', which is not causal: where a chunk begins depends "
+                "on later tokens; allowed in a causal model: recent, or leaking-chunk to compare"
             )
         if not causal and config.cluster_rule == "leaking-chunk":
             raise ValueError(
-                "--cluster-rule is 'leaking-chunk', which is for causal models only; "
+                "the cluster rule is 'leaking-chunk', which is for causal models only; "
                 "allowed in an encoder: chunk, recent"
             )
         if causal and not config.own_centroids:
@@ -75,9 +75,9 @@ class Neural(Router):
     ) -> tuple[Tensor, Tensor, State]:
         if not self.can_step:
             raise ValueError(
-                f"--cluster-rule is {self.config.cluster_rule!r}: it lets later tokens change "
+                f"the cluster rule is {self.config.cluster_rule!r}: it lets later tokens change "
                 "earlier outputs, so text cannot be generated with it; "
-                "train with --cluster-rule recent"
+                "train with the rule recent"
             )
         clusters, state = self.clustering.step(x, state, padding_mask)
         return clusters, clusters, state

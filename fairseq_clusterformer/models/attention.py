@@ -1,10 +1,15 @@
 """fairseq's face of multi-head attention over layouts."""
 
+import logging
+
+import fairseq.modules
 from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor
 
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import Report
+
+logger = logging.getLogger(__name__)
 
 
 @with_incremental_state
@@ -53,6 +58,17 @@ class SelfAttention(MultiheadAttention):
             self.set_incremental_state(incremental_state, "attention", state)
             reports = []
         return out.transpose(0, 1), reports
+
+    # q, k and v of checkpoints that have them as one in_proj_weight
+    upgrade_state_dict_named = fairseq.modules.MultiheadAttention.upgrade_state_dict_named
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        """Also take a dense checkpoint: routers that are wholly absent start anew."""
+        mine = {f"{prefix}routers.{name}": t for name, t in self.routers.state_dict().items()}
+        if mine and not mine.keys() & state_dict.keys():
+            logger.info("%s: the checkpoint has no clusters; they start anew", prefix[:-1])
+            state_dict.update(mine)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor

@@ -8,9 +8,11 @@ import functools
 import pickle
 from pathlib import Path
 
+from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class CheckpointError(ValueError):
@@ -26,34 +28,34 @@ class ExplainedCheckpoints:
         Raises:
             CheckpointError: tensors of other shapes, or (if ``strict``) missing or unknown ones.
         """
-        try:
-            return super().load_state_dict(state_dict, strict, model_cfg, args)
-        except RuntimeError as error:
-            difference = describe_difference(state_dict, self.state_dict())
-            if not difference:
-                raise
-            raise CheckpointError(difference) from error
+        if model_cfg is None and args is not None:
+            model_cfg = convert_namespace_to_omegaconf(args).model
+        self.upgrade_state_dict(state_dict)
+        given = prune_state_dict(state_dict, model_cfg)
+        wanted = self.state_dict()
+        if shapes := _other_shapes(given, wanted):
+            raise CheckpointError(f"tensors of another shape: {_first(shapes)}")
+        result = nn.Module.load_state_dict(self, given, strict=False)
+        parts = []
+        if strict and result.missing_keys:
+            parts.append(f"tensors missing: {_first(result.missing_keys)}")
+        if strict and result.unexpected_keys:
+            parts.append(f"tensors of another model: {_first(result.unexpected_keys)}")
+        if parts:
+            raise CheckpointError("; ".join(parts))
+        return result
 
 
-def describe_difference(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """How many tensors of a state dict are unfit and why, with the first of each; or ""."""
-
-    def first(names: list[str]) -> str:
-        return f"{len(names)}, such as {names[0]}"
-
-    parts = []
-    shapes = [
+def _other_shapes(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    return [
         f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
         for name, tensor in wanted.items()
         if name in given and given[name].shape != tensor.shape
     ]
-    if shapes:
-        parts.append(f"tensors of another shape: {first(shapes)}")
-    if missing := [name for name in wanted if name not in given]:
-        parts.append(f"tensors missing: {first(missing)}")
-    if unknown := [name for name in given if name not in wanted]:
-        parts.append(f"tensors of another model: {first(unknown)}")
-    return "; ".join(parts)
+
+
+def _first(names: list[str]) -> str:
+    return f"{len(names)}, such as {names[0]}"
 
 
 def explain_loading() -> None:

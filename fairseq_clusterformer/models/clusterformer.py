@@ -6,6 +6,8 @@ from typing import NamedTuple
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import (
+    DEFAULT_MAX_SOURCE_POSITIONS,
+    DEFAULT_MAX_TARGET_POSITIONS,
     TransformerConfig,
     TransformerModelBase,
     base_architecture,
@@ -15,7 +17,7 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor
 
-from fairseq_clusterformer.attention import AttentionConfig, parse_attention
+from fairseq_clusterformer.attention import AttentionConfig
 
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
@@ -25,10 +27,21 @@ from .options import (
     attention_config,
     check_heads,
     defaults_of,
+    kinds_of_layers,
     set_defaults,
 )
 from .stack import summary
 
+_REFUSED = (
+    "cross_self_attention",
+    "encoder_xformers_att_config",
+    "decoder_xformers_att_config",
+    "base_layers",
+)
+_POSITIONS = {
+    "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
+    "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
+}
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 
 
@@ -103,12 +116,15 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         """
         base_architecture(args)
         set_defaults(args, **defaults_of(ClusterformerOptions))
-        for option in ("cross_self_attention", "encoder_xformers_att_config"):
+        for option in _REFUSED:
             if getattr(args, option, None):
                 raise ValueError(
                     f"--{option.replace('_', '-')} is {getattr(args, option)}; allowed: none, for "
-                    "clustered self-attention takes its place"
+                    "it needs fairseq's own self-attention or layers"
                 )
+        for name, default in _POSITIONS.items():
+            if getattr(args, name, None) is None:
+                setattr(args, name, default)
         cfg = TransformerConfig.from_namespace(args)
         cfg.attention = {
             "encoder": _attention(args, "encoder", own_centroids=args.own_centroids),
@@ -159,7 +175,8 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
             src_lengths=src_lengths,
             return_all_hiddens=return_all_hiddens,
         )
-        extra["clustering"] = summary(encoder_out["reports"] + extra["reports"])
+        of_encoder, of_decoder = encoder_out["reports"], extra.pop("reports")
+        extra["clustering"] = summary(of_encoder + of_decoder)
         return x, extra
 
 
@@ -173,13 +190,7 @@ def _attention(args, side: str, own_centroids: bool = True) -> _Attention:
     rule = getattr(args, f"{side}_cluster_rule")
     if rule not in _RULES[side]:
         raise ValueError(f"--{side}-cluster-rule is {rule!r}; allowed: {', '.join(_RULES[side])}")
-    keep = getattr(args, f"{side}_layers_to_keep")
-    kinds = parse_attention(
-        getattr(args, f"{side}_attention"),
-        num_layers=len(keep.split(",")) if keep else getattr(args, f"{side}_layers"),
-        num_heads=getattr(args, f"{side}_attention_heads"),
-        option=f"--{side}-attention",
-    )
+    kinds = kinds_of_layers(args, side, f"{side}_attention")
     return _Attention(kinds, attention_config(args, rule, own_centroids=own_centroids))
 
 

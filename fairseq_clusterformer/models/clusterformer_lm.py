@@ -14,7 +14,6 @@ from fairseq.models.transformer_lm import (
 )
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
-from fairseq_clusterformer.attention import parse_attention
 from fairseq_clusterformer.attention.base import RULES
 
 from .checkpoints import ExplainedCheckpoints
@@ -24,6 +23,7 @@ from .options import (
     attention_config,
     check_heads,
     defaults_of,
+    kinds_of_layers,
     set_defaults,
 )
 
@@ -75,11 +75,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         set_defaults(args, **_ADDED)  # a named architecture's checkpoint may be older
         check_heads(args, "decoder")
         attention = attention_config(args, args.cluster_rule)
-        if args.decoder_layers_to_keep:
-            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
-        kinds = parse_attention(
-            args.attention, num_layers=args.decoder_layers, num_heads=args.decoder_attention_heads
-        )
+        kinds = kinds_of_layers(args, "decoder", "attention")
         if utils.safe_getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = utils.safe_getattr(
                 args, "tokens_per_sample", DEFAULT_MAX_TARGET_POSITIONS

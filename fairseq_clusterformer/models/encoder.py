@@ -143,12 +143,9 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
             "reports": [report for of_layer in by_layer.values() for report in of_layer],
         }
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
+    def _load_from_state_dict(self, state_dict, prefix, *args):
         """Also take a dense checkpoint: what is clustered starts anew."""
-        dense = not any(
-            key.startswith(f"{name}.layers.") and ".routers." in key for key in state_dict
-        )
-        super().upgrade_state_dict_named(state_dict, name)
+        dense = not any(".routers." in key for key in state_dict if key.startswith(prefix))
         if self.centroids is not None and dense:
-            state_dict.setdefault(f"{name}.centroids", self.centroids.detach())
-        return state_dict
+            state_dict.setdefault(f"{prefix}centroids", self.centroids.detach())
+        super()._load_from_state_dict(state_dict, prefix, *args)

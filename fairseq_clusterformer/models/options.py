@@ -1,11 +1,13 @@
 """Options of the attention, shared by the architectures."""
 
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 
 from fairseq.dataclass import FairseqDataclass
+from omegaconf import OmegaConf, open_dict
 
-from fairseq_clusterformer.attention import AttentionConfig
+from fairseq_clusterformer.attention import AttentionConfig, parse_attention
 from fairseq_clusterformer.attention.base import NORMALIZERS, SIMILARITIES
 
 _DEFAULTS = AttentionConfig()
@@ -58,9 +60,10 @@ def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) 
 
 def set_defaults(args, **values) -> None:
     """Set the options that are left open: on the command line, or by an older checkpoint."""
-    for name, value in values.items():
-        if not hasattr(args, name):
-            setattr(args, name, value)
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        for name, value in values.items():
+            if not hasattr(args, name):
+                setattr(args, name, value)
 
 
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
@@ -81,3 +84,37 @@ def check_heads(args: Namespace, side: str) -> None:
             f"--{side}-attention-heads is {heads}; allowed: a number that divides "
             f"--{side}-embed-dim, which is {width}"
         )
+
+
+def kinds_of_layers(args: Namespace, side: str, spec: str) -> list[tuple[str, ...]]:
+    """The kinds of each layer of the encoder or the decoder.
+
+    Where layers are pruned (``--decoder-layers-to-keep 1,3``), those that are kept keep their
+    kinds: ``args`` is left with the kept layers' number, and with a spec that names each.
+
+    Args:
+        args: fairseq's options.
+        side: "encoder" or "decoder".
+        spec: name of the option in ``args``.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    layers, keep = (getattr(args, f"{side}_{name}") for name in ("layers", "layers_to_keep"))
+    kinds = parse_attention(
+        getattr(args, spec),
+        num_layers=layers,
+        num_heads=getattr(args, f"{side}_attention_heads"),
+        option="--" + spec.replace("_", "-"),
+    )
+    if not keep:
+        return kinds
+    kept = sorted({int(number) for number in keep.split(",")})
+    if not 0 <= kept[0] <= kept[-1] < layers:
+        raise ValueError(
+            f"--{side}-layers-to-keep is {keep}; allowed: layers from 0 to {layers - 1}"
+        )
+    kinds = [kinds[number] for number in kept]
+    setattr(args, spec, ",".join("+".join(layer) for layer in kinds))
+    setattr(args, f"{side}_layers", len(kinds))
+    return kinds

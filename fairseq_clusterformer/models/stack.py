@@ -1,6 +1,5 @@
 """What encoders and decoders over clustered layers share: reports, averages, checkpoints."""
 
-import logging
 from collections.abc import Iterator
 
 import torch
@@ -15,8 +14,6 @@ from fairseq_clusterformer.attention import AttentionConfig
 from fairseq_clusterformer.clustering import Report, cluster_use
 
 from .attention import SelfAttention
-
-logger = logging.getLogger(__name__)
 
 
 class ClusteredLayer:
@@ -95,20 +92,11 @@ class ClusteredStack:
         self.num_updates = num_updates
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
-        """Also take a dense checkpoint: routers that are wholly absent start anew."""
+        """As fairseq's; called before a checkpoint is loaded."""
         super().upgrade_state_dict_named(state_dict, name)
         # The trainer sets the number before it loads: what the checkpoint's last update observed
         # is still to be committed when the next one begins.
         self.num_updates = None
-        for i, layer in enumerate(self.all_layers()):
-            prefix = f"{name}.layers.{i}.self_attn.routers."
-            if not any(key.startswith(prefix) for key in state_dict):
-                if layer.self_attn.routers.state_dict():
-                    logger.info(
-                        "%s layer %d: the checkpoint has no clusters; they start anew", name, i
-                    )
-                for key, tensor in layer.self_attn.routers.state_dict().items():
-                    state_dict[prefix + key] = tensor
         return state_dict
 
 

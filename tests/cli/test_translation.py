@@ -334,7 +334,7 @@ class TestGenerate:
         train(parallel_data, f"{CLUSTERED_TRANSLATION} {line}", tmp_path)
         with pytest.raises(ValueError, match="cannot be generated") as caught:
             translate(parallel_data, last(tmp_path), "--batch-size 4", tmp_path / "results")
-        assert "-cluster-rule is 'leaking-chunk'" in last_line(caught.value)
+        assert "the cluster rule is 'leaking-chunk'" in last_line(caught.value)
 
 
 class TestWarmStart:
