@@ -12,7 +12,7 @@ from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
-from torch import Tensor, nn
+from torch import nn
 
 
 class CheckpointError(ValueError):
@@ -32,30 +32,25 @@ class ExplainedCheckpoints:
             model_cfg = convert_namespace_to_omegaconf(args).model
         self.upgrade_state_dict(state_dict)
         given = prune_state_dict(state_dict, model_cfg)
-        wanted = self.state_dict()
-        if shapes := _other_shapes(given, wanted):
-            raise CheckpointError(f"tensors of another shape: {_first(shapes)}")
-        result = nn.Module.load_state_dict(self, given, strict=False)
-        parts = []
-        if strict and result.missing_keys:
-            parts.append(f"tensors missing: {_first(result.missing_keys)}")
-        if strict and result.unexpected_keys:
-            parts.append(f"tensors of another model: {_first(result.unexpected_keys)}")
-        if parts:
-            raise CheckpointError("; ".join(parts))
+        other_shapes = {
+            name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
+            for name, tensor in self.state_dict().items()
+            if name in given and given[name].shape != tensor.shape
+        }
+        fitting = {name: t for name, t in given.items() if name not in other_shapes}
+        result = nn.Module.load_state_dict(self, fitting, strict=False)
+        differences = {"of another shape": list(other_shapes.values())}
+        if strict:
+            missing = [name for name in result.missing_keys if name not in other_shapes]
+            differences |= {"missing": missing, "of another model": result.unexpected_keys}
+        told = [
+            f"tensors {what}: {len(names)}, such as {names[0]}"
+            for what, names in differences.items()
+            if names
+        ]
+        if told:
+            raise CheckpointError("; ".join(told))
         return result
-
-
-def _other_shapes(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    return [
-        f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in given and given[name].shape != tensor.shape
-    ]
-
-
-def _first(names: list[str]) -> str:
-    return f"{len(names)}, such as {names[0]}"
 
 
 def explain_loading() -> None:

@@ -74,6 +74,11 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         """
         set_defaults(args, **_ADDED)  # a named architecture's checkpoint may be older
         check_heads(args, "decoder")
+        if args.cluster_rule == "chunk":
+            raise ValueError(
+                "--cluster-rule is 'chunk', which is not causal: where a chunk begins depends on "
+                "later tokens; allowed: recent, or leaking-chunk to compare with"
+            )
         attention = attention_config(args, args.cluster_rule)
         kinds = kinds_of_layers(args, "decoder", "attention")
         if utils.safe_getattr(args, "max_target_positions", None) is None:

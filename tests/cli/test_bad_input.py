@@ -19,7 +19,7 @@ BAD_OPTIONS = {
     "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
     "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
     "--num-clusters -3": "--num-clusters is -3; allowed: 1 or more",
-    "--cluster-rule chunk": "the cluster rule is 'chunk', which is not causal",
+    "--cluster-rule chunk": "--cluster-rule is 'chunk', which is not causal",
     "--cluster-rule newest": "--cluster-rule is 'newest'; allowed: recent, chunk, leaking-chunk",
     "--cluster-similarity l2": "--cluster-similarity is 'l2'; allowed: dot, scaled-dot, cosine",
     "--cluster-normalizer none": "--cluster-normalizer is 'none'; allowed: average, running",
@@ -119,7 +119,7 @@ def test_generation_with_what_leaks(byte_data: Path, tmp_path: Path) -> None:
         generate(byte_data, tmp_path / "checkpoint_last.pt", options, tmp_path / "results")
     line = last_line(caught.value)
     assert "the cluster rule is 'leaking-chunk'" in line
-    assert "train with --cluster-rule recent" in line
+    assert "train with the rule recent" in line
 
 
 class TestCommandLine:
