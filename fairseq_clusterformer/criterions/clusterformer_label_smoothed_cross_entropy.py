@@ -34,6 +34,8 @@ class ClusterformerLabelSmoothedCrossEntropyConfig(
 class ClusterformerLabelSmoothedCrossEntropy(ClusteringLosses, LabelSmoothedCrossEntropyCriterion):
     """Label smoothing plus the clustering losses of encoder and decoder."""
 
+    side_statistics = ("encoder_cluster_effective", "decoder_cluster_effective")
+
     @classmethod
     def build_criterion(cls, cfg: ClusterformerLabelSmoothedCrossEntropyConfig, task):
         criterion = super().build_criterion(cfg, task)

@@ -38,6 +38,9 @@ class ClusteringLosses:
     What is logged as ``loss`` is the task's alone, in training and in validation.
     """
 
+    #: of a model with an encoder, each side's own clusters as well
+    side_statistics: tuple[str, ...] = ()
+
     def set_weights(self, config: ClusteringLossConfig) -> None:
         """Take the weights from the options.
 
@@ -66,9 +69,9 @@ class ClusteringLosses:
         # Every batch logs every name, for workers add up what they logged name by name. A batch
         # may have nothing to say: LayerDrop can leave out all layers that cluster.
         logging_output["clustered_size"] = 0 if clustering is None else sample_size
-        for name in STATISTICS:
-            mean = loss.new_zeros(()) if clustering is None else clustering[name].detach()
-            logging_output[name] = mean * sample_size
+        for name in STATISTICS + self.side_statistics:
+            mean = (clustering or {}).get(name, loss.new_zeros(()))
+            logging_output[name] = mean.detach() * sample_size
         if model.training and reduce:
             loss = self.task_loss_weight * loss
             if clustering is not None:
@@ -86,9 +89,10 @@ class ClusteringLosses:
         size = sum(log.get("clustered_size", 0) for log in logging_outputs)
         if size == 0:
             return
-        for name in STATISTICS:
+        for name in STATISTICS + cls.side_statistics:
             total = sum(log.get(name, 0) for log in logging_outputs)
-            metrics.log_scalar(name, total / size, size, round=3)
+            if name in STATISTICS or total > 0:  # a side without clusters has nothing to say
+                metrics.log_scalar(name, total / size, size, round=3)
 
 
 class _Listener:

@@ -161,7 +161,8 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     ):
         """Logits [B, N, vocabulary] and extra outputs, as fairseq's.
 
-        ``extra["clustering"]`` is the :func:`~.stack.summary` of encoder and decoder together.
+        ``extra["clustering"]`` is the :func:`~.stack.summary` of encoder and decoder together,
+        and the effective number of clusters of each side that clusters.
         """
         encoder_out = self.encoder(
             src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens
@@ -177,6 +178,9 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         )
         of_encoder, of_decoder = encoder_out["reports"], extra.pop("reports")
         extra["clustering"] = summary(of_encoder + of_decoder)
+        for side, reports in (("encoder", of_encoder), ("decoder", of_decoder)):
+            if (of_side := summary(reports)) is not None:
+                extra["clustering"][f"{side}_cluster_effective"] = of_side["cluster_effective"]
         return x, extra
 
 

@@ -358,6 +358,9 @@ def test_losses_are_means_over_the_layers_of_both_sides():
     for name in ("clustering_loss", "sorting_loss"):
         mean = sum(getattr(report, name) for report in reports) / 4
         torch.testing.assert_close(logged[name] / size, mean.detach())
+    sides = [logged[f"{side}_cluster_effective"] for side in ("encoder", "decoder")]
+    torch.testing.assert_close(sum(sides) / 2, logged["cluster_effective"])
+    assert all(side > size for side in sides)  # more than one cluster of three
 
 
 def test_validation_loss_is_the_tasks_alone():
