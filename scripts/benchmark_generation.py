@@ -2,12 +2,13 @@
 """Time of generating a sentence, clustered and dense, side by side.
 
     python scripts/benchmark_generation.py --lengths 30 2000 --json RESULT.json
+    python scripts/benchmark_generation.py --checkpoints CLUSTERED.pt DENSE.pt --data DATA
 
-Two translation models of the same size decode the same forced text step by step, as a beam search
-does: one token a step for each hypothesis, and the beam's choice of hypotheses after each. The
-models take turns, and the numbers are medians. Before anything is timed, the clustered model's
-stepwise log-probabilities are compared with those of its parallel pass, in float64; where they
-differ by more than rounding, nothing is reported.
+Two translation models of the same size, trained ones (--checkpoints) or as they begin, decode the
+same forced text step by step, as a beam search does: one token a step for each hypothesis, and
+the beam's choice of hypotheses after each. The models take turns, and the numbers are medians.
+Before anything is timed, the clustered model's stepwise log-probabilities are compared with those
+of its parallel pass, in float64; where they differ by more than rounding, nothing is reported.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
@@ -46,6 +48,18 @@ def build(arch: str, options: dict, length: int) -> tuple[nn.Module, nn.Module]:
         args = argparse.Namespace(**options, **limits, share_all_embeddings=True, dropout=0.0)
         ARCH_CONFIG_REGISTRY[arch](args)
         models.append(model.build_model(args, task).eval())
+    return models[0], models[1]
+
+
+def load(args: argparse.Namespace, length: int) -> tuple[nn.Module, nn.Module]:
+    """The models of two checkpoints, with positions for texts of that length."""
+    overrides = {"max_target_positions": length + 2}
+    if args.data:
+        overrides["data"] = str(args.data)
+    models = [
+        checkpoint_utils.load_model_ensemble([str(path)], arg_overrides=overrides)[0][0].eval()
+        for path in args.checkpoints
+    ]
     return models[0], models[1]
 
 
@@ -76,14 +90,18 @@ def stepwise_difference(model: nn.Module, source: Tensor, tokens: Tensor) -> flo
 @torch.no_grad()
 def compare(args: argparse.Namespace, length: int, batch: int, beam: int) -> dict:
     """One row of the table."""
-    options = {
-        "decoder_attention": args.decoder_attention,
-        "attention_window": args.attention_window,
-        "num_clusters": args.num_clusters,
-    }
-    clustered, dense = build(args.arch, options, length)
-    tokens = torch.randint(4, VOCABULARY, (batch * beam, length))
-    source = torch.randint(4, VOCABULARY, (batch, SOURCE)).repeat_interleave(beam, 0)
+    if args.checkpoints:
+        clustered, dense = load(args, length)
+    else:
+        options = {
+            "decoder_attention": args.decoder_attention,
+            "attention_window": args.attention_window,
+            "num_clusters": args.num_clusters,
+        }
+        clustered, dense = build(args.arch, options, length)
+    vocabulary = clustered.decoder.embed_tokens.num_embeddings
+    tokens = torch.randint(4, vocabulary, (batch * beam, length))
+    source = torch.randint(4, vocabulary, (batch, SOURCE)).repeat_interleave(beam, 0)
     states = {model: model.encoder(source) for model in (clustered, dense)}
 
     difference = stepwise_difference(clustered, source[:2], tokens[:2, :CHECKED])
@@ -113,8 +131,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--checkpoints", type=Path, nargs=2, metavar=("CLUSTERED", "DENSE"))
+    parser.add_argument("--data", type=Path, help="of the checkpoints, if it has moved")
     parser.add_argument("--arch", default="clusterformer_tiny", help="default: %(default)s")
-    parser.add_argument("--decoder-attention", default="window+neural", help="%(default)s")
+    parser.add_argument(
+        "--decoder-attention", default="window*2,window+neural", help="%(default)s"
+    )
     parser.add_argument("--attention-window", type=int, default=128, help="%(default)s")
     parser.add_argument("--num-clusters", type=int, default=3, help="%(default)s")
     parser.add_argument("--lengths", type=int, nargs="+", default=[30, 2000])
@@ -145,7 +167,9 @@ def main() -> None:
     if args.json:
         machine = f"{platform.machine()}, {args.threads} thread(s), torch {torch.__version__}"
         settings = {k: v for k, v in vars(args).items() if k != "json"}
-        text = json.dumps({"machine": machine, "settings": settings, "rows": rows}, indent=2)
+        text = json.dumps(
+            {"machine": machine, "settings": settings, "rows": rows}, indent=2, default=str
+        )
         partial = args.json.with_name(args.json.name + ".partial")
         partial.write_text(text + "\n")
         partial.replace(args.json)
