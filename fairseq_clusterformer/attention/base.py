@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..clustering.report import Report, State
@@ -136,7 +137,7 @@ class Router(nn.Module, ABC):
                 "this attention sees later tokens, so it cannot decode step by step; "
                 "allowed: a causal one"
             )
-        ring = x.new_zeros(x.size(0), 1).long()
+        ring = x.new_zeros(x.size(0), 1, dtype=torch.long)
         return ring, ring, state
 
     def nothing_observed(self) -> Tensor | None:

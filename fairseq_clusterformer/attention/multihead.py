@@ -167,6 +167,8 @@ class MultiheadAttention(nn.Module):
         return q, k, v
 
     def _by_kind(self, *tensors: Tensor) -> list[tuple[Router, Tensor, Tensor, Tensor]]:
+        if len(self.routers) == 1:
+            return [(self.routers[0], *tensors)]
         share = self.num_heads // len(self.routers)
         return list(zip(self.routers, *(t.split(share, dim=1) for t in tensors), strict=True))
 

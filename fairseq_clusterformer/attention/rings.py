@@ -54,38 +54,32 @@ def attend_step(
         }
     kept, seen = state["kept"], state["seen"].view(-1)
 
-    # Rings, and below rows of `kept`, are numbered through all sentences and groups.
+    # A ring's number among those of all sentences and groups, [B * G].
     first = torch.arange(0, batch * groups * num_rings, num_rings, device=q.device)
-    ring = first + key_ring.flatten()
-    rank = seen.index_select(0, ring)  # of this token in its ring, [B * G]
+    ring = first if num_rings == 1 else first + key_ring.flatten()
+    rank = seen.index_select(0, ring)  # of this token in its ring
     slot = rank
     if kept.size(-2) == window:
         slot = rank % window
     elif int(rank.max()) >= kept.size(-2):
         kept = _grown(kept, window)
     room = kept.size(-2)
-    row = torch.arange(share, device=q.device) + (ring * share).unsqueeze(-1)
-    row = (row * room + slot.unsqueeze(-1)).flatten()
-    new = torch.cat([k, v], dim=-1).view(batch * heads, 2 * width)
-    rows = kept.view(-1, 2 * width)
+    rings = kept.view(-1, share, room, 2 * width)
+    new = torch.cat([k, v], dim=-1).view(-1, share, 2 * width)
     if padding_mask is None:
         filled = rank + 1
     else:
         real = ~padding_mask.expand(batch, groups).reshape(-1)
-        new = torch.where(
-            real.repeat_interleave(share).unsqueeze(-1), new, rows.index_select(0, row)
-        )
+        new = torch.where(real.view(-1, 1, 1), new, rings[ring, :, slot])
         filled = rank + real
-    rows.index_copy_(0, row, new)
+    rings[ring, :, slot] = new
     seen.index_copy_(0, ring, filled)
 
     # What the query sees: its ring, oldest first or not, for softmax does not mind the order.
-    if query_ring is not key_ring:
+    if query_ring is not key_ring and num_rings > 1:
         ring = first + query_ring.flatten()
         filled = seen.index_select(0, ring)
-    visible = kept.view(-1, share, room, 2 * width)
-    if num_rings > 1:
-        visible = visible.index_select(0, ring)
+    visible = rings if num_rings == 1 else rings.index_select(0, ring)
     keys, values = at_least_float32(visible).flatten(0, 1).split(width, dim=-1)
     q = at_least_float32(q).reshape(-1, 1, width) / math.sqrt(width)
     logits = torch.bmm(q, keys.transpose(1, 2)).view(-1, share, room)
