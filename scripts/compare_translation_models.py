@@ -54,6 +54,7 @@ def train(options: dict, folder: Path, args: argparse.Namespace) -> dict:
     best = max(valid, key=lambda record: float(record["valid_bleu"]))
     record = {
         **training_record(log),
+        "valid loss": float(best["valid_loss"]),
         "valid BLEU": float(best["valid_bleu"]),
         "updates of the best checkpoint": int(best["valid_num_updates"]),
         "valid BLEU by updates": [
@@ -97,6 +98,7 @@ def main() -> None:
     tests = [(f"{test} BLEU", 1) for test in grid["test"]["sets"].values()]
     columns = (
         ("parameters", 0),
+        ("valid loss", 3),
         ("valid BLEU", 1),
         *tests,
         ("tokens per second", 0),
