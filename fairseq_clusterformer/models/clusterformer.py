@@ -50,7 +50,7 @@ class ClusterformerOptions(ClusteringOptions):
     """Options beside those of fairseq's ``transformer``."""
 
     encoder_attention: str = field(
-        default="neural",
+        default="window+neural",
         metadata={
             "help": "attention of each encoder layer: kinds joined by + share its heads, *n "
             "repeats it, and a comma-separated list is cycled to the depth"
