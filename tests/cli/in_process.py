@@ -48,7 +48,7 @@ TRANSLATION = (
 )
 CLUSTERED_TRANSLATION = (
     f"{TRANSLATION} --arch clusterformer --attention-window 3 --num-clusters 3"
-    " --decoder-attention window+neural"
+    " --encoder-attention neural --decoder-attention window+neural"
     f" --criterion clusterformer_label_smoothed_cross_entropy {HERE}"
 )
 DENSE_TRANSLATION = (
