@@ -60,7 +60,7 @@ class TestTrain:
             assert run.stdout.count(f'"train_{name}": ') == 1, run.stdout
             assert run.stdout.count(f'"{name}": ') == 2
         w_c = load_state(last(tmp_path))["model"][
-            "encoder.layers.2.self_attn.routers.0.clustering.w_c.weight"
+            "encoder.layers.2.self_attn.routers.1.clustering.w_c.weight"
         ]
         assert w_c.shape == (128, 128)
         words = ["--task", "translation", "--path", last(tmp_path), "--cpu", "--batch-size", 8]
