@@ -441,7 +441,8 @@ class TestBadOptions:
         self, parallel_data: Path, tmp_path: Path
     ) -> None:
         line = CLUSTERED_TRANSLATION.replace("--arch clusterformer", "--arch transformer")
-        for option in ("--attention-window 3", "--num-clusters 3"):
+        attention = "--encoder-attention neural --decoder-attention window+neural"
+        for option in (attention, "--attention-window 3", "--num-clusters 3"):
             line = line.replace(option, "")
         with pytest.raises(ValueError, match="--criterion is ClusterformerLabelSmoothed"):
             train(parallel_data, line, tmp_path)

@@ -379,7 +379,7 @@ def test_wmt14_is_cleaned_by_subwords_and_keeps_its_case(tmp_path):
         for pair in expected
     ]
     assert words_of(dest, "train")[0] == ("Das ist @-@ es 0 .", "It is @-@ so 0 .")
-    assert raw_of(dest, "test") == [("Ein <b>-Test.", "A test's end.")]
+    assert raw_of(dest, "test") == [("Ein <b>-Test.", "A test’s end.")]
     assert record_of(dest)["splits"]["train"]["dropped by length"] == 1
 
 
