@@ -2,6 +2,14 @@
 
 from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
-from .statistics import ClusterUse, cluster_use
+from .statistics import ClusterUse, cluster_use, summary
 
-__all__ = ["ClusterUse", "NeuralClustering", "Report", "State", "cluster_use", "initial_centroids"]
+__all__ = [
+    "ClusterUse",
+    "NeuralClustering",
+    "Report",
+    "State",
+    "cluster_use",
+    "initial_centroids",
+    "summary",
+]

@@ -1,9 +1,11 @@
-"""How evenly clusters are used."""
+"""How evenly clusters are used, and what a criterion is told of it."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .report import Report
 
 
 class ClusterUse(NamedTuple):
@@ -33,3 +35,42 @@ def cluster_use(sizes: Tensor) -> ClusterUse:
         largest=share.max(),
         empty=(sizes == 0).sum().float(),
     )
+
+
+def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
+    """What a criterion needs of a model's reports; None if no layer clusters.
+
+    Args:
+        reports: of the layers of each side of the model, such as "encoder" and "decoder".
+
+    Returns:
+        Float32 scalars: ``clustering_loss`` and ``sorting_loss``, means over the layers that
+        cluster, so that their weights mean the same at any depth; ``cluster_`` and each field of
+        :class:`ClusterUse`, means too; and ``SIDE_cluster_effective`` of each side that clusters.
+    """
+    sides = {
+        side: [report for report in of_side if report.cluster_sizes is not None]
+        for side, of_side in reports.items()
+    }
+    clustered = [report for of_side in sides.values() for report in of_side]
+    if not clustered:
+        return None
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return torch.stack(values).mean()
+
+    found = {
+        name: mean([getattr(report, name) for report in clustered])
+        for name in ("clustering_loss", "sorting_loss")
+    }
+    uses = {
+        side: [cluster_use(report.cluster_sizes.detach()) for report in of_side]
+        for side, of_side in sides.items()
+    }
+    everywhere = [use for of_side in uses.values() for use in of_side]
+    for name in ClusterUse._fields:
+        found[f"cluster_{name}"] = mean([getattr(use, name) for use in everywhere])
+    for side, of_side in uses.items():
+        if of_side:
+            found[f"{side}_cluster_effective"] = mean([use.effective for use in of_side])
+    return found

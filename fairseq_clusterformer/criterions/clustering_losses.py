@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from fairseq.logging import metrics
 
+from fairseq_clusterformer.clustering import summary
+
 STATISTICS = (
     "clustering_loss",
     "sorting_loss",
@@ -60,12 +62,12 @@ class ClusteringLosses:
         """As fairseq's: (loss to differentiate, sample size, what to log)."""
         listener = _Listener(model)
         loss, sample_size, logging_output = super().forward(listener, sample, reduce=reduce)
-        if "clustering" not in listener.net_output[1]:
+        if "reports" not in listener.net_output[1]:
             raise ValueError(
                 f"--criterion is {type(self).__name__}, and the model a {type(model).__name__}; "
                 "allowed: an architecture clusterformer_*, or fairseq's own criterion"
             )
-        clustering = listener.net_output[1]["clustering"]
+        clustering = summary(listener.net_output[1]["reports"])
         # Every batch logs every name, for workers add up what they logged name by name. A batch
         # may have nothing to say: LayerDrop can leave out all layers that cluster.
         logging_output["clustered_size"] = 0 if clustering is None else sample_size

@@ -30,7 +30,6 @@ from .options import (
     kinds_of_layers,
     set_defaults,
 )
-from .stack import summary
 
 _REFUSED = (
     "cross_self_attention",
@@ -116,20 +115,21 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         """
         base_architecture(args)
         set_defaults(args, **defaults_of(ClusterformerOptions))
-        for option in _REFUSED:
-            if getattr(args, option, None):
-                raise ValueError(
-                    f"--{option.replace('_', '-')} is {getattr(args, option)}; allowed: none, for "
-                    "it needs fairseq's own self-attention or layers"
-                )
-        for name, default in _POSITIONS.items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, default)
-        cfg = TransformerConfig.from_namespace(args)
-        cfg.attention = {
+        attention = {
             "encoder": _attention(args, "encoder", own_centroids=args.own_centroids),
             "decoder": _attention(args, "decoder"),
         }
+        cfg = TransformerConfig.from_namespace(args)
+        cfg.attention = attention
+        for option in _REFUSED:
+            if value := getattr(cfg, option):
+                raise ValueError(
+                    f"--{option.replace('_', '-')} is {value}; allowed: none, for it needs "
+                    "fairseq's own self-attention or layers"
+                )
+        for name, default in _POSITIONS.items():
+            if getattr(cfg, name) is None:
+                setattr(cfg, name, default)
         return super().build_model(cfg, task)
 
     @classmethod
@@ -161,8 +161,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     ):
         """Logits [B, N, vocabulary] and extra outputs, as fairseq's.
 
-        ``extra["clustering"]`` is the :func:`~.stack.summary` of encoder and decoder together,
-        and the effective number of clusters of each side that clusters.
+        ``extra["reports"]`` are those of the encoder's and the decoder's layers.
         """
         encoder_out = self.encoder(
             src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens
@@ -176,11 +175,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
             src_lengths=src_lengths,
             return_all_hiddens=return_all_hiddens,
         )
-        of_encoder, of_decoder = encoder_out["reports"], extra.pop("reports")
-        extra["clustering"] = summary(of_encoder + of_decoder)
-        for side, reports in (("encoder", of_encoder), ("decoder", of_decoder)):
-            if (of_side := summary(reports)) is not None:
-                extra["clustering"][f"{side}_cluster_effective"] = of_side["cluster_effective"]
+        extra["reports"]["encoder"] = encoder_out["reports"]
         return x, extra
 
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
-from fairseq_clusterformer.attention import AttentionConfig
 from fairseq_clusterformer.clustering import Report
 
-from .stack import ClusteredLayer, ClusteredStack, pack, summary, unpack, wrapped
+from .stack import ClusteredLayer, ClusteredStack, pack, unpack
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
@@ -93,28 +92,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
 
 
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
-    """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made.
-
-    Args:
-        cfg, dictionary, embed_tokens, no_encoder_attn, output_projection: as fairseq's.
-        kinds: of attention, for each layer.
-        attention: options of the kinds.
-    """
-
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        dictionary,
-        embed_tokens,
-        no_encoder_attn: bool = False,
-        output_projection=None,
-        *,
-        kinds: list[tuple[str, ...]],
-        attention: AttentionConfig,
-    ):
-        self._kinds_to_build = iter(kinds)
-        self.attention_config = attention
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+    """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made."""
 
     @property
     def leaks_future(self) -> bool:
@@ -122,13 +100,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         return any(not layer.self_attn.can_step for layer in self.all_layers())
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        layer = ClusterformerDecoderLayer(
-            cfg,
-            no_encoder_attn,
-            kinds=next(self._kinds_to_build),
-            attention=self.attention_config,
-        )
-        return wrapped(layer, cfg)
+        return self.build_layer(ClusterformerDecoderLayer, cfg, no_encoder_attn)
 
     def extract_features_scriptable(
         self,
@@ -141,8 +113,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features [B, N, D] and extra outputs, as fairseq's.
 
-        ``extra["reports"]`` are the layers' reports, and ``extra["clustering"]`` their
-        :func:`~fairseq_clusterformer.models.stack.summary`.
+        ``extra["reports"]`` are the reports of the layers, as
+        :func:`~fairseq_clusterformer.clustering.summary` takes them.
 
         Raises:
             ValueError: ``full_context_alignment``; this decoder is causal.
@@ -188,8 +160,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         extra = {
             "attn": [weights],
             "inner_states": inner_states,
-            "reports": reports,
-            "clustering": summary(reports),
+            "reports": {"decoder": reports},
         }
         return x, extra
 

@@ -6,10 +6,9 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor
 
-from fairseq_clusterformer.attention import AttentionConfig
 from fairseq_clusterformer.clustering import Report, initial_centroids
 
-from .stack import ClusteredLayer, ClusteredStack, pack, unpack, wrapped
+from .stack import ClusteredLayer, ClusteredStack, pack, unpack
 
 
 class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
@@ -58,35 +57,18 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
 
     Where centroids are handed on (CF22 section 3.1), the stack owns the first ones, so that they
     reach the first clustering layer that runs, whichever layers LayerDrop leaves out.
-
-    Args:
-        cfg, dictionary, embed_tokens: as fairseq's.
-        kinds: of attention, for each layer.
-        attention: options of the kinds.
     """
 
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        dictionary,
-        embed_tokens,
-        *,
-        kinds: list[tuple[str, ...]],
-        attention: AttentionConfig,
-    ):
-        self._kinds_to_build = iter(kinds)
-        self.attention_config = attention
-        super().__init__(cfg, dictionary, embed_tokens)
+    def __init__(self, cfg: TransformerConfig, *args, **kwargs):
+        super().__init__(cfg, *args, **kwargs)
         routers = (r for layer in self.all_layers() for r in layer.self_attn.routers)
         self.centroids = None
         if any(router.needs_centroids for router in routers):
-            self.centroids = initial_centroids(attention.num_clusters, cfg.encoder.embed_dim)
+            clusters = self.attention_config.num_clusters
+            self.centroids = initial_centroids(clusters, cfg.encoder.embed_dim)
 
     def build_encoder_layer(self, cfg):
-        layer = ClusterformerEncoderLayer(
-            cfg, kinds=next(self._kinds_to_build), attention=self.attention_config
-        )
-        return wrapped(layer, cfg)
+        return self.build_layer(ClusterformerEncoderLayer, cfg)
 
     def forward_scriptable(
         self,

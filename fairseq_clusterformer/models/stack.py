@@ -11,7 +11,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import AttentionConfig
-from fairseq_clusterformer.clustering import Report, cluster_use
+from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
 
@@ -51,9 +51,31 @@ class ClusteredLayer:
 
 
 class ClusteredStack:
-    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`."""
+    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`.
+
+    Args:
+        *args, **kwargs: of the encoder or decoder.
+        kinds: of attention, for each layer.
+        attention: options of the kinds.
+    """
 
     num_updates: int | None = None
+
+    def __init__(self, *args, kinds: list[tuple[str, ...]], attention: AttentionConfig, **kwargs):
+        self._kinds_to_build = iter(kinds)
+        self.attention_config = attention
+        super().__init__(*args, **kwargs)
+
+    def build_layer(self, layer: type[ClusteredLayer], cfg: TransformerConfig, *args) -> nn.Module:
+        """The next layer, as fairseq wraps it for activation checkpointing and FSDP."""
+        built = layer(
+            cfg, *args, kinds=next(self._kinds_to_build), attention=self.attention_config
+        )
+        if cfg.checkpoint_activations:
+            built = checkpoint_wrapper(built, offload_to_cpu=cfg.offload_activations)
+        # As in fairseq: a checkpointed layer is wrapped for FSDP whatever its size.
+        smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+        return fsdp_wrap(built, min_num_params=smallest)
 
     def all_layers(self) -> Iterator[ClusteredLayer]:
         """Every layer: in training, iterating over layers with LayerDrop leaves some out."""
@@ -100,15 +122,6 @@ class ClusteredStack:
         return state_dict
 
 
-def wrapped(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
-    """The layer as fairseq wraps it for activation checkpointing and FSDP."""
-    if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    # As in fairseq: a checkpointed layer is wrapped for FSDP whatever its size.
-    smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-    return fsdp_wrap(layer, min_num_params=smallest)
-
-
 def pack(reports: list[Report]) -> list[Tensor | None]:
     """The reports' fields one after another: an activation checkpoint can return a flat tuple of
     tensors with gradients."""
@@ -128,30 +141,3 @@ def gather(tensor: Tensor) -> list[Tensor]:
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, tensor)
     return everyone
-
-
-def summary(reports: list[Report]) -> dict[str, Tensor] | None:
-    """What a criterion needs of the reports; None if no layer clusters.
-
-    Returns:
-        Float32 scalars: ``clustering_loss`` and ``sorting_loss``, means over the layers that
-        cluster, so that their weights mean the same at any depth; ``cluster_`` and each field of
-        :class:`~fairseq_clusterformer.clustering.ClusterUse`.
-    """
-    reports = [r for r in reports if r.cluster_sizes is not None]
-    if not reports:
-        return None
-
-    def mean(values: list[Tensor]) -> Tensor:
-        return torch.stack(values).mean()
-
-    uses = [cluster_use(r.cluster_sizes.detach()) for r in reports]
-    statistics = {
-        f"cluster_{name}": mean([getattr(use, name) for use in uses])
-        for name in ("entropy", "effective", "largest", "empty")
-    }
-    return {
-        "clustering_loss": mean([r.clustering_loss for r in reports]),
-        "sorting_loss": mean([r.sorting_loss for r in reports]),
-        **statistics,
-    }

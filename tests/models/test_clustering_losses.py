@@ -8,6 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor, nn
 
+from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clusterformer_cross_entropy import (
     ClusterformerCrossEntropy,
     ClusterformerCrossEntropyConfig,
@@ -140,8 +141,8 @@ class TestWhoLearnsFromWhat:
         learning = gradients(model, criterion, samples([12])).keys()
         assert learning >= clustering_parameters([0])
         assert not any(name.startswith("decoder.layers.1") for name in learning)
-        _, (clustering) = model(samples([12])["net_input"]["src_tokens"])
-        report = clustering["clustering"]
+        _, extra = model(samples([12])["net_input"]["src_tokens"])
+        report = summary(extra["reports"])
         layer = model.decoder.layers[0].self_attn.routers[0].clustering
         seen = {}
         layer.register_forward_hook(lambda _, __, out: seen.update(report=out[1]))
@@ -183,9 +184,10 @@ class TestWeights:
         batch = samples([12, 9])
         loss, sample_size, logged = build_criterion(task, **WEIGHTS)(model, batch)
         _, extra = model(**batch["net_input"])
+        clustering = summary(extra["reports"])
         expected = (
-            0.7 * extra["clustering"]["clustering_loss"]
-            + 0.3 * extra["clustering"]["sorting_loss"]
+            0.7 * clustering["clustering_loss"]
+            + 0.3 * clustering["sorting_loss"]
             + 2.0 * logged["loss"] / sample_size
         )
         torch.testing.assert_close(loss / sample_size, expected)

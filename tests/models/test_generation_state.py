@@ -8,6 +8,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
@@ -105,9 +106,9 @@ def model(request: pytest.FixtureRequest, dictionary: Dictionary) -> Clusterform
         logits, extra = model(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         losses.append(loss.item())
-        if extra["clustering"] is not None:
-            loss = loss + 0.1 * extra["clustering"]["clustering_loss"]
-            loss = loss + 0.1 * extra["clustering"]["sorting_loss"]
+        clustering = summary(extra["reports"])
+        if clustering is not None:
+            loss = loss + 0.1 * (clustering["clustering_loss"] + clustering["sorting_loss"])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
