@@ -25,6 +25,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data_command import whole_number  # noqa: E402
 from data_folder import UserError  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402, F401  allows the types that fairseq writes
@@ -156,12 +157,6 @@ def _inputs(args: argparse.Namespace) -> list[Path]:
     return latest(args.inputs[0], count, by_update, args.checkpoint_upper_bound)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a whole number, 1 or more")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -171,17 +166,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, required=True, help="the file to write; replaced if it is there")
     number = parser.add_mutually_exclusive_group()
     number.add_argument(
-        "--num-epoch-checkpoints", type=_positive, metavar="N", help="the last N epochs' files"
+        "--num-epoch-checkpoints", type=whole_number, metavar="N", help="the last N epochs' files"
     )
     number.add_argument(
         "--num-update-checkpoints",
-        type=_positive,
+        type=whole_number,
         metavar="N",
         help="the last N files written at an update (--save-interval-updates)",
     )
     add(
         "--checkpoint-upper-bound",
-        type=_positive,
+        type=whole_number,
         metavar="K",
         help="leave out what is later than epoch or update K",
     )

@@ -22,15 +22,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
+from data_folder import write_aside
 from torch import Tensor, nn
 
-import fairseq_clusterformer  # noqa: F401
-from fairseq_clusterformer.compat import silence_known_warnings
-from fairseq_clusterformer.models.clusterformer import ClusterformerModel
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fairseq import checkpoint_utils  # noqa: E402
+from fairseq.data import Dictionary  # noqa: E402
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY  # noqa: E402
+from fairseq.models.transformer import TransformerModel  # noqa: E402
+
+import fairseq_clusterformer  # noqa: E402, F401
+from fairseq_clusterformer.compat import silence_known_warnings  # noqa: E402
+from fairseq_clusterformer.models.clusterformer import ClusterformerModel  # noqa: E402
 
 VOCABULARY, SOURCE = 4000, 30
 CHECKED = 200  # tokens
@@ -170,9 +174,7 @@ def main() -> None:
         text = json.dumps(
             {"machine": machine, "settings": settings, "rows": rows}, indent=2, default=str
         )
-        partial = args.json.with_name(args.json.name + ".partial")
-        partial.write_text(text + "\n")
-        partial.replace(args.json)
+        write_aside(args.json, text + "\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from data_folder import write_aside
 from experiment_grid import (
     ROOT,
     command_line,
@@ -31,7 +32,6 @@ from experiment_grid import (
     shown_command,
     table,
     training_record,
-    write_aside,
 )
 
 TRAINED = "trained.json"

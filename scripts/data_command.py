@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 def whole_number(text: str) -> int:
     """Return an option's value, a whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed is a whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a whole number, 1 or more")
     return int(text)
 
 

@@ -46,6 +46,13 @@ class Archive:
         return self.url.rsplit("/", 1)[-1]
 
 
+def write_aside(path: Path, text: str) -> None:
+    """Write a whole file or none of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def make_folder(dest: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict | None:
     """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
 

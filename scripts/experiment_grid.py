@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
+from data_folder import write_aside
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = str(ROOT / "fairseq_clusterformer")
@@ -82,13 +83,6 @@ def machine(threads: int) -> dict:
         "machine": f"{platform.machine()}, {threads} thread(s), {os.cpu_count()} cores",
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Write a whole file or none of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def groups(grid: dict, out: Path) -> dict[str, list[dict]]:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from data_folder import write_aside
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -364,9 +365,7 @@ def load(path: Path | None) -> dict[tuple[Setting, int], dict]:
 def save(path: Path | None, results: list[dict]) -> None:
     """Write the whole file or none of it."""
     if path is not None:
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(results, indent=1) + "\n")
-        partial.replace(path)
+        write_aside(path, json.dumps(results, indent=1) + "\n")
 
 
 def number(kind: type, low: float) -> Callable[[str], float]:

@@ -23,7 +23,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_folder import RECORD, UserError
+from data_command import whole_number
+from data_folder import RECORD, UserError, write_aside
 from mt_bleu import read_generated, score, table
 from mt_text import TextPipeline
 
@@ -136,12 +137,6 @@ def _check_subwords(
         )
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a whole number, 1 or more")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="score_translation.sh",
@@ -166,10 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--compound-split", action="store_true", help="also give BLEU with words split at hyphens")
     add("--bootstrap", action="store_true", help="95%% confidence, by 1000 resamplings")
     add("--json", type=Path, metavar="FILE", help="also write everything here")
-    add("--beam", type=_positive, default=5, help="default: %(default)s")
+    add("--beam", type=whole_number, default=5, help="default: %(default)s")
     add("--lenpen", type=float, default=1.0, help="length penalty (default: %(default)s)")
-    add("--batch-size", type=_positive, help="sentences at once")
-    add("--max-tokens", type=_positive, help="tokens at once (fairseq's default: 12000)")
+    add("--batch-size", type=whole_number, help="sentences at once")
+    add("--max-tokens", type=whole_number, help="tokens at once (fairseq's default: 12000)")
     add(
         "--out",
         type=Path,
@@ -194,9 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         record = run(args)
         if args.json is not None:
-            partial = args.json.with_name(args.json.name + ".partial")
-            partial.write_text(json.dumps(record, indent=2) + "\n")
-            partial.replace(args.json)
+            write_aside(args.json, json.dumps(record, indent=2) + "\n")
     except (UserError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1

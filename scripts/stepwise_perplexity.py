@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import torch
+from data_folder import write_aside
 from torch import Tensor
 from tqdm import tqdm
 
@@ -162,9 +163,7 @@ def main() -> None:
     for name, value in result.items():
         print(f"{name:>40}  {value:.6g}")
     if args.out is not None:
-        partial = args.out.with_name(args.out.name + ".partial")
-        partial.write_text(json.dumps(result, indent=2) + "\n")
-        partial.replace(args.out)
+        write_aside(args.out, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

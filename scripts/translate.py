@@ -24,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data_command import whole_number  # noqa: E402
 from data_folder import UserError  # noqa: E402
 from fairseq import checkpoint_utils, utils  # noqa: E402
 from fairseq.dataclass.configs import GenerationConfig  # noqa: E402
@@ -182,12 +183,6 @@ def _lines(args: argparse.Namespace) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a whole number, 1 or more")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -207,10 +202,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("-t", "--target-lang", metavar="LANG")
     add("--input", metavar="FILE", help="a sentence a line")
-    add("--beam", type=_positive, default=5, help="default: %(default)s")
+    add("--beam", type=whole_number, default=5, help="default: %(default)s")
     add("--lenpen", type=float, default=1.0, help="length penalty (default: %(default)s)")
-    add("--batch-size", type=_positive, default=32, help="sentences at once; default: %(default)s")
-    add("--nbest", type=_positive, default=1, help="translations of each line, the best first")
+    add(
+        "--batch-size",
+        type=whole_number,
+        default=32,
+        help="sentences at once; default: %(default)s",
+    )
+    add("--nbest", type=whole_number, default=1, help="translations of each line, the best first")
     add("--scores", action="store_true", help="each line begins with log2 p / length, and a tab")
     add("--capitalize", action="store_true", help="the first letter of each line is made large")
     add("--cpu", action="store_true", help="even if there is an accelerator")

@@ -171,12 +171,12 @@ class TestTrain:
         translate(parallel_data, last(tmp_path / "separate"), "--batch-size 24", tmp_path)
 
 
-# --no-repeat-ngram-size is not among them: fairseq's search by torch alone never blocks anything.
 OPTIONS = (
     "--beam 5 --nbest 5",
     "--beam 1",
     "--beam 4 --nbest 4 --lenpen 2",
     "--beam 3 --nbest 3 --prefix-size 2",
+    "--beam 2 --no-repeat-ngram-size 2",
 )
 
 
@@ -207,8 +207,14 @@ class TestGenerate:
                 power = 2 if "lenpen" in options else 1
                 mean = sum(positions) / len(positions) ** power
                 assert math.isclose(score, mean, abs_tol=1e-3)
+                if "ngram" in options:
+                    pairs = list(zip(words, words[1:], strict=False))
+                    assert len(pairs) == len(set(pairs))
                 if "prefix" in options:
                     assert words[:2] == wanted[number][:2]
+        if "ngram" in options:  # which blocks something here
+            free = generate(parallel_data, translator, f"{TASK} --beam 2", tmp_path / "free")
+            assert parse(free) != alone
         if options == "--beam 1":
             # it has learned something, and not all
             right = [h[0][1].split() == wanted[number] for number, h in alone.items()]
