@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..clustering.fuzzy import SIMILARITIES
 from ..clustering.report import Report, State
 from ..kernels.layout import Layout
 
 RULES = ("recent", "chunk", "leaking-chunk")
-SIMILARITIES = ("dot", "scaled-dot", "cosine")
 NORMALIZERS = ("average", "running")
 
 

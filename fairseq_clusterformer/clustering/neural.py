@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..precision import HALF, at_least_float32
+from .fuzzy import Similarity, cluster_sums, exponents, fuzzy_clusters, lowest_argmax
 from .report import Report, State
-
-# Scores closer than this are a tie, and ties go to the lowest index: rounding must not decide
-# (two equal tokens at the start of a text have equal scores for all clusters up to rounding).
-TIE = 1e-5
 
 
 class NeuralClustering(nn.Module):
@@ -50,7 +47,7 @@ class NeuralClustering(nn.Module):
     ):
         super().__init__()
         self.num_clusters = num_clusters
-        self.similarity = similarity
+        self.similarity = Similarity(similarity)
         self.temperature = temperature
         self.normalizer = normalizer
         self.momentum = momentum
@@ -105,15 +102,18 @@ class NeuralClustering(nn.Module):
             if padding_mask is not None:
                 x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
             centroids = self.centroids if centroids is None else centroids
-            keys, scores = self._scores(x, centroids.to(x.dtype))
-            if padding_mask is not None:
-                scores = scores.masked_fill(padding_mask.unsqueeze(-1), -math.inf)
-
-            with torch.no_grad():
-                clusters = _lowest_argmax(scores - self._log_normalizer(scores))
-                if padding_mask is not None:
-                    clusters = clusters.masked_fill(padding_mask, 0)
-            return clusters, self._report(x, keys, scores, clusters, padding_mask)
+            normalizer = self.normalizer
+            if normalizer == "average":
+                normalizer = self.log_normalizer
+            clusters, log_mass, updated = fuzzy_clusters(
+                self._keys(x),
+                centroids.to(x.dtype),
+                similarity=self.similarity,
+                temperature=self.temperature,
+                normalizer=normalizer,
+                padding_mask=padding_mask,
+            )
+            return clusters, self._report(x, clusters, log_mass, updated, padding_mask)
 
     def step(
         self, x: Tensor, state: State, padding_mask: Tensor | None = None
@@ -121,53 +121,28 @@ class NeuralClustering(nn.Module):
         """Assign one more token: x [B, 1, D] to clusters int64 [B, 1], as ``forward`` would."""
         with torch.autocast(x.device.type, enabled=False), torch.no_grad():
             x = at_least_float32(x)
-            _, scores = self._scores(x, self.centroids.to(x.dtype))
+            vectors = self.similarity.vectors(self.centroids.to(x.dtype))
+            scores = exponents(self.similarity.vectors(self._keys(x)), vectors, self.temperature)
             if self.normalizer == "average":
-                return _lowest_argmax(scores - self._log_normalizer(scores)), state
+                return lowest_argmax(scores - self.log_normalizer.to(x.dtype)), state
             log_sum = scores.double()
             if "log_sum" in state:
                 log_sum = torch.logaddexp(state["log_sum"], log_sum)
-            clusters = _lowest_argmax(scores - log_sum)
+            clusters = lowest_argmax(scores - log_sum)
             if padding_mask is not None:
                 before = state.get("log_sum", torch.full_like(log_sum, -math.inf))
                 log_sum = torch.where(padding_mask.unsqueeze(-1), before, log_sum)
             return clusters, {"log_sum": log_sum}
 
-    def _scores(self, x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-        """X W_c [B, N, D] and the exponents s_ij of eq. 2 [B, N, K]."""
-        keys = nn.functional.linear(x, self.w_c.weight.to(x.dtype))
-        left, right = self._for_dot_product(keys), self._for_dot_product(centroids)
-        # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
-        # recorded, and an activation checkpoint would assign another cluster the second time.
-        if right.dim() == 2:
-            scores = nn.functional.linear(left, right)
-        else:
-            scores = torch.bmm(left, right.transpose(1, 2))
-        return keys, scores / self.temperature
-
-    def _for_dot_product(self, x: Tensor) -> Tensor:
-        """A vector whose inner products are phi."""
-        if self.similarity == "cosine":
-            return nn.functional.normalize(x, dim=-1)
-        if self.similarity == "scaled-dot":
-            return x * x.size(-1) ** -0.25
-        return x
-
-    def _log_normalizer(self, scores: Tensor) -> Tensor:
-        """Log of eq. 2's denominator, broadcast against [B, N, K]."""
-        if self.normalizer == "sentence":
-            return torch.logsumexp(scores, dim=1, keepdim=True)
-        if self.normalizer == "running":
-            # In float64, or step by step it drifts until rounding decides ties.
-            return torch.logcumsumexp(scores.double(), dim=1)
-        return self.log_normalizer.to(scores.dtype)
+    def _keys(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.w_c.weight.to(x.dtype))
 
     def _report(
         self,
         x: Tensor,
-        keys: Tensor,
-        scores: Tensor,
         clusters: Tensor,
+        log_mass: Tensor,
+        updated: Tensor,
         padding_mask: Tensor | None,
     ) -> Report:
         batch, length, _ = x.shape
@@ -175,17 +150,13 @@ class NeuralClustering(nn.Module):
         if padding_mask is not None:
             real = real.masked_fill(padding_mask, 0.0)
         tokens = real.sum()
+        vectors = self.similarity.vectors(updated)
 
-        # A row of padding alone has no softmax; it weighs nothing below.
-        empty = real.sum(-1) == 0
-        scores = scores.masked_fill(empty.view(-1, 1, 1), 0.0)
-        membership = torch.softmax(scores, dim=1)  # CF22 eq. 2
-        updated = torch.bmm(membership.transpose(1, 2), keys)  # CF22 eq. 3: [B, K, D]
-        vectors = self._for_dot_product(updated)
-
-        phi = torch.bmm(self._for_dot_product(x), vectors.transpose(1, 2))  # [B, N, K]
-        phi = phi.gather(-1, clusters.unsqueeze(-1)).squeeze(-1)
-        clustering_loss = -(phi * real).sum() / tokens.clamp(min=1.0)  # CF22 eq. 6
+        # CF22 eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
+        sums = cluster_sums(
+            x, clusters, self.num_clusters, similarity=self.similarity, weight=real
+        )
+        clustering_loss = -(sums * vectors).sum() / tokens.clamp(min=1.0)
 
         neighbours = (vectors * vectors.roll(1, dims=1)).sum(-1).mean(-1)  # the ring of eq. 11
         weight = real.sum(-1) / tokens.clamp(min=1.0)
@@ -196,9 +167,7 @@ class NeuralClustering(nn.Module):
             sizes.index_add_(0, clusters.flatten(), real.flatten())
             observation = None
             if self.normalizer == "average":
-                scores = scores.masked_fill(empty.view(-1, 1, 1), -math.inf)
-                log_mass = torch.logsumexp(scores.flatten(0, 1), dim=0)
-                observation = torch.cat([log_mass, tokens.view(1)])
+                observation = torch.cat([torch.logsumexp(log_mass, dim=0), tokens.view(1)])
         return Report(clustering_loss, sorting_loss, sizes, updated, observation)
 
     @torch.no_grad()
@@ -237,9 +206,3 @@ class NeuralClustering(nn.Module):
 def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:
     """Random centroids [K, D] of length about 1."""
     return nn.Parameter(torch.randn(num_clusters, embed_dim) * embed_dim**-0.5)
-
-
-def _lowest_argmax(scores: Tensor) -> Tensor:
-    """Over K of [B, N, K]; the lowest index where several are within rounding of the largest."""
-    best = scores >= scores.amax(-1, keepdim=True) - TIE
-    return best.to(torch.uint8).argmax(-1)  # of several, the first

@@ -1,0 +1,238 @@
+"""Fuzzy clustering of a sequence, chunk by chunk: scores [B, N, K] never exist as a whole.
+
+Equation numbers are CF22's. Shape letters: B batch, N tokens, D width, K clusters.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+SIMILARITIES = ("dot", "scaled-dot", "cosine")
+# Scores of one chunk, in numbers: what a CPU's second-level cache holds; a GPU wants more.
+CHUNK_NUMBERS_CPU, CHUNK_NUMBERS_GPU = 1 << 17, 1 << 24
+# Scores closer than this are a tie, and ties go to the lowest index: rounding must not decide
+# (two equal tokens at the start of a text have equal scores for all clusters up to rounding).
+TIE = 1e-5
+NORM_EPS = 1e-12  # as in torch.nn.functional.normalize
+
+
+class Similarity(NamedTuple):
+    """phi, as inner products of vectors that are scaled first.
+
+    Attributes:
+        kind: "dot" (the paper's), "scaled-dot" (divided by sqrt(D)) or "cosine".
+    """
+
+    kind: str
+
+    def scale(self, x: Tensor) -> Tensor | float:
+        """What each vector [..., D] is multiplied by, [..., 1] or one number."""
+        if self.kind == "cosine":
+            return x.norm(dim=-1, keepdim=True).clamp_(min=NORM_EPS).reciprocal_()
+        return x.size(-1) ** -0.25 if self.kind == "scaled-dot" else 1.0
+
+    def vectors(self, x: Tensor) -> Tensor:
+        """Vectors whose inner products are phi; differentiable."""
+        if self.kind == "cosine":
+            return torch.nn.functional.normalize(x, dim=-1)
+        return x * self.scale(x)
+
+    def backward(self, d_vectors: Tensor, vectors: Tensor, scale: Tensor | float) -> Tensor:
+        """The gradient of x from that of ``vectors(x)``, which is overwritten."""
+        if self.kind == "cosine":
+            along = (d_vectors * vectors).sum(-1, keepdim=True)
+            d_vectors.addcmul_(vectors, along, value=-1)
+        return d_vectors.mul_(scale)
+
+
+def fuzzy_clusters(
+    keys: Tensor,
+    centroids: Tensor,
+    *,
+    similarity: Similarity,
+    temperature: float,
+    normalizer: str | Tensor,
+    padding_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Assignments and updated centroids (CF22 eq. 2 to 4).
+
+    Args:
+        keys: X W_c, [B, N, D]; finite at padding.
+        centroids: [K, D] or [B, K, D].
+        similarity: phi.
+        temperature: divides phi inside the exponent of eq. 2.
+        normalizer: denominator of eq. 2 in assignments: "sentence" (all of the row), "running"
+            (the tokens so far), or the log of one for each cluster [K].
+        padding_mask: bool [B, N], True where a token is padding.
+
+    Returns:
+        The cluster of each token, int64 [B, N] (0 at padding); the log of eq. 2's denominator
+        over the row [B, K] (-inf for a row of padding alone); and the updated centroids
+        Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and ``centroids``.
+    """
+    vectors = similarity.vectors(centroids)
+    if isinstance(normalizer, Tensor):
+        normalizer = normalizer.to(keys.dtype)
+    updated, clusters, log_mass = _FuzzyClusters.apply(
+        keys, vectors, padding_mask, similarity, temperature, normalizer
+    )
+    return clusters, log_mass, updated
+
+
+class _FuzzyClusters(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, keys, vectors, padding_mask, similarity, temperature, normalizer):
+        batch, length, width = keys.shape
+        num_clusters = vectors.size(-2)
+        lowest = torch.finfo(keys.dtype).min
+        peak = keys.new_full((batch, num_clusters), -math.inf)
+        total = keys.new_zeros(batch, num_clusters)
+        updated = keys.new_zeros(batch, num_clusters, width)
+        clusters = torch.zeros(batch, length, dtype=torch.long, device=keys.device)
+        so_far = None
+        parts = list(_chunks(keys, num_clusters))
+        for part in parts:
+            unit = keys[:, part] * similarity.scale(keys[:, part])
+            scores = _scores(unit, vectors, temperature, padding_mask, part)
+            if isinstance(normalizer, Tensor):
+                clusters[:, part] = lowest_argmax(scores - normalizer)
+            elif normalizer == "running":
+                # In float64, or step by step it drifts until rounding decides ties.
+                so_far = _running(scores.double(), so_far)
+                clusters[:, part] = lowest_argmax(scores - so_far)
+            higher = torch.maximum(peak, scores.amax(1))
+            shift = higher.clamp(min=lowest)  # finite where nothing was seen
+            decay = (peak - shift).exp_()
+            weights = (scores - shift.unsqueeze(1)).exp_()
+            total.mul_(decay).add_(weights.sum(1))
+            updated.mul_(decay.unsqueeze(-1)).baddbmm_(weights.transpose(1, 2), keys[:, part])
+            peak = higher
+        log_mass = peak + total.log()
+        updated.div_(total.clamp(min=torch.finfo(keys.dtype).tiny).unsqueeze(-1))
+        if isinstance(normalizer, str) and normalizer == "sentence":
+            for part in parts:
+                if len(parts) > 1:
+                    unit = keys[:, part] * similarity.scale(keys[:, part])
+                    scores = _scores(unit, vectors, temperature, padding_mask, part)
+                clusters[:, part] = lowest_argmax(scores - log_mass.unsqueeze(1))
+        if padding_mask is not None:
+            clusters.masked_fill_(padding_mask, 0)
+        ctx.save_for_backward(keys, vectors, padding_mask, log_mass, updated)
+        ctx.similarity, ctx.temperature, ctx.parts = similarity, temperature, parts
+        ctx.mark_non_differentiable(clusters, log_mass)
+        return updated, clusters, log_mass
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_updated, _d_clusters, _d_log_mass):
+        keys, vectors, padding_mask, log_mass, updated = ctx.saved_tensors
+        d_keys = torch.empty_like(keys)
+        d_vectors = torch.zeros_like(updated)
+        # Softmax backward: dS = U * (dU - delta), delta = sum over tokens of U * dU.
+        delta = (updated * d_updated).sum(-1).unsqueeze(1)
+        shift = log_mass.masked_fill(torch.isinf(log_mass), 0.0).unsqueeze(1)
+        for part in ctx.parts:
+            chunk = keys[:, part]
+            scale = ctx.similarity.scale(chunk)
+            unit = chunk * scale
+            weights = _scores(unit, vectors, ctx.temperature, padding_mask, part)
+            weights.sub_(shift).exp_()
+            d_scores = torch.bmm(chunk, d_updated.transpose(1, 2)).sub_(delta)
+            d_scores.mul_(weights).div_(ctx.temperature)
+            d_vectors.baddbmm_(d_scores.transpose(1, 2), unit)
+            d_unit = torch.matmul(d_scores, vectors)
+            d_chunk = ctx.similarity.backward(d_unit, unit, scale)
+            d_keys[:, part] = d_chunk.baddbmm_(weights, d_updated)
+        if vectors.dim() == 2:
+            d_vectors = d_vectors.sum(0)
+        return d_keys, d_vectors, None, None, None, None
+
+
+def cluster_sums(
+    x: Tensor, clusters: Tensor, num_clusters: int, *, similarity: Similarity, weight: Tensor
+) -> Tensor:
+    """Sum of the vectors of each cluster's tokens [B, K, D], differentiable in x.
+
+    With it, the sum over tokens of phi(x_j, c_{I_j}) (CF22 eq. 6) is that over clusters of the
+    inner product of two vectors: no token is multiplied with centroids that are not its own.
+
+    Args:
+        x: [B, N, D].
+        clusters: int64 [B, N] in [0, K).
+        num_clusters: K.
+        weight: of each token, 0 at padding, [B, N].
+    """
+    return _ClusterSums.apply(x, clusters, num_clusters, similarity, weight)
+
+
+class _ClusterSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, clusters, num_clusters, similarity, weight):
+        batch, _, width = x.shape
+        row = torch.arange(batch, device=x.device).unsqueeze(-1) * num_clusters
+        index = clusters + row
+        sums = x.new_zeros(batch * num_clusters, width)
+        parts = list(_chunks(x, width))
+        for part in parts:
+            scale = similarity.scale(x[:, part]) * weight[:, part].unsqueeze(-1)
+            sums.index_add_(0, index[:, part].flatten(), (x[:, part] * scale).flatten(0, 1))
+        ctx.save_for_backward(x, index, weight)
+        ctx.similarity, ctx.parts = similarity, parts
+        return sums.view(batch, num_clusters, width)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_sums):
+        x, index, weight = ctx.saved_tensors
+        d_sums = d_sums.flatten(0, 1)
+        d_x = torch.empty_like(x)
+        for part in ctx.parts:
+            chunk = x[:, part]
+            scale = ctx.similarity.scale(chunk)
+            d_vectors = d_sums.index_select(0, index[:, part].flatten()).view_as(chunk)
+            d_vectors.mul_(weight[:, part].unsqueeze(-1))
+            d_x[:, part] = ctx.similarity.backward(d_vectors, chunk * scale, scale)
+        return d_x, None, None, None, None
+
+
+def _chunks(x: Tensor, numbers: int) -> Iterator[slice]:
+    """Slices of tokens of x [B, N, D], each with so many tokens that ``numbers`` a token fit."""
+    limit = CHUNK_NUMBERS_CPU if x.device.type == "cpu" else CHUNK_NUMBERS_GPU
+    step = max(16, limit // (x.size(0) * numbers))
+    for begin in range(0, x.size(1), step):
+        yield slice(begin, min(begin + step, x.size(1)))
+
+
+def exponents(unit: Tensor, vectors: Tensor, temperature: float) -> Tensor:
+    """s_ij of eq. 2, [B, N, K], from the scaled vectors of both."""
+    # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
+    # recorded, and an activation checkpoint would assign another cluster the second time.
+    if vectors.dim() == 2:
+        return linear(unit, vectors).div_(temperature)
+    return torch.bmm(unit, vectors.transpose(1, 2)).div_(temperature)
+
+
+def _scores(
+    unit: Tensor, vectors: Tensor, temperature: float, padding_mask: Tensor | None, part: slice
+) -> Tensor:
+    """The exponents of a chunk [B, n, K]; -inf at padding."""
+    scores = exponents(unit, vectors, temperature)
+    if padding_mask is not None:
+        scores.masked_fill_(padding_mask[:, part].unsqueeze(-1), -math.inf)
+    return scores
+
+
+def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
+    """Log-sum-exp over the tokens up to each one, [B, n, K], after those of earlier chunks."""
+    sums = torch.logcumsumexp(scores, dim=1)
+    return sums if so_far is None else torch.logaddexp(sums, so_far[:, -1:])
+
+
+def lowest_argmax(scores: Tensor) -> Tensor:
+    """Over K of [B, N, K]; the lowest index where several are within rounding of the largest."""
+    best = scores >= scores.amax(-1, keepdim=True) - TIE
+    return best.to(torch.uint8).argmax(-1)  # of several, the first

@@ -1,0 +1,109 @@
+"""Clustering in chunks against CF22's equations written out with all scores at once."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.clustering import fuzzy
+from fairseq_clusterformer.clustering.fuzzy import (
+    SIMILARITIES,
+    Similarity,
+    cluster_sums,
+    fuzzy_clusters,
+)
+
+from ..kinds import pads
+
+BATCH, LENGTH, WIDTH, CLUSTERS, TEMPERATURE = 3, 50, 6, 5, 0.3
+
+
+def phi(left, right, similarity):
+    if similarity == "cosine":
+        left, right = (t / t.norm(dim=-1, keepdim=True) for t in (left, right))
+    return left @ right.transpose(-1, -2) / (WIDTH**0.5 if similarity == "scaled-dot" else 1.0)
+
+
+@pytest.fixture(params=[1, 1 << 20], ids=["many chunks", "one chunk"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", request.param)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("normalizer", ["sentence", "running", "average"])
+@pytest.mark.parametrize("handed_on", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_equal_to_the_equations(similarity, normalizer, handed_on, padded):
+    shape = (BATCH, CLUSTERS, WIDTH) if handed_on else (CLUSTERS, WIDTH)
+    keys = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    centroids = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    mask = pads([LENGTH, 20, 1], LENGTH, "left") if padded else None
+    weight = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64)
+    average = torch.randn(CLUSTERS, dtype=torch.float64)
+
+    scores = phi(keys, centroids, similarity) / TEMPERATURE
+    if padded:
+        scores = scores.masked_fill(mask.unsqueeze(-1), -math.inf)
+    mass = scores.logsumexp(1, keepdim=True)
+    denominator = {"sentence": mass, "running": scores.logcumsumexp(1), "average": average}
+    log_membership = scores - denominator[normalizer]
+    best = log_membership >= log_membership.amax(-1, keepdim=True) - fuzzy.TIE
+    expected = best.to(torch.uint8).argmax(-1)  # of those that tie, the first
+    membership = scores.softmax(1)
+    expected_updated = membership.transpose(1, 2) @ keys
+    expected_gradients = torch.autograd.grad((expected_updated * weight).sum(), (keys, centroids))
+
+    clusters, log_mass, updated = fuzzy_clusters(
+        keys,
+        centroids,
+        similarity=Similarity(similarity),
+        temperature=TEMPERATURE,
+        normalizer=average if normalizer == "average" else normalizer,
+        padding_mask=mask,
+    )
+    gradients = torch.autograd.grad((updated * weight).sum(), (keys, centroids))
+    real = torch.ones(BATCH, LENGTH, dtype=torch.bool) if mask is None else ~mask
+    assert torch.equal(clusters[real], expected[real])
+    assert clusters[~real].eq(0).all()
+    torch.testing.assert_close(log_mass, mass.squeeze(1))
+    torch.testing.assert_close(updated, expected_updated)
+    torch.testing.assert_close(gradients, expected_gradients)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_sums_of_clusters(similarity):
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    clusters = torch.randint(CLUSTERS, (BATCH, LENGTH))
+    real = torch.rand(BATCH, LENGTH) < 0.7
+    centroids = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64)
+
+    of_own = phi(x, centroids, similarity).gather(-1, clusters.unsqueeze(-1)).squeeze(-1)
+    expected = of_own[real].sum()
+    (expected_gradient,) = torch.autograd.grad(expected, x)
+
+    phi_of = Similarity(similarity)
+    sums = cluster_sums(x, clusters, CLUSTERS, similarity=phi_of, weight=real.to(torch.float64))
+    total = (sums * phi_of.vectors(centroids)).sum()
+    (gradient,) = torch.autograd.grad(total, x)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_a_row_of_padding_alone_has_no_mass_and_no_gradient():
+    keys = torch.randn(1, 4, WIDTH, requires_grad=True)
+    centroids = torch.randn(CLUSTERS, WIDTH, requires_grad=True)
+    _, log_mass, updated = fuzzy_clusters(
+        keys,
+        centroids,
+        similarity=Similarity("cosine"),
+        temperature=TEMPERATURE,
+        normalizer="sentence",
+        padding_mask=torch.ones(1, 4, dtype=torch.bool),
+    )
+    assert log_mass.eq(-math.inf).all()
+    assert updated.eq(0).all()
+    updated.square().sum().backward()
+    assert keys.grad.eq(0).all()
+    assert centroids.grad.eq(0).all()
