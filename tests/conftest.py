@@ -1,5 +1,6 @@
 """What tests of every part need: one thread, a fixed seed, fairseq's command lines."""
 
+import importlib.util
 import os
 import random
 import shlex
@@ -16,6 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+# Triton reads it where kernels are defined: without a GPU they run under its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 REPO_ROOT = Path(__file__).resolve().parents[1]
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,6 +31,47 @@ def _fixed_seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_gpu_if_there_is_one(request: pytest.FixtureRequest):
+    """Tests of the Triton kernels make their tensors where these can run."""
+    if kernel_of(request) == "triton" and torch.cuda.is_available():
+        with torch.device("cuda"):
+            yield
+    else:
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreter_prepares_once():
+    """Triton's interpreter replaces its language's functions at each call from kernel to helper,
+    though the kernel's launch has done so: half of its time."""
+    if not os.environ.get("TRITON_INTERPRET") or importlib.util.find_spec("triton") is None:
+        return
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    prepare, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    prepared: set[int] = set()
+
+    def prepare_once(function):
+        if id(function.__globals__) not in prepared:
+            prepared.add(id(function.__globals__))
+            return prepare(function)
+        return None
+
+    def launch_anew(*args, **kwargs):
+        prepared.clear()
+        return launch(*args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = prepare_once, launch_anew
+
+
+def kernel_of(request: pytest.FixtureRequest) -> str | None:
+    """What a test is parametrised with as ``impl``; skips it if that cannot run here."""
+    impl = getattr(request.node, "callspec", None) and request.node.callspec.params.get("impl")
+    if impl == "triton":
+        pytest.importorskip("triton", reason="triton is not installed")
+    return impl
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,6 +33,9 @@ BIDIRECTIONAL = {
     "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
 }
 
+KERNELS = ("blocks", "triton")
+every_kernel = pytest.mark.parametrize("impl", KERNELS)
+
 every_causal_kind = pytest.mark.parametrize("kind", CAUSAL)
 every_bidirectional_kind = pytest.mark.parametrize("kind", BIDIRECTIONAL)
 every_kind = pytest.mark.parametrize(
@@ -52,7 +55,9 @@ class HandedOn(MultiheadAttention):
         return super().forward(x, padding_mask, self.given.expand(len(x), -1, -1))
 
 
-def build(kind: str, *, causal: bool, dtype=torch.float64, **changes) -> MultiheadAttention:
+def build(
+    kind: str, *, causal: bool, dtype=torch.float64, impl: str = "blocks", **changes
+) -> MultiheadAttention:
     """A layer of the kind, in evaluation, whose moving averages have seen some batches."""
     kinds, options = (CAUSAL if causal else BIDIRECTIONAL)[kind]
     options = {"window": WINDOW, "num_clusters": CLUSTERS, **options, **changes}
@@ -63,6 +68,7 @@ def build(kind: str, *, causal: bool, dtype=torch.float64, **changes) -> Multihe
         _, reports = module(torch.randn(2, 30, WIDTH, dtype=dtype))
         module.observe(reports)
         module.commit()
+    module.impl = impl
     return module.eval()
 
 

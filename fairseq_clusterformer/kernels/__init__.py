@@ -6,6 +6,7 @@ is asked raises and names one that can: none falls back to another.
 ==============  ===========================================================================
 ``reference``   a dense mask; any dtype, float64 for gradcheck; the specification
 ``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) a head
+``triton``      fused kernels; CUDA, and the CPU under Triton's interpreter
 ==============  ===========================================================================
 """
 
@@ -20,9 +21,29 @@ from .validation import validate
 
 __all__ = ["IMPLEMENTATIONS", "Layout", "ranged_attention"]
 
+
+def triton_attention(q: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    """The kernels are imported where they are asked for: not every machine has Triton."""
+    try:
+        import triton
+    except ImportError as error:
+        raise ValueError(
+            "the kernel is triton, which is not installed; allowed: blocks, or install triton"
+        ) from error
+    if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(
+            f"the kernel is triton, and q is on {q.device}; allowed: tensors on cuda; the kernel "
+            "blocks takes any device"
+        )
+    from .triton import triton_attention
+
+    return triton_attention(q, *args, **kwargs)
+
+
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "reference": reference_attention,
     "blocks": blocks_attention,
+    "triton": triton_attention,
 }
 
 

@@ -1,5 +1,6 @@
 """Every implementation of ranged attention against the reference, and that against a loop."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -96,14 +97,19 @@ def test_gradients_against_finite_differences(impl, name):
         out, lse = ranged_attention(q, k, v, layout, key_bias=bias, impl=impl)
         return out, torch.where(torch.isfinite(lse), lse, 0.0)
 
-    assert torch.autograd.gradcheck(function, tensors)
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=impl == "triton")
 
 
-@every_other
+# Triton's interpreter is slow: one tile, a full one, two.
+CASES = [
+    *itertools.product(["blocks"], [1, 61, 64, 131, 257], [1, HEADS], [False, True]),
+    *[("triton", 1, 1, True), ("triton", 64, HEADS, False), ("triton", 71, HEADS, True)],
+    *[("triton", 71, 1, False)],
+]
+
+
 @every_layout
-@pytest.mark.parametrize("length", [1, 61, 64, 131, 257])
-@pytest.mark.parametrize("groups", [1, HEADS])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("impl", "length", "groups", "bias"), CASES)
 def test_equal_to_the_reference(impl, name, length, groups, bias):
     inputs = make_inputs(length, bias=bias)
     layout = make_layout(name, length, groups)
@@ -117,7 +123,7 @@ def test_equal_to_the_reference(impl, name, length, groups, bias):
 @every_layout
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_may_hold_anything(impl, name, side):
-    length = 131
+    length = 131 if impl == "blocks" else 71
     mask = pads([length, 64, 0], length, side)
     layout = make_layout(name, length, 1, mask)
     hole = mask.view(BATCH, 1, length, 1)
@@ -135,7 +141,7 @@ def test_padding_may_hold_anything(impl, name, side):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_error_at_most_twice_the_reference(impl, name, dtype):
     """Root mean square errors in each precision, against the reference in float64."""
-    length = 131
+    length = 131 if impl == "blocks" else 71
     q, k, v, bias = make_inputs(length, dtype=dtype, bias=True)
     layout = make_layout(name, length, 1)
     weight = torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64)
@@ -199,14 +205,15 @@ def test_memory_layout_of_the_inputs_does_not_matter(impl):
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_dropout_keeps_the_mean_and_is_replayed_backwards(impl):
-    length, rate = 70, 0.4
+    length, rate, rounds = (70, 0.4, 300) if impl != "triton" else (30, 0.4, 40)
     q, k, v, _ = make_inputs(length)
     layout = make_layout("window, both sides", length, 1)
     plain, _ = ranged_attention(q, k, v, layout, impl=impl)
     total = torch.zeros_like(plain)
-    for _ in range(300):
+    for _ in range(rounds):
         total += ranged_attention(q, k, v, layout, dropout=rate, impl=impl)[0]
-    assert (total / 300 - plain).abs().mean() < 0.1 * plain.abs().mean()
+    error = (total / rounds - plain).abs().mean() / plain.abs().mean()
+    assert error < 1.7 / math.sqrt(rounds)
     # Outputs are linear in v: the gradient at v, applied to v, gives back the sum of the outputs
     # only if the backward pass drops what the forward pass dropped.
     v = v.clone().requires_grad_()
@@ -225,7 +232,7 @@ def test_dropout_gradients_against_finite_differences(impl):
         torch.manual_seed(3)
         return ranged_attention(q, k, v, layout, dropout=0.3, impl=impl)
 
-    assert torch.autograd.gradcheck(function, tensors)
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=impl == "triton")
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
