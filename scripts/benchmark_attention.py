@@ -1,202 +1,270 @@
 #!/usr/bin/env python3
-"""Time and memory of one attention layer, forward and backward, beside PyTorch's dense attention.
+"""Time and memory of attention alone, forward and backward, beside other implementations.
 
     python scripts/benchmark_attention.py --lengths 1024 4096 16384
+    python scripts/benchmark_attention.py --kinds dense window --json RESULT.json --plot RESULT.png
 
 Routing is included: ``neural`` computes similarities, assigns, sorts and attends; in
 ``neural+losses`` both clustering losses go forward and backward too, down to W_c, the centroids
-and the layer's input. ``dense`` is PyTorch's ``scaled_dot_product_attention``
-(causal). Contestants take turns within one run, so that a machine whose speed drifts is unfair to
-none; medians are reported. Memory is the process's peak beyond inputs, outputs and gradients, each
-contestant in a process of its own. One whose output at randomly chosen queries is not the softmax
-attention over the keys that its layout names is not timed.
+and the layer's input. ``attention_contestants.py`` says what the others are, and how each is set
+to equal visible keys. They take turns within one run, so that a machine whose speed drifts is
+unfair to none; medians are reported, and the range as a share of the median. Memory is the peak
+beyond inputs, outputs and gradients, on a CPU each contestant in a process of its own.
+
+A contestant that computes wrong results is not timed, and the exit status is 1; one that is not
+installed or does not run here is named with the reason. The floor is what the machine's own
+ceilings, measured at the start, allow for the visible pairs (see ``efficiency_floor.py``).
 """
 
-import argparse
-import json
 import math
-import os
-import platform
-import re
 import statistics
-import subprocess
 import sys
-import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from attention_contestants import CONTESTANTS, Clustered, Setting, build, check
+from benchmarking import (
+    DTYPES,
+    MIB,
+    CheckFailed,
+    Unavailable,
+    add_device_options,
+    in_own_process,
+    interleaved,
+    markdown,
+    median_ratio,
+    peak_memory,
+    plot_panels,
+    settle_device,
+    spread,
+    write_record,
+)
+from data_command import Parser, whole_number
+from efficiency_floor import Ceilings, attention_floor, measure_ceilings
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from fairseq_clusterformer.attention import AttentionConfig, build_router  # noqa: E402
-from fairseq_clusterformer.kernels import ranged_attention  # noqa: E402
-
-KINDS = ("dense", "window", "neural", "neural+losses")
+SMALL = 256  # tokens of a first run, in which libraries allocate what they need once
+COLUMNS = ("kind", "N", "milliseconds", "spread", "memory MiB", "times as fast as dense")
+COLUMNS += ("routing share", "share of floor")
 
 
 class Contestant:
-    """One kind of attention on q, k, v [1, H, N, E] and the layer's input x [1, N, D]."""
+    """One attention with its inputs: q, k, v [B, H, N, E] and the layer's input x [B, N, D]."""
 
-    def __init__(self, kind: str, length: int, heads: int, width: int, window: int):
+    def __init__(self, name: str, setting: Setting):
         torch.manual_seed(0)
-        self.kind = kind
-        shape = (1, length, heads, width)
-        self.tensors = [torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3)]
-        kind, _, self.losses = kind.partition("+")
-        self.x = torch.randn(1, length, heads * width, requires_grad=bool(self.losses))
-        self.weight = torch.randn(shape).transpose(1, 2)
-        self.router = None
-        if kind != "dense":
-            config = AttentionConfig(window=window, num_clusters=math.isqrt(length))
-            self.router = build_router(
-                kind, config, embed_dim=heads * width, num_heads=heads, causal=True
-            )
+        self.name, self.setting = name, setting
+        shape = (setting.batch, setting.length, setting.heads, setting.width)
+        options = {"dtype": DTYPES[setting.dtype], "device": setting.device}
+        self.weight, *self.qkv = (torch.randn(shape, **options).transpose(1, 2) for _ in range(4))
+        for tensor in self.qkv:
+            tensor.requires_grad_()
+        self.x = torch.randn(*shape[:2], setting.heads * setting.width, **options)
+        self.attention = build(name, setting)
+        if getattr(self.attention, "losses", False):
+            self.x.requires_grad_()
 
-    def forward(self) -> list[Tensor]:
-        """The output, and the losses of the clustering if they are asked for."""
-        q, k, v = self.tensors
-        if self.router is None:
-            return [scaled_dot_product_attention(q, k, v, is_causal=True)]
-        layout, report = self.router(self.x, q, k)
-        out, _ = ranged_attention(q, k, v, layout)
-        return [out, report.clustering_loss, report.sorting_loss] if self.losses else [out]
+    def check(self) -> None:
+        """Raises CheckFailed or Unavailable."""
+        check(self.attention, self.x, *self.qkv)
 
-    def run(self) -> float:
-        """Seconds of one forward and backward pass."""
-        for tensor in (self.x, *self.tensors):
-            tensor.grad = None
-        begin = time.perf_counter()
-        outputs = self.forward()
-        torch.autograd.backward(outputs, [self.weight, *map(torch.ones_like, outputs[1:])])
-        return time.perf_counter() - begin
+    def run(self) -> None:
+        """One forward and backward pass."""
+        out, losses = self.attention(self.x, *self.qkv)
+        self._backward([out, *losses], [self.weight, *map(torch.ones_like, losses)], *self.qkv)
+        self.attention.after_backward()
 
-    @torch.no_grad()
-    def is_right(self, queries: int = 64) -> bool:
-        """Whether some queries' outputs are attention over the keys that the layout names."""
-        if self.router is None:
-            return True
-        q, k, v = (t[0] for t in self.tensors)
-        layout, _ = self.router(self.x, *self.tensors[:2])
-        out = self.forward()[0][0]
-        identity = torch.arange(q.size(1)).view(1, 1, -1)
-        query_order = identity if layout.query_order is None else layout.query_order
-        key_order = identity if layout.key_order is None else layout.key_order
-        for slot in torch.randint(q.size(1), (queries,)).tolist():
-            token = query_order[0, 0, slot]
-            keys = key_order[0, 0, layout.lo[0, 0, slot] : layout.hi[0, 0, slot]]
-            logits = torch.einsum("he,hje->hj", q[:, token], k[:, keys]) / math.sqrt(q.size(-1))
-            expected = torch.einsum("hj,hje->he", logits.softmax(-1), v[:, keys])
-            if not torch.allclose(out[:, token], expected, atol=1e-4):
-                return False
-        return True
+    def route(self) -> None:
+        """Its routing alone, with the backward pass of the losses if it has any."""
+        _, losses = self.attention.route(self.x, *self.qkv[:2])
+        if losses:
+            self._backward(losses, [torch.ones_like(loss) for loss in losses])
+
+    def _backward(self, outputs: list[Tensor], weights: list[Tensor], *inputs: Tensor) -> None:
+        inputs = [t for t in (self.x, *self.attention.parameters(), *inputs) if t.requires_grad]
+        torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
+
+    def floor(self, ceilings: Ceilings) -> float | None:
+        """Seconds that what it sees takes at least; None if it does not say what it sees."""
+        pairs = self.attention.pairs(self.x, *self.qkv[:2])
+        if pairs is None:
+            return None
+        s = self.setting
+        vectors = s.batch * s.heads * s.length
+        return attention_floor(ceilings, pairs, vectors, s.width, DTYPES[s.dtype])
 
 
-def peak_memory(kind: str, length: int, args: argparse.Namespace) -> float:
-    """MiB beyond inputs, outputs and gradients, measured in a process of its own."""
-    command = [sys.executable, __file__, "--memory-of", kind, "--lengths", str(length)]
-    for option in ("heads", "width", "window"):
-        command += [f"--{option}", str(getattr(args, option))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
-def memory_here(kind: str, length: int, args: argparse.Namespace) -> float:
-    contestant = Contestant(kind, length, args.heads, args.width, args.window)
-    # Outputs and the three gradients are counted as given: make room for them, and touch it.
+def measure_memory(name: str, setting: Setting) -> float:
+    """MiB beyond inputs, outputs and gradients, at the peak of a forward and backward pass."""
+    contestant = Contestant(name, setting)
+    Contestant(name, replace(setting, length=SMALL)).run()
+    # The output and the three gradients are counted as given: make room for them, and touch it.
     given = [torch.ones_like(contestant.weight) for _ in range(4)]
-    small = Contestant(kind, 256, args.heads, args.width, args.window)
-    small.run()  # libraries allocate what they need once
-    before = peak_of_this_process()
+    if setting.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / MIB
+    else:
+        before = peak_memory(setting.device)
     del given
     contestant.run()
-    return peak_of_this_process() - before
+    return peak_memory(setting.device) - before
 
 
-def peak_of_this_process() -> float:
-    """MiB; getrusage would count what a parent had when it forked."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
+def memory_of(name: str, setting: Setting) -> float | None:
+    """The same from a process of its own on a CPU; None if that died."""
+    try:
+        if setting.device == "cuda":
+            return measure_memory(name, setting)
+        return in_own_process(measure_memory, name=name, setting=setting)
+    except Unavailable as error:
+        print(f"memory of {name} at N = {setting.length}: {error}", file=sys.stderr)
+        return None
 
 
-def compare(length: int, args: argparse.Namespace) -> list[dict]:
-    """Rows of the table for one N."""
-    contestants = [Contestant(k, length, args.heads, args.width, args.window) for k in args.kinds]
-    for contestant in contestants:
-        if not contestant.is_right():
-            sys.exit(f"{contestant.kind} at N = {length} differs from the reference: not timed")
-        contestant.run()
-    seconds: dict[str, list[float]] = {c.kind: [] for c in contestants}
-    for _ in range(args.repeats):
-        for contestant in contestants:
-            seconds[contestant.kind].append(contestant.run())
+def enter(
+    names: list[str], setting: Setting
+) -> tuple[list[Contestant], dict[str, str], dict[str, str]]:
+    """The contestants that compute what they should, why others do not run, and who fails."""
+    ready, missing, failed = [], {}, {}
+    for name in names:
+        try:
+            contestant = Contestant(name, setting)
+            contestant.check()
+            contestant.run()
+            ready.append(contestant)
+        except Unavailable as error:
+            missing[name] = str(error)
+        except CheckFailed as error:
+            failed[name] = str(error)
+    return ready, missing, failed
+
+
+def compare(contestants: list[Contestant], ceilings: Ceilings, repeats: int) -> list[dict]:
+    """Rows of the table, for contestants of one setting."""
+    runs = {c.name: c.run for c in contestants}
+    routing = {c.name: c.route for c in contestants if isinstance(c.attention, Clustered)}
+    for route in routing.values():
+        route()
+    runs |= {f"routing of {name}": route for name, route in routing.items()}
+    seconds = interleaved(runs, repeats, contestants[0].setting.device)
     dense = seconds.get("dense")
     rows = []
-    for kind, times in seconds.items():
+    for contestant in contestants:
+        name, times = contestant.name, seconds[contestant.name]
         row = {
-            "kind": kind,
-            "N": length,
+            "kind": name,
+            "N": contestant.setting.length,
             "milliseconds": statistics.median(times) * 1e3,
-            "spread": (max(times) - min(times)) / statistics.median(times),
-            "memory MiB": peak_memory(kind, length, args),
+            "spread": spread(times),
+            "memory MiB": memory_of(name, contestant.setting),
         }
         if dense is not None:
-            ratios = [d / t for d, t in zip(dense, times, strict=True)]
-            row["times as fast as dense"] = statistics.median(ratios)
+            row["times as fast as dense"] = median_ratio(dense, times)
+        if name in routing:
+            row["routing share"] = median_ratio(seconds[f"routing of {name}"], times)
+        floor = contestant.floor(ceilings)
+        if floor is not None:
+            row["floor milliseconds"] = floor * 1e3
+            row["share of floor"] = floor / statistics.median(times)
+        if contestant.attention.note:
+            row["note"] = contestant.attention.note
         rows.append(row)
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def shown(row: dict) -> str:
+    """A row of the printed table."""
+    formats = ("", "", ".3g", ".0%", ".0f", ".2f", ".0%", ".1%")
+    values = (row.get(column) for column in COLUMNS)
+    return markdown(
+        None if value is None else format(value, spec)
+        for value, spec in zip(values, formats, strict=True)
     )
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384])
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--width", type=int, default=64, help="of a head")
-    parser.add_argument("--window", type=int, default=128, help="K is sqrt(N)")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
-    parser.add_argument("--memory-of", choices=KINDS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    for option in ("heads", "width", "window", "repeats"):
-        if getattr(args, option) < 1:
-            sys.exit(f"--{option} is {getattr(args, option)}; allowed: 1 or more")
-    if min(args.lengths) < 1:
-        sys.exit(f"--lengths is {min(args.lengths)}; allowed: 1 or more")
-    if args.memory_of is not None:
-        print(memory_here(args.memory_of, args.lengths[0], args))
-        return
 
-    rows = []
-    print("| kind | N | milliseconds | spread | memory MiB | times as fast as dense |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+
+def plot(path: Path, rows: list[dict]) -> None:
+    floors = {
+        name: [(r["N"], r["floor milliseconds"]) for r in rows if r["kind"] == name]
+        for name in ("dense", "window", "neural")
+    }
+    plot_panels(
+        path,
+        rows,
+        [("milliseconds", "milliseconds, forward + backward"), ("memory MiB", "memory, MiB")],
+        x=("N", "tokens"),
+        series="kind",
+        floors={name: points for name, points in floors.items() if points},
+    )
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="benchmark_attention.py", description=__doc__)
+    names = list(CONTESTANTS)
+    parser.add_argument("--kinds", nargs="+", default=names, choices=names, help="default: all")
+    parser.add_argument("--lengths", nargs="+", type=whole_number, default=[1024, 4096, 16384])
+    parser.add_argument("--batch", type=whole_number, default=1)
+    parser.add_argument("--heads", type=whole_number, default=8)
+    parser.add_argument("--width", type=whole_number, default=64, help="of a head")
+    parser.add_argument("--window", type=whole_number, default=128, help="keys that a query sees")
+    parser.add_argument("--clusters", type=whole_number, help="default: sqrt(N)")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--repeats", type=whole_number, default=3)
+    add_device_options(parser)
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    settle_device(parser, args)
+    ceilings = measure_ceilings(args.device, DTYPES[args.dtype])
+    print(
+        f"ceilings: {ceilings.operations / 1e9:.0f} GFLOP/s in {args.dtype}, "
+        f"{ceilings.bytes / 1e9:.1f} GB/s\n\n{markdown(COLUMNS)}\n"
+        + markdown(["---", *["---:"] * (len(COLUMNS) - 1)])
+    )
+    clusters = "sqrt(N)" if args.clusters is None else args.clusters
+    settings = (
+        f"B = {args.batch}, H = {args.heads}, E = {args.width}, W = {args.window}, K = {clusters}"
+        f", {args.dtype}, {args.impl}, causal, forward + backward, routing included, "
+        f"medians of {args.repeats}"
+    )
+    rows, not_run, wrong = [], {}, {}
     for length in args.lengths:
-        for row in compare(length, args):
-            ratio = row.get("times as fast as dense", math.nan)
-            print(
-                f"| {row['kind']} | {row['N']} | {row['milliseconds']:.0f} | {row['spread']:.0%} "
-                f"| {row['memory MiB']:.0f} | {ratio:.1f} |",
-                flush=True,
-            )
+        setting = Setting(
+            length=length,
+            batch=args.batch,
+            heads=args.heads,
+            width=args.width,
+            window=args.window,
+            clusters=args.clusters or math.isqrt(length),
+            dtype=args.dtype,
+            device=args.device,
+            impl=args.impl,
+        )
+        contestants, missing, failed = enter(args.kinds, setting)
+        for row in compare(contestants, ceilings, args.repeats) if contestants else ():
+            print(shown(row), flush=True)
             rows.append(row)
-    if args.out is not None:
-        result = {
-            "command": "python scripts/benchmark_attention.py "
-            + " ".join(a for a in sys.argv[1:] if "json" not in a and a != "--out"),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
-            f"{torch.get_num_threads()} threads, torch {torch.__version__}",
-            "settings": f"B = 1, H = {args.heads}, E = {args.width}, W = {args.window}, "
-            "K = sqrt(N), float32, causal, forward + backward, routing included",
-            "date": time.strftime("%Y-%m-%d"),
-            "rows": rows,
-        }
-        partial = args.out.with_name(args.out.name + ".partial")
-        partial.write_text(json.dumps(result, indent=2) + "\n")
-        partial.replace(args.out)
+        for found, reasons in ((not_run, missing), (wrong, failed)):
+            for name, reason in reasons.items():
+                found.setdefault(name, {})[length] = reason
+        more = {"ceilings": asdict(ceilings), "not run": not_run, "wrong": wrong}
+        write_record(args.json, args.device, settings, rows, **more)
+    notes = {row["kind"]: row["note"] for row in rows if "note" in row}
+    print("".join(f"\n{name}: {note}" for name, note in notes.items()))
+    for what, found in (("not run", not_run), ("WRONG, not timed", wrong)):
+        for name, reasons in found.items():
+            for reason in dict.fromkeys(reasons.values()):
+                lengths = ", ".join(str(n) for n, r in reasons.items() if r == reason)
+                print(f"{what}: {name} at N = {lengths}: {reason}")
+    if args.plot is not None and rows:
+        plot(args.plot, rows)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

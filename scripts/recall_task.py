@@ -128,6 +128,7 @@ class Setting:
             cluster_similarity=self.cluster_similarity,
             cluster_temperature=self.cluster_temperature,
             cluster_normalizer=self.cluster_normalizer,
+            kernel="reference",
         )
 
 
@@ -136,9 +137,7 @@ class Layer(nn.Module):
 
     def __init__(self, kinds: tuple[str, ...], config: AttentionConfig):
         super().__init__()
-        self.attention = MultiheadAttention(
-            WIDTH, HEADS, kinds=kinds, config=config, causal=True, impl="reference"
-        )
+        self.attention = MultiheadAttention(WIDTH, HEADS, kinds=kinds, config=config, causal=True)
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(
             nn.LayerNorm(WIDTH),

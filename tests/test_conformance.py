@@ -199,7 +199,7 @@ def test_one_token(impl, kind, causal):
 def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal, window=LENGTH, num_clusters=1)
     dense = MultiheadAttention(
-        WIDTH, HEADS, kinds=("full",), config=AttentionConfig(), causal=causal, impl="reference"
+        WIDTH, HEADS, kinds=("full",), config=AttentionConfig(kernel="reference"), causal=causal
     ).double()
     dense.load_state_dict(
         {name: t for name, t in module.state_dict().items() if "routers" not in name}

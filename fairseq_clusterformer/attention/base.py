@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from ..clustering.fuzzy import SIMILARITIES
 from ..clustering.report import Report, State
-from ..kernels.layout import Layout
+from ..kernels import IMPLEMENTATIONS, Layout
 
 RULES = ("recent", "chunk", "leaking-chunk")
+KERNELS = ("auto", *IMPLEMENTATIONS)
 NORMALIZERS = ("average", "running")
 
 
@@ -40,6 +41,8 @@ class AttentionConfig:
             training batches) or "running" (over the tokens so far).
         own_centroids: each layer owns the centroids that it starts from; False: they are handed on
             from layer to layer (bidirectional only), and given to each ``forward``.
+        kernel: how ranges are attended, see
+            :func:`fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
         ValueError: a value that is not allowed; the message names the command-line option.
@@ -52,6 +55,7 @@ class AttentionConfig:
     cluster_temperature: float = 0.1
     cluster_normalizer: str = "average"
     own_centroids: bool = True
+    kernel: str = "auto"
 
     def __post_init__(self):
         for name, value in (("window", self.window), ("num_clusters", self.num_clusters)):
@@ -62,6 +66,7 @@ class AttentionConfig:
             ("--cluster-rule", self.cluster_rule, RULES),
             ("--cluster-similarity", self.cluster_similarity, SIMILARITIES),
             ("--cluster-normalizer", self.cluster_normalizer, NORMALIZERS),
+            ("--attention-kernel", self.kernel, KERNELS),
         ):
             if value not in allowed:
                 raise ValueError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")

@@ -25,7 +25,6 @@ class MultiheadAttention(nn.Module):
         config: options of the kinds.
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
-        impl: the kernel, see :func:`fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
         ValueError: D is not a multiple of H, or H not of the number of kinds.
@@ -40,7 +39,6 @@ class MultiheadAttention(nn.Module):
         config: AttentionConfig,
         causal: bool,
         dropout: float = 0.0,
-        impl: str = "blocks",
     ):
         super().__init__()
         if embed_dim % num_heads:
@@ -58,7 +56,7 @@ class MultiheadAttention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
-        self.impl = impl
+        self.impl = config.kernel
         self.q_proj = nn.Linear(embed_dim, embed_dim)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.v_proj = nn.Linear(embed_dim, embed_dim)

@@ -1,7 +1,8 @@
 """Ranged attention: softmax attention of each query slot over its range of key slots.
 
-One contract, several implementations; the caller chooses. An implementation that cannot do what it
-is asked raises and names one that can: none falls back to another.
+One contract, several implementations; the caller chooses, or leaves the choice to the device
+("auto": triton on CUDA, blocks elsewhere). An implementation that cannot do what it is asked
+raises and names one that can: none falls back to another.
 
 ==============  ===========================================================================
 ``reference``   a dense mask; any dtype, float64 for gradcheck; the specification
@@ -55,7 +56,7 @@ def ranged_attention(
     *,
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
-    impl: str = "blocks",
+    impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Attend each query to the keys in its range, with logits ``q . k / sqrt(E) + key_bias``.
 
@@ -67,7 +68,7 @@ def ranged_attention(
         key_bias: added to the logits of each key, [B, 1 or H, N] in token order; None: the
             layout's own, if it has one.
         dropout: probability of dropping an attention weight (the others are scaled up).
-        impl: "reference" or "blocks".
+        impl: "reference", "blocks", "triton", or "auto".
 
     Returns:
         The attended values [B, H, N, E] in token order, in q's dtype (0 where nothing is seen),
@@ -77,8 +78,10 @@ def ranged_attention(
     Raises:
         ValueError: an unknown ``impl``, or tensors that do not fit each other or the layout.
     """
+    if impl == "auto":
+        impl = "triton" if q.is_cuda else "blocks"
     if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl is {impl!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
     if layout.key_bias is not None:
         if key_bias is not None:
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")

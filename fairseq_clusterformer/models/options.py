@@ -8,7 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionConfig, parse_attention
-from fairseq_clusterformer.attention.base import NORMALIZERS, SIMILARITIES
+from fairseq_clusterformer.attention.base import KERNELS, NORMALIZERS, SIMILARITIES
 
 _DEFAULTS = AttentionConfig()
 
@@ -20,6 +20,13 @@ class ClusteringOptions(FairseqDataclass):
     attention_window: int = field(
         default=_DEFAULTS.window,
         metadata={"help": "tokens that a query sees: the latest, or the latest of its cluster"},
+    )
+    attention_kernel: str = field(
+        default=_DEFAULTS.kernel,
+        metadata={
+            "help": f"computes the attention: {', '.join(KERNELS)}; auto: triton on CUDA, blocks "
+            "elsewhere"
+        },
     )
     num_clusters: int = field(
         default=_DEFAULTS.num_clusters, metadata={"help": "clusters of each clustering layer"}
@@ -55,6 +62,7 @@ def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) 
         cluster_temperature=options.cluster_temperature,
         cluster_normalizer=options.cluster_normalizer,
         own_centroids=own_centroids,
+        kernel=options.attention_kernel,
     )
 
 

@@ -255,7 +255,7 @@ def test_a_bias_may_come_with_the_layout(impl):
         ({"k": torch.zeros(3, 2, 5, 8)}, r"k is torch.float32 \(3, 2, 5, 8\).*must be like q"),
         ({"v": torch.zeros(3, 2, 4, 8).half()}, "v is torch.float16"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 <= dropout < 1"),
-        ({"impl": "fast"}, "impl is 'fast'; allowed: reference, blocks"),
+        ({"impl": "fast"}, "impl is 'fast'; allowed: auto, reference, blocks, triton"),
         ({"key_bias": torch.zeros(3, 4)}, r"key_bias has shape \(3, 4\); allowed: \[1 or 3"),
         ({"lo": torch.zeros(1, 1, 9).long()}, r"layout.lo has shape \(1, 1, 9\)"),
         ({"hi": torch.zeros(1, 1, 4)}, "layout.hi is torch.float32"),
