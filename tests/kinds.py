@@ -33,13 +33,20 @@ BIDIRECTIONAL = {
     "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
 }
 
-KERNELS = ("blocks", "triton")
-every_kernel = pytest.mark.parametrize("impl", KERNELS)
+# By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
+BY_TRITON = ("neural, many clusters", "window+neural")
+_CAUSAL = [("blocks", kind) for kind in CAUSAL] + [("triton", kind) for kind in BY_TRITON]
+_BIDIRECTIONAL = [("blocks", kind) for kind in BIDIRECTIONAL] + [("triton", "window+neural")]
 
 every_causal_kind = pytest.mark.parametrize("kind", CAUSAL)
-every_bidirectional_kind = pytest.mark.parametrize("kind", BIDIRECTIONAL)
 every_kind = pytest.mark.parametrize(
     ("kind", "causal"), [(k, True) for k in CAUSAL] + [(k, False) for k in BIDIRECTIONAL]
+)
+every_causal_kind_and_kernel = pytest.mark.parametrize(("impl", "kind"), _CAUSAL)
+every_bidirectional_kind_and_kernel = pytest.mark.parametrize(("impl", "kind"), _BIDIRECTIONAL)
+every_kind_and_kernel = pytest.mark.parametrize(
+    ("impl", "kind", "causal"),
+    [(*both, True) for both in _CAUSAL] + [(*both, False) for both in _BIDIRECTIONAL],
 )
 
 
