@@ -14,6 +14,7 @@ import warnings
 import numpy as np
 import omegaconf
 import torch
+from fairseq.data import data_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from numpy._core import multiarray
@@ -76,6 +77,7 @@ def apply() -> None:
     allow_checkpoint_types()
     restore_numpy_compat()
     mend_ngram_blocking()
+    keep_last_batches()
     silence_known_warnings()
 
 
@@ -111,6 +113,26 @@ def mend_ngram_blocking() -> None:
         return blocked(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
     NGramRepeatBlock._no_repeat_ngram = no_repeat_ngram
+
+
+def keep_last_batches() -> None:
+    """Gives back the last batch of a data set, which fairseq leaves out where its size is not a
+    multiple of ``--required-batch-size-multiple`` (8 unless said otherwise): up to 7 sentences
+    were not translated, scored or trained on, and nothing said so.
+    """
+    batches_of = data_utils.batch_by_size
+    if hasattr(batches_of, "__wrapped__"):
+        return
+
+    @functools.wraps(batches_of)
+    def batch_by_size(indices, *args, **kwargs):
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        batches = list(batches_of(indices, *args, **kwargs))
+        left_out = indices[sum(map(len, batches)) :]
+        return [*batches, left_out] if len(left_out) else batches
+
+    data_utils.batch_by_size = batch_by_size
 
 
 def silence_known_warnings() -> None:

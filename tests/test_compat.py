@@ -15,7 +15,7 @@ import omegaconf
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
-from fairseq.data import TokenBlockDataset
+from fairseq.data import TokenBlockDataset, data_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
 from fairseq_clusterformer import compat
@@ -53,6 +53,22 @@ def argparse_checkpoint(translation_data: Path, run_cli: RunCli) -> Path:
         user_dir=None,
     )
     return folder / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 11, 17])
+@pytest.mark.parametrize("limits", [{"max_tokens": 40}, {"max_sentences": 8}])
+@pytest.mark.parametrize("vector", [False, True])
+def test_every_sentence_is_in_a_batch(count, limits, vector):
+    indices, sizes = np.random.permutation(count), np.full(count, 5)
+    batches = data_utils.batch_by_size(
+        indices,
+        num_tokens_fn=lambda i: int(sizes[i]),
+        num_tokens_vec=sizes if vector else None,
+        required_batch_size_multiple=8,
+        **limits,
+    )
+    assert np.concatenate(batches).tolist() == indices.tolist()
+    assert all(len(batch) <= 8 for batch in batches)
 
 
 def test_ngrams_are_blocked():
