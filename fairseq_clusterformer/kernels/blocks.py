@@ -210,7 +210,8 @@ class _Plan:
     def to_tokens(self, tiles: Tensor, side: _Side) -> Tensor:
         """Back from tiles to token order [B, H, N, E]; a token in several slots gets their sum."""
         batch, heads, length, _ = self.shape
-        out = tiles.new_zeros(batch, length, heads, tiles.size(-1)).transpose(1, 2)
+        create = tiles.new_empty if side.once else tiles.new_zeros
+        out = create(batch, length, heads, tiles.size(-1)).transpose(1, 2)
         flat, index = self._token_rows(out, side.token)
         index = index[..., : side.slots].flatten()
         source = tiles.view(self.rows, self.heads, -1, tiles.size(-1))[:, :, : side.slots]
