@@ -132,7 +132,8 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
         Unavailable: the data hold too few tokens.
     """
     silence_known_warnings()
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    for name in ("fairseq", "hydra"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     metrics.reset()
     trainer = make_trainer(configuration(model, data, length, args), args.impl)
     epoch = trainer.get_train_iterator(epoch=1)

@@ -37,19 +37,19 @@ def measure_ceilings(
     *,
     size: int | None = None,
     copy_bytes: int | None = None,
-    repeats: int = 5,
+    repeats: int = 10,
 ) -> Ceilings:
     """Time a matrix product and a copy; the fastest of several counts.
 
     Args:
         device: "cpu" or "cuda".
         dtype: of the matrices and of what is copied.
-        size: rows and columns of the matrices; default: 1024, on CUDA 8192.
+        size: rows and columns of the matrices; default: 2048, on CUDA 8192.
         copy_bytes: that are read, and as many written; default: 256 MiB, on CUDA 2 GiB, more
             than caches hold.
     """
     on_gpu = device == "cuda"
-    size = size or (8192 if on_gpu else 1024)
+    size = size or (8192 if on_gpu else 2048)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     product = torch.empty_like(left)
     seconds = _fastest(lambda: torch.mm(left, right, out=product), device, repeats)
