@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layout import Layout
+from ..kernels.sorting import sort_by_cluster
 
 
 def window_layout(
@@ -135,12 +136,9 @@ def _sort_by_cluster(
     clusters: Tensor, num_clusters: int, padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Tokens by cluster, then position, padding last: (order, sorted codes), each [B, G, N]."""
-    length = clusters.size(-1)
     if padding_mask is not None:
         clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
-    code = clusters * length + torch.arange(length, device=clusters.device)
-    code, order = code.sort(dim=-1)
-    return order, code
+    return sort_by_cluster(clusters, num_clusters + 1)
 
 
 def _without_padding(

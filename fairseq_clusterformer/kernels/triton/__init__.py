@@ -1,5 +1,6 @@
 """Kernels in Triton: CUDA, or any machine under Triton's interpreter (``TRITON_INTERPRET=1``)."""
 
 from .attention import triton_attention
+from .sorting import counting_sort
 
-__all__ = ["triton_attention"]
+__all__ = ["counting_sort", "triton_attention"]
