@@ -193,18 +193,19 @@ def test_numbers_out_of_range_are_refused(option, value, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         demo.main([f"{option}={value}", "--out", str(tmp_path)])
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {option}: is '{value}'; allowed is a whole number from " in error
+    assert f"argument {option}: is '{value}'; allowed: a whole number from " in error
 
 
 def test_failed_program_is_told_with_its_log(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(demo.DENSE, "arch", "no_such_arch")
+    before = _children(os.getpid())  # other tests' servers of processes
     assert demo.main([*TINY, "--out", str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("demo: error: fairseq_cli.train ended with status 2: ")
     assert "no_such_arch" in error
     assert (tmp_path / "out" / "unfinished" / "transformer_lm" / "train.log").exists()
     assert not (tmp_path / "out" / "results.json").exists()
-    assert not _children(os.getpid())
+    assert _children(os.getpid()) == before
 
 
 # Fairness

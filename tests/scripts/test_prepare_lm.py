@@ -487,10 +487,10 @@ MISTAKES = {
         "good {dest} --valid-fraction .5 --test-fraction .5",
         r"--valid-fraction 0\.5 --test-fraction 0\.5: leave nothing for train; allowed",
     ),
-    "bytes": ("good {dest} --train-bytes -1", r"--train-bytes: '-1'; allowed is a whole number"),
+    "bytes": ("good {dest} --train-bytes -1", r"--train-bytes: '-1'; allowed: a whole number"),
     "short": ("good {dest} --train-bytes 2", r"--train-bytes 2: the first line alone is longer"),
     "both": ("good {dest} --bytes --sentencepiece 9", r"--bytes --sentencepiece: allowed is one"),
-    "vocab": ("good {dest} --sentencepiece many", r"--sentencepiece: 'many'; allowed is a whole"),
+    "vocab": ("good {dest} --sentencepiece many", r"--sentencepiece: 'many'; allowed: a whole"),
     "small": (
         "good {dest} --sentencepiece 10",
         r"--sentencepiece 10: allowed is \d+ or more for this text",

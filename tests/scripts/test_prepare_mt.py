@@ -479,7 +479,7 @@ OPTIONS = {
         "--source .",
         r"--source \.: not found; allowed is a folder that holds train",
     ),
-    "operations": ("--bpe-operations 0", r"--bpe-operations: '0'; allowed is a whole number"),
+    "operations": ("--bpe-operations 0", r"--bpe-operations: '0'; allowed: a whole number"),
     "vocabulary": ("--vocabulary bpe", r"--vocabulary: .*'bpe' .*subword-nmt.*sentencepiece"),
     "option": ("--lower", r"unrecognized arguments: --lower; usage: prepare_iwslt14.sh"),
     "no extra": (
