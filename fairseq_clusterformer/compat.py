@@ -128,6 +128,8 @@ def keep_last_batches() -> None:
     def batch_by_size(indices, *args, **kwargs):
         if not isinstance(indices, np.ndarray):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if not len(indices):
+            return []
         batches = list(batches_of(indices, *args, **kwargs))
         left_out = indices[sum(map(len, batches)) :]
         return [*batches, left_out] if len(left_out) else batches

@@ -37,7 +37,7 @@ def blocks_attention(
     """See :func:`fairseq_clusterformer.kernels.ranged_attention`."""
     # One number from the global generator names this call's dropout masks, so that the backward
     # pass draws them again and activation checkpointing replays them.
-    seed = int(torch.randint(1 << 62, ())) if dropout > 0.0 else 0
+    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout > 0.0 else 0
     with torch.autocast(q.device.type, enabled=False):
         return _BlocksAttention.apply(q, k, v, key_bias, layout, dropout, seed)
 
@@ -280,7 +280,9 @@ class _BlocksAttention(torch.autograd.Function):
         dtype, width = lse.dtype, out.size(-1)
         d_out_tiles = plan.to_slots(d_out, plan.queries)
         # Softmax backward: dS = P * (dP - delta); the log-sum-exp's gradient adds P * d_lse.
+        # Where nothing is seen that gradient may be NaN (of logaddexp, say): no key learns of it.
         delta = (d_out.to(dtype) * out.to(dtype)).sum(-1) - d_lse
+        delta.masked_fill_(torch.isinf(lse), 0.0)
         delta_tiles = plan.to_slots(delta.unsqueeze(-1), plan.queries)
         lse = lse.masked_fill(torch.isinf(lse), 0.0).mul_(LOG2_E)
         lse_tiles = plan.to_slots(lse.unsqueeze(-1), plan.queries)

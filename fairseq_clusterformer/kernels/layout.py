@@ -17,10 +17,12 @@ class Layout:
         lo: first key slot that a query slot sees, int64 [B, G, N].
         hi: one past the last key slot, int64 [B, G, N]; ``hi <= lo`` sees nothing. ``lo`` and
             ``hi`` are non-decreasing within a run of query slots, which lets neighbouring
-            queries share blocks of keys; any ranges are correct, runs are what is fast.
+            queries share blocks of keys; any ranges with 0 <= lo and hi <= M are correct, runs
+            are what is fast.
         query_order: token at each query slot, int64 [B, G, N], a permutation; None: identity.
-        key_order: token at each key slot, int64 [B, G, M]; a token may stand in several slots;
-            None: identity (then M = N).
+        key_order: token at each key slot, int64 [B, G, M]; None: identity (then M = N). With
+            M = N it is a permutation; with any other M a token may stand in several slots, or
+            in none.
         num_queries: query slots that hold a real token, int64 [B, G], the first ones of each
             row; None: all of them.
         num_keys: the same for key slots.

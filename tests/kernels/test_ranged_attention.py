@@ -157,6 +157,33 @@ def test_error_at_most_twice_the_reference(impl, name, dtype):
 
 
 @every_other
+@pytest.mark.parametrize("width", [16, 24, 64])
+def test_widths(impl, width):
+    """Whole powers of 2 fill a tile of the Triton kernels, others do not."""
+    shape, layout = (1, 40, 1, width), make_layout("chunks", 40, 1)
+    layout = replace(layout, **{n: t[:1] for n, t in vars(layout).items() if torch.is_tensor(t)})
+    q, k, v, weight = (torch.randn(shape, dtype=torch.float64).transpose(1, 2) for _ in range(4))
+    expected = run("reference", q, k, v, None, layout, weight)
+    for got, want in zip(run(impl, q, k, v, None, layout, weight), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@every_other
+def test_a_query_that_sees_nothing_spoils_no_gradient(impl):
+    """Its log-sum-exp is -inf; joined with another's by logaddexp, that has gradient NaN."""
+    length = 9
+    q, k, v, _ = (t if t is None else t.requires_grad_() for t in make_inputs(length))
+    slot = torch.arange(length).view(1, 1, length)
+    layout = Layout(lo=(slot - 3).clamp(min=0), hi=slot)  # the first sees nothing
+    out, lse = ranged_attention(q, k, v, layout, impl=impl)
+    joined = torch.logaddexp(lse, torch.full_like(lse, -math.inf))
+    (out.sum() + joined[..., 1:].sum() + 0.0 * joined[..., 0].sum()).backward()
+    assert torch.isfinite(k.grad).all()
+    assert torch.isfinite(v.grad).all()
+    assert torch.isfinite(q.grad[..., 1:, :]).all()
+
+
+@every_other
 def test_scratch_memory_is_not_read_before_it_is_written(impl, monkeypatch):
     length = 131
     q, k, v, _ = make_inputs(length)

@@ -5,8 +5,8 @@ any of them sees. Orders are read inside the kernels and results are stored at t
 positions: nothing is gathered or scattered in memory, and weights never leave the chip. The
 backward pass computes them again from the log-sum-exp; one kernel goes over tiles of queries (dq),
 one over tiles of keys (dk, dv, the bias's gradient). Every number is written once, by one program:
-no atomics, and the same bits every time. Only where tokens stand in several key slots are dk and
-dv kept by slot and added up afterwards.
+no atomics, and the same bits every time for a choice of tiles (which a process makes by timing).
+Only where tokens stand in several key slots are dk and dv kept by slot and added up afterwards.
 
 Logits are in units of log 2, as the hardware's exponential is.
 
@@ -28,6 +28,7 @@ from .launch import (
     load_count,
     load_index,
     load_rows,
+    place_of,
     rounded,
     rows_of,
     size_class,
@@ -41,7 +42,7 @@ TILE, SPAN = 64, 32
 
 # Numbers that differ from batch to batch: kernels are not compiled anew for their values.
 _VARYING = ["length", "slots", "size_class", "seed", "tiles", "key_tiles"]
-_TUNED_FOR = ["WIDTH", "size_class"]
+_TUNED_FOR = ["WIDTH", "NUMBER_BYTES", "EARLIER_ONLY", "DROPOUT", "size_class"]
 _OF_LAYOUT = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 
 
@@ -82,14 +83,15 @@ def _bias_of(bias, b, h, token, used, ACC: tl.constexpr):
 def _forward(
     q, k, v, bias, out, lse, lo, hi, query_order, key_order, num_queries, num_keys,
     heads, length, slots, size_class, dropout, seed,
-    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, SCALE: tl.constexpr, ACC: tl.constexpr,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    SCALE: tl.constexpr, ACC: tl.constexpr,
     EARLIER_ONLY: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
+    row, tile = place_of(tl.cdiv(length, BLOCK_M))
     b, h = row // heads, row % heads
     # Causal attention over everything has its longest ranges last: they start first.
-    slot = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, low, high, used = _queries(lo, hi, query_order, num_queries, b, h, slot, length)
     query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
 
@@ -124,10 +126,10 @@ def _forward(
         peak = new_peak
 
     # A query that sees nothing has total 0: its result is 0 and its log-sum-exp -inf.
-    safe = tl.where(total > 0.0, total, 1.0)
+    safe = tl.where(total == 0.0, 1.0, total)
     exists = slot < length
     store_rows(out, b, h, token, values / safe[:, None], exists, WIDTH, BLOCK_E)
-    log_sum = tl.where(total > 0.0, (peak + tl.log2(safe)) / LOG2_E, float("-inf"))
+    log_sum = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(safe)) / LOG2_E)
     tl.store(lse + row * length + token, log_sum, mask=exists)
 
 
@@ -139,24 +141,28 @@ def _backward_queries(
     q, k, v, bias, out, lse, d_out, d_lse, d_q, delta,
     lo, hi, query_order, key_order, num_queries, num_keys,
     heads, length, slots, size_class, dropout, seed,
-    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, SCALE: tl.constexpr, ACC: tl.constexpr,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    SCALE: tl.constexpr, ACC: tl.constexpr,
     EARLIER_ONLY: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
+    row, tile = place_of(tl.cdiv(length, BLOCK_M))
     b, h = row // heads, row % heads
-    slot = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, low, high, used = _queries(lo, hi, query_order, num_queries, b, h, slot, length)
     exists = slot < length
     query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
     d_values = load_rows(d_out, b, h, token, used, WIDTH, BLOCK_E)
     values = load_rows(out, b, h, token, used, WIDTH, BLOCK_E)
     log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
-    log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum * LOG2_E)
-    # dS = P * (dP - delta); the gradient of the log-sum-exp adds P * d_lse.
+    sees_nothing = log_sum == float("-inf")
+    log_sum = tl.where(sees_nothing, 0.0, log_sum * LOG2_E)
+    # dS = P * (dP - delta); the gradient of the log-sum-exp adds P * d_lse. Where nothing is seen
+    # that gradient may be NaN (of logaddexp, say), and nobody's keys may learn of it.
     shift = tl.sum(d_values.to(ACC) * values.to(ACC), 1)
     if d_lse is not None:
         shift -= tl.load(d_lse + row * length + token, mask=used, other=0.0)
+    shift = tl.where(sees_nothing, 0.0, shift)
     tl.store(delta + row * length + token, shift, mask=exists)
 
     d_query = tl.zeros([BLOCK_M, BLOCK_E], ACC)
@@ -191,13 +197,14 @@ def _backward_keys(
     q, k, v, bias, lse, d_out, delta, d_k, d_v, d_bias, spans,
     lo, hi, query_order, key_order, num_queries, num_keys,
     heads, length, slots, size_class, dropout, seed, key_tiles, span_b, span_h,
-    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, SCALE: tl.constexpr, ACC: tl.constexpr,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    SCALE: tl.constexpr, ACC: tl.constexpr,
     EARLIER_ONLY: tl.constexpr, DROPOUT: tl.constexpr, ONCE: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
+    row, tile = place_of(tl.cdiv(slots, BLOCK_N))
     b, h = row // heads, row % heads
-    key_slot = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    key_slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     key_token, key_used = _keys(key_order, num_keys, b, h, key_slot, slots)
     key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
     value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
@@ -205,7 +212,7 @@ def _backward_keys(
     d_value = tl.zeros([BLOCK_N, BLOCK_E], ACC)
     d_key_bias = tl.zeros([BLOCK_N], ACC)
 
-    entry = tl.program_id(0) * (BLOCK_N // SPAN) + tl.arange(0, BLOCK_N // SPAN)
+    entry = tile * (BLOCK_N // SPAN) + tl.arange(0, BLOCK_N // SPAN)
     span = spans + ((b * span_b + h * span_h) * key_tiles + entry) * 2
     begin = tl.min(tl.load(span, mask=entry < key_tiles, other=length))
     end = tl.max(tl.load(span + 1, mask=entry < key_tiles, other=0))
@@ -247,7 +254,7 @@ def _backward_keys(
 @triton.jit(do_not_specialize=_VARYING)
 def _bounds(lo, hi, bounds, groups, length, slots, tiles, TILE: tl.constexpr):
     """First and one past the last key slot that each tile of query slots sees."""
-    row, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    row, tile = place_of(tiles)
     slot = tile * TILE + tl.arange(0, TILE)
     low = load_index(lo, row // groups, row % groups, slot, length).to(tl.int32)
     high = load_index(hi, row // groups, row % groups, slot, length).to(tl.int32)
@@ -262,8 +269,8 @@ def _spans(
     TILE: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The same of queries: first and one past the last slot of those that see a tile of keys."""
-    row = tl.program_id(1).to(tl.int64)
-    key_tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, block = place_of(tl.cdiv(key_tiles, BLOCK))
+    key_tile = block * BLOCK + tl.arange(0, BLOCK)
     begin = tl.zeros([BLOCK], tl.int32) + tiles
     end = tl.zeros([BLOCK], tl.int32)
     for first in range(0, tiles, BLOCK):
@@ -301,8 +308,9 @@ def triton_attention(
         )
     # One number from the global generator names this call's dropout masks, so that the backward
     # pass draws them again and activation checkpointing replays them.
-    seed = int(torch.randint(1 << 62, ())) if dropout > 0.0 else 0
-    return _TritonAttention.apply(q, k, v, key_bias, layout, dropout, seed)
+    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout > 0.0 else 0
+    with torch.cuda.device_of(q):  # the backward pass is run on its tensors' device anyway
+        return _TritonAttention.apply(q, k, v, key_bias, layout, dropout, seed)
 
 
 class _TritonAttention(torch.autograd.Function):
@@ -314,7 +322,7 @@ class _TritonAttention(torch.autograd.Function):
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = q.new_empty(batch, heads, length, dtype=exact)
         shared = _arguments(q, layout, dropout, seed)
-        _forward[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]), batch * heads)](
+        _forward[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]) * batch * heads,)](
             rows_of(q), rows_of(k), rows_of(v), _bias(key_bias, q), rows_of(out), lse, **shared
         )
         ctx.save_for_backward(q, k, v, key_bias, out, lse)
@@ -336,7 +344,7 @@ class _TritonAttention(torch.autograd.Function):
         rows = batch * heads
 
         d_q = q.new_empty(batch, length, heads, width).transpose(1, 2)
-        _backward_queries[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]), rows)](
+        _backward_queries[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]) * rows,)](
             rows_of(q), rows_of(k), rows_of(v), bias, rows_of(out), lse,
             rows_of(d_out), d_lse, rows_of(d_q), delta, **shared,
         )  # fmt: skip
@@ -348,7 +356,7 @@ class _TritonAttention(torch.autograd.Function):
         )
         d_bias = None if key_bias is None else lse.new_empty(batch, heads, slots)
         spans, key_tiles, span_strides = _spans_of(shared, ctx.layout)
-        _backward_keys[lambda meta: (triton.cdiv(slots, meta["BLOCK_N"]), rows)](
+        _backward_keys[lambda meta: (triton.cdiv(slots, meta["BLOCK_N"]) * rows,)](
             rows_of(q), rows_of(k), rows_of(v), bias, lse,
             rows_of(d_out), delta, rows_of(d_k), rows_of(d_v), d_bias, spans, **shared,
             key_tiles=key_tiles, **span_strides, ONCE=once, SPAN=SPAN,
@@ -375,6 +383,7 @@ def _arguments(q: Tensor, layout: Layout, dropout: float, seed: int) -> dict:
         "dropout": dropout,
         "seed": seed,
         "WIDTH": width,
+        "NUMBER_BYTES": q.element_size(),
         "BLOCK_E": max(16, triton.next_power_of_2(width)),
         "SCALE": width**-0.5,
         "ACC": tl.float64 if q.dtype == torch.float64 else tl.float32,
@@ -396,10 +405,10 @@ def _spans_of(shared: dict, layout: Layout) -> tuple[Tensor, int, dict]:
     tiles, key_tiles = triton.cdiv(length, TILE), triton.cdiv(slots, SPAN)
     bounds = torch.empty(batch * groups, tiles, 2, dtype=torch.int32, device=layout.lo.device)
     spans = bounds.new_empty(batch * groups, key_tiles, 2)
-    _bounds[(tiles, batch * groups)](
+    _bounds[(tiles * batch * groups,)](
         shared["lo"], shared["hi"], bounds, groups, length, slots, tiles, TILE=TILE
     )
-    _spans[(triton.cdiv(key_tiles, 64), batch * groups)](
+    _spans[(triton.cdiv(key_tiles, 64) * batch * groups,)](
         bounds, spans, length, tiles, key_tiles, TILE=TILE, SPAN=SPAN, BLOCK=64
     )
     strides = {"span_b": groups if batch > 1 else 0, "span_h": 1 if groups > 1 else 0}

@@ -8,7 +8,7 @@ from torch import Tensor
 from triton import knobs
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-LONGEST_CLASS = 14
+SHORTEST_CLASS, LONGEST_CLASS = 7, 14
 
 
 class Rows(NamedTuple):
@@ -41,8 +41,8 @@ def index_of(x: Tensor | None) -> Index | None:
 
 
 def size_class(length: int) -> int:
-    """Kernels are tuned once for each power of 2, and once for everything from 8,192 on."""
-    return min(length.bit_length(), LONGEST_CLASS)
+    """Kernels are tuned once for each power of 2 from 128 to 8,192, what is beyond included."""
+    return min(max(length.bit_length(), SHORTEST_CLASS), LONGEST_CLASS)
 
 
 def configs(*choices: tuple[int, int, int, int]) -> list[triton.Config]:
@@ -53,6 +53,13 @@ def configs(*choices: tuple[int, int, int, int]) -> list[triton.Config]:
         triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
         for m, n, warps, stages in choices
     ]
+
+
+@triton.jit
+def place_of(tiles):
+    """The row, int64, and the tile of this program: one axis of the grid, for a second one ends
+    at 65,535."""
+    return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
 
 
 @triton.jit

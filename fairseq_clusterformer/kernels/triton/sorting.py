@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import place_of
+
 TILE = 128  # tokens that a program ranks among themselves
 
 
@@ -29,7 +31,7 @@ def _ranks(clusters, row, tile, length, TILE: tl.constexpr):
 @triton.jit(do_not_specialize=["length", "num_clusters", "tiles"])
 def _count(clusters, counts, length, num_clusters, tiles, TILE: tl.constexpr):
     """Tokens of each cluster in each tile, [R, K, tiles]: written by the last of them."""
-    row, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    row, tile = place_of(tiles)
     token, cluster, exists, rank, followed = _ranks(clusters, row, tile, length, TILE)
     entry = counts + (row * num_clusters + cluster) * tiles + tile
     tl.store(entry, rank + 1, mask=exists & (followed == 0))
@@ -38,7 +40,7 @@ def _count(clusters, counts, length, num_clusters, tiles, TILE: tl.constexpr):
 @triton.jit(do_not_specialize=["length", "num_clusters", "tiles"])
 def _place(clusters, begins, order, codes, length, num_clusters, tiles, TILE: tl.constexpr):
     """Write each token to its slot."""
-    row, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    row, tile = place_of(tiles)
     token, cluster, exists, rank, followed = _ranks(clusters, row, tile, length, TILE)
     begin = tl.load(begins + (row * num_clusters + cluster) * tiles + tile, mask=exists, other=0)
     slot = row * length + begin + rank
@@ -62,8 +64,9 @@ def counting_sort(clusters: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     rows, tiles = flat.size(0), triton.cdiv(length, TILE)
     counts = torch.zeros(rows, num_clusters * tiles, dtype=torch.long, device=clusters.device)
     order, codes = torch.empty_like(flat), torch.empty_like(flat)
-    grid = (tiles, rows)
-    _count[grid](flat, counts, length, num_clusters, tiles, TILE=TILE)
-    begins = counts.cumsum(-1) - counts
-    _place[grid](flat, begins, order, codes, length, num_clusters, tiles, TILE=TILE)
+    grid = (tiles * rows,)
+    with torch.cuda.device_of(flat):
+        _count[grid](flat, counts, length, num_clusters, tiles, TILE=TILE)
+        begins = counts.cumsum(-1) - counts
+        _place[grid](flat, begins, order, codes, length, num_clusters, tiles, TILE=TILE)
     return order.view(clusters.shape), codes.view(clusters.shape)
