@@ -7,8 +7,9 @@
 Routing is included: ``neural`` computes similarities, assigns, sorts and attends; in
 ``neural+losses`` both clustering losses go forward and backward too, down to W_c, the centroids
 and the layer's input. ``attention_contestants.py`` says what the others are, and how each is set
-to equal visible keys. They take turns within one run, so that a machine whose speed drifts is
-unfair to none; medians are reported, and the range as a share of the median. Memory is the peak
+to about W visible keys; ``neural`` sees W at most, and fewer where clusters are small, as with
+K = sqrt(N). They take turns within one run, so that a machine whose speed drifts is unfair to
+none; medians are reported, and the range as a share of the median. Memory is the peak
 beyond inputs, outputs and gradients, on a CPU each contestant in a process of its own.
 
 A contestant that computes wrong results is not timed, and the exit status is 1; one that is not

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that a GPU is needed for, in under ten minutes: tests the Triton kernels, times the attention and
-# the training of whole models, and writes JSON, pictures and logs.
+# the training of whole models, and writes JSON, pictures and logs. What takes longer than its share is cut off.
 #
 #   bash scripts/gpu_suite.sh OUT                  on a machine with an NVIDIA GPU
 #   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels of DIR, for a machine without network
@@ -66,7 +66,7 @@ part() { # NAME SECONDS COMMAND ...
     status=1
   fi
 }
-part tests 240 "$python" -m pytest -q -p no:cacheprovider tests/kernels/test_ranged_attention.py "${tests[@]}"
+part tests 240 "$python" -m pytest -q -p no:cacheprovider tests/kernels tests/test_conformance.py "${tests[@]}"
 part attention 200 "$python" scripts/benchmark_attention.py "${attention[@]}" --json "$out/attention.json" \
   --plot "$out/attention.png"
 tail -n 40 "$out/attention.log"

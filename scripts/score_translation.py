@@ -77,6 +77,35 @@ def _raw_references(args: argparse.Namespace, target: str, count: int) -> tuple[
     return str(path), lines
 
 
+def _follow_model(args: argparse.Namespace) -> None:
+    """Set -s and -t to what the models translate; refuse what they do not."""
+    sys.path.insert(0, str(PACKAGE.parent))
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+
+    import fairseq_clusterformer  # noqa: F401  allows the types that fairseq writes
+
+    for path in args.checkpoint.split(os.pathsep):
+        if not Path(path).is_file():
+            raise UserError(f"--checkpoint is {path}: no such file; allowed: a checkpoint")
+        try:
+            task = load_checkpoint_to_cpu(path)["cfg"]["task"]
+            own = {"source_lang": task["source_lang"], "target_lang": task["target_lang"]}
+        except Exception as error:  # whatever loading another kind of file ends in
+            raise UserError(
+                f"--checkpoint is {path}: {type(error).__name__} in reading its languages; "
+                "allowed: a checkpoint of a translation model"
+            ) from None
+        for name, language in own.items():
+            if language is None:  # it was trained without -s and -t
+                continue
+            if getattr(args, name) is None:
+                setattr(args, name, language)
+            elif getattr(args, name) != language:
+                raise UserError(
+                    f"-{name[0]} is {getattr(args, name)}; allowed: {language}, which {path} has"
+                )
+
+
 def _languages(args: argparse.Namespace, pipeline: TextPipeline) -> tuple[str, str]:
     """-s and -t, or the order in which the data's files name them."""
     source, target = args.source_lang, args.target_lang
@@ -96,14 +125,13 @@ def run(args: argparse.Namespace) -> dict:
     """Scores; returns what --json writes."""
     record: dict[str, object] = {"split": args.split}
     pipeline, target = TextPipeline(), None
+    if args.checkpoint is not None:
+        _follow_model(args)
     if args.data is not None:
         pipeline = TextPipeline.from_folder(args.data)
         source, target = _languages(args, pipeline)
         record |= {"data": str(args.data), "source": source, "target": target}
     if args.checkpoint is not None:
-        for path in args.checkpoint.split(os.pathsep):
-            if not Path(path).is_file():
-                raise UserError(f"--checkpoint is {path}: no such file; allowed: a checkpoint")
         path = generate(args, source, target)
         record |= {"checkpoint": args.checkpoint, "beam": args.beam, "lenpen": args.lenpen}
         record |= {"options": args.more}
@@ -155,7 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--data", type=Path, help="folder made by a prepare script, with prepared.json")
     add("--split", default="test", help="such as valid, test, test1 (default: %(default)s)")
-    add("-s", "--source-lang", metavar="LANG", help="default: as the data has them")
+    add(
+        "-s",
+        "--source-lang",
+        metavar="LANG",
+        help="default: the checkpoint's, else the data's",
+    )
     add("-t", "--target-lang", metavar="LANG")
     add("--reference", type=Path, metavar="FILE", help="raw references, a sentence a line")
     add("--compound-split", action="store_true", help="also give BLEU with words split at hyphens")

@@ -6,9 +6,11 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sacrebleu
+import torch
 from sacrebleu.metrics import BLEU
 
 from tests.conftest import RunCli
@@ -265,13 +267,43 @@ def test_mistakes(
         assert "allowed" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_failing_generation_is_told(
+def test_the_direction_is_the_models(
     translation_data: Path,
+    translation_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
+    """Whichever order the data's files have; the other direction is refused, not scored."""
+    state = torch.load(translation_model, weights_only=False)
+    state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "de"}
+    torch.save(state, tmp_path / "en-de.pt")
+    commands = []
+    monkeypatch.setattr(
+        score_translation.subprocess,
+        "run",
+        lambda command, **options: commands.append(command) or SimpleNamespace(returncode=1),
+    )
+    options = ["--checkpoint", tmp_path / "en-de.pt", "--data", translation_data]
+    assert run(*options, "--out", tmp_path) == 1
+    source, target = (commands[0][commands[0].index(option) + 1] for option in ("-s", "-t"))
+    assert (source, target) == ("en", "de")
+    capsys.readouterr()
+    line = error(capsys, *options, "-s", "de", "-t", "en")
+    assert f"-s is de; allowed: en, which {tmp_path / 'en-de.pt'} has" in line
     (tmp_path / "model.pt").write_text("no checkpoint")
+    line = error(capsys, "--checkpoint", tmp_path / "model.pt", "--data", translation_data)
+    assert "allowed: a checkpoint of a translation model" in line
+
+
+def test_failing_generation_is_told(
+    translation_data: Path,
+    translation_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    shutil.copy(translation_model, tmp_path / "model.pt")
     program = "import sys; print('first'); sys.exit('UnpicklingError: no checkpoint')"
     run_process = score_translation.subprocess.run
     monkeypatch.setattr(
