@@ -150,6 +150,8 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
         if number > 0:
             seconds.append(took)
             tokens.append(batch["ntokens"])
+        elif args.device == "cuda":  # tuning kernels takes memory of its own
+            torch.cuda.reset_peak_memory_stats()
     loss, gradient_norm = last_logged()
     if not math.isfinite(loss):
         raise CheckFailed(f"{model} at N = {length}: the loss is {loss}")

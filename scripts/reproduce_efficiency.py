@@ -340,17 +340,19 @@ def all_models(experiment: str, length: int, batch: int) -> Group:
 
 
 def load(path: Path, force: bool) -> list[dict]:
-    """Finished groups.
+    """Finished groups; with ``force``, they are kept until they are measured again.
 
     Raises:
         UserError: something else is there.
     """
-    if force or not path.exists():
+    if not path.exists():
         return []
     try:
         done = json.loads(path.read_text())["rows"]
         _ = [row["group"] for row in done]
     except (ValueError, KeyError, TypeError):
+        if force:
+            return []
         raise UserError(
             f"{path} holds something else than this script's rows; allowed: another --out, or "
             "--force to write over it"
@@ -435,9 +437,9 @@ def main(argv: list[str] | None = None) -> int:
             "impl": args.impl,
         }
         rows = [row for row in done if row["group"] == key]
-        if not rows:
+        if args.force or not rows:
             rows = [row | {"group": key} for row in measure(group, args)]
-            done += rows
+            done = [row for row in done if row["group"] != key] + rows
             write_record(path, args.device, settings, done)
         print(f"{group.experiment}, batch {group.batch}:")
         show(rows)
