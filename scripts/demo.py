@@ -253,7 +253,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(
-                f"is {text!r}; allowed is a whole number from {least} to {most}"
+                f"is {text!r}; allowed: a whole number from {least} to {most}"
             )
         return int(text)
 
