@@ -13,7 +13,6 @@ fairseq-generate and --restore-file load, they load from the result too.
 
 import argparse
 import os
-import pickle
 import re
 import sys
 from collections import defaultdict
@@ -26,14 +25,12 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data_command import whole_number  # noqa: E402
-from data_folder import UserError  # noqa: E402
+from data_folder import LOADING, UserError  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402, F401  allows the types that fairseq writes
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
-# What loading something else than a checkpoint ends in.
-LOADING = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError)
 
 
 def average(paths: Sequence[Path]) -> dict:

@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import os
+import pickle
 import shutil
 import tarfile
 import urllib.error
@@ -19,6 +20,9 @@ from typing import IO
 
 RECORD = "prepared.json"
 _LOCK = ".prepare_lm"
+# What loading something else than a checkpoint or its data ends in.
+LOADING = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+LOADING = (*LOADING, AssertionError, pickle.UnpicklingError)
 
 
 class UserError(Exception):

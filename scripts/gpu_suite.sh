@@ -10,7 +10,7 @@
 # A part that fails leaves its log in OUT and the others run; the exit status is 1 then.
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 die() {
   printf 'gpu_suite.sh: %s\n' "$*" >&2
   exit 2

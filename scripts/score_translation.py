@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_command import whole_number
-from data_folder import RECORD, UserError, write_aside
+from data_folder import LOADING, RECORD, UserError, write_aside
 from mt_bleu import read_generated, score, table
 from mt_text import TextPipeline
 
@@ -90,7 +90,7 @@ def _follow_model(args: argparse.Namespace) -> None:
         try:
             task = load_checkpoint_to_cpu(path)["cfg"]["task"]
             own = {"source_lang": task["source_lang"], "target_lang": task["target_lang"]}
-        except Exception as error:  # whatever loading another kind of file ends in
+        except LOADING as error:
             raise UserError(
                 f"--checkpoint is {path}: {type(error).__name__} in reading its languages; "
                 "allowed: a checkpoint of a translation model"

@@ -13,12 +13,11 @@ difference.
 import argparse
 import json
 import math
-import pickle
 import sys
 from pathlib import Path
 
 import torch
-from data_folder import write_aside
+from data_folder import LOADING, write_aside
 from torch import Tensor
 from tqdm import tqdm
 
@@ -30,9 +29,6 @@ from fairseq.tasks.language_modeling import LanguageModelingTask  # noqa: E402
 import fairseq_clusterformer  # noqa: E402, F401
 
 PREFIXES_AT_ONCE = 64
-# What loading something else than a checkpoint or its data ends in.
-LOADING = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
-LOADING = (*LOADING, AssertionError, pickle.UnpicklingError)
 
 
 def load(checkpoint: str, data: str, subset: str, tokens_per_sample: int | None):

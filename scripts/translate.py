@@ -14,7 +14,6 @@ anything is translated: a line longer than the model allows is an error, which n
 import argparse
 import logging
 import math
-import pickle
 import re
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data_command import whole_number  # noqa: E402
-from data_folder import UserError  # noqa: E402
+from data_folder import LOADING, UserError  # noqa: E402
 from fairseq import checkpoint_utils, utils  # noqa: E402
 from fairseq.dataclass.configs import GenerationConfig  # noqa: E402
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: E402
@@ -34,10 +33,6 @@ from fairseq_cli.generate import get_symbols_to_strip_from_output  # noqa: E402
 from mt_text import TextPipeline  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402, F401
-
-# What loading something else than a checkpoint or its data ends in.
-LOADING = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
-LOADING = (*LOADING, AssertionError, pickle.UnpicklingError)
 
 
 class Translator:
