@@ -69,10 +69,26 @@ def _keys(key_order, num_keys, b, h, slot, slots):
 
 
 @triton.jit
-def _bias_of(bias, b, h, token, used, ACC: tl.constexpr):
-    """In units of log 2, of the keys that are used."""
-    pointers = bias.ptr + b * bias.b + h * bias.h + token * bias.n
-    return tl.load(pointers, mask=used, other=0.0).to(ACC) * LOG2_E
+def _logits(
+    query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+    SCALE: tl.constexpr, ACC: tl.constexpr, EARLIER_ONLY: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Logits of a tile in units of log 2, -inf where a key is not seen; queries along the axis
+    QUERIES, keys along the other."""
+    KEYS: tl.constexpr = 1 - QUERIES
+    if QUERIES == 0:
+        logits = dot(query, tl.trans(key), ACC) * (SCALE * LOG2_E)
+    else:
+        logits = dot(key, tl.trans(query), ACC) * (SCALE * LOG2_E)
+    if bias is not None:
+        pointers = bias.ptr + b * bias.b + h * bias.h + key_token * bias.n
+        of_key = tl.load(pointers, mask=key_used, other=0.0).to(ACC) * LOG2_E
+        logits += tl.expand_dims(of_key, QUERIES)
+    slot = tl.expand_dims(key_slot, QUERIES)
+    seen = (slot >= tl.expand_dims(low, KEYS)) & (slot < tl.expand_dims(high, KEYS))
+    if EARLIER_ONLY:
+        seen = seen & (tl.expand_dims(key_token, QUERIES) <= tl.expand_dims(token, KEYS))
+    return tl.where(seen, logits, float("-inf"))
 
 
 @triton.autotune(
@@ -105,13 +121,10 @@ def _forward(
         key_token, key_used = _keys(key_order, num_keys, b, h, key_slot, slots)
         key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
         value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
-        logits = dot(query, tl.trans(key), ACC) * (SCALE * LOG2_E)
-        if bias is not None:
-            logits += _bias_of(bias, b, h, key_token, key_used, ACC)[None, :]
-        seen = (key_slot[None, :] >= low[:, None]) & (key_slot[None, :] < high[:, None])
-        if EARLIER_ONLY:
-            seen = seen & (key_token[None, :] <= token[:, None])
-        logits = tl.where(seen, logits, float("-inf"))
+        logits = _logits(
+            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, EARLIER_ONLY, QUERIES=0,
+        )  # fmt: skip
 
         new_peak = tl.maximum(peak, tl.max(logits, 1))
         # While nothing has been seen both are -inf, and their difference would be NaN.
@@ -173,13 +186,11 @@ def _backward_queries(
         key_token, key_used = _keys(key_order, num_keys, b, h, key_slot, slots)
         key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
         value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
-        logits = dot(query, tl.trans(key), ACC) * (SCALE * LOG2_E)
-        if bias is not None:
-            logits += _bias_of(bias, b, h, key_token, key_used, ACC)[None, :]
-        seen = (key_slot[None, :] >= low[:, None]) & (key_slot[None, :] < high[:, None])
-        if EARLIER_ONLY:
-            seen = seen & (key_token[None, :] <= token[:, None])
-        weights = tl.exp2(tl.where(seen, logits - log_sum[:, None], float("-inf")))
+        logits = _logits(
+            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, EARLIER_ONLY, QUERIES=0,
+        )  # fmt: skip
+        weights = tl.exp2(logits - log_sum[:, None])
         d_weights = dot(d_values, tl.trans(value), ACC)
         if DROPOUT:
             place = (row * length + slot[:, None]) * slots + key_slot[None, :]
@@ -224,13 +235,11 @@ def _backward_keys(
         log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
         log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum * LOG2_E)
         shift = tl.load(delta + row * length + token, mask=used, other=0.0)
-        logits = dot(key, tl.trans(query), ACC) * (SCALE * LOG2_E)
-        if bias is not None:
-            logits += _bias_of(bias, b, h, key_token, key_used, ACC)[:, None]
-        seen = (key_slot[:, None] >= low[None, :]) & (key_slot[:, None] < high[None, :])
-        if EARLIER_ONLY:
-            seen = seen & (key_token[:, None] <= token[None, :])
-        weights = tl.exp2(tl.where(seen, logits - log_sum[None, :], float("-inf")))
+        logits = _logits(
+            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, EARLIER_ONLY, QUERIES=1,
+        )  # fmt: skip
+        weights = tl.exp2(logits - log_sum[None, :])
         d_weights = dot(value, tl.trans(d_values), ACC)
         left = weights
         if DROPOUT:
