@@ -218,7 +218,7 @@ def evaluate(model: Model, value_first: bool = False) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
     layouts: list[list[Layout]] = [[] for _ in model.layers]
     hooks = [
-        router.register_forward_hook(lambda _, __, out, to=to: to.append(out[0]))
+        router.register_forward_hook(lambda _, __, out, to=to: to.extend(out.layouts))
         for layer, to in zip(model.layers, layouts, strict=True)
         for router in layer.attention.routers
     ]

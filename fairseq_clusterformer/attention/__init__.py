@@ -2,7 +2,10 @@
 
 from .base import (
     AttentionConfig,
+    Ring,
     Router,
+    Routing,
+    Step,
     attention_kinds,
     build_router,
     register_attention,
@@ -17,7 +20,10 @@ __all__ = [
     "Full",
     "MultiheadAttention",
     "Neural",
+    "Ring",
     "Router",
+    "Routing",
+    "Step",
     "Window",
     "attention_kinds",
     "build_router",

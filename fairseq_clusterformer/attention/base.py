@@ -1,6 +1,6 @@
 """What a kind of attention is: a router, registered by name.
 
-A router decides which tokens see which. It never touches softmax: it returns a
+A router decides which tokens see which. It never touches softmax: it returns one or several
 :class:`~fairseq_clusterformer.kernels.Layout`, and one ranged attention does the rest.
 A new kind is one file with one registered class.
 
@@ -11,6 +11,7 @@ G groups of heads that share an order (1 or H), W window.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,51 @@ class AttentionConfig:
             )
 
 
+class Routing(NamedTuple):
+    """What a router decides about a batch.
+
+    Attributes:
+        layouts: who sees whom; the results of several are joined by their log-sum-exp, as if each
+            query had one softmax over all that it sees (what two layouts show it counts twice).
+        report: for the losses, the log and the layer above.
+        gate: multiplies what each query gets, [B, 1 or H, N]; None: 1.
+    """
+
+    layouts: tuple[Layout, ...]
+    report: Report = Report()
+    gate: Tensor | None = None
+
+
+class Ring(NamedTuple):
+    """One token's place in one layout of a step-by-step decoder.
+
+    Attributes:
+        query: the ring that the token's query reads, int64 [B, G] in [0, ``num_rings``).
+        key: the ring that its key is stored in, the same.
+        key_bias: of its key, floating point [B, G]; None: 0.
+    """
+
+    query: Tensor
+    key: Tensor
+    key_bias: Tensor | None = None
+
+
+class Step(NamedTuple):
+    """What a router decides about one more token.
+
+    Attributes:
+        rings: for each layout that looks back.
+        state: for the next step; every tensor has batch first.
+        gate: as of :class:`Routing`, [B, 1 or H].
+        own_bias: where ``own_apart``, the bias of the token's own key, [B, 1 or H]; None: 0.
+    """
+
+    rings: tuple[Ring, ...]
+    state: State
+    gate: Tensor | None = None
+    own_bias: Tensor | None = None
+
+
 class Router(nn.Module, ABC):
     """A kind of attention for some heads of a layer.
 
@@ -87,8 +133,11 @@ class Router(nn.Module, ABC):
 
     #: keys that a step-by-step decoder keeps of each ring; None: all of them
     window: int | None
-    #: rings, that is separate histories, that a step-by-step decoder keeps
+    #: rings, that is separate histories, that a step-by-step decoder keeps for each layout
     num_rings: int = 1
+    #: whether a query sees its own key by a layout of its own (the last one), and by the others
+    #: only earlier keys; a step-by-step decoder keeps nothing for that layout
+    own_apart: bool = False
     #: whether ``forward`` must be given the centroids of the layer before
     needs_centroids: bool = False
     #: whether ``step`` can equal ``forward``: no output depends on a later token
@@ -100,6 +149,11 @@ class Router(nn.Module, ABC):
         self.causal = causal
         self.can_step = causal
 
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [B, H, N, E] as this kind routes and attends them, made of the
+        projections'; of each token by itself."""
+        return q, k
+
     @abstractmethod
     def forward(
         self,
@@ -108,31 +162,25 @@ class Router(nn.Module, ABC):
         k: Tensor,
         padding_mask: Tensor | None = None,
         centroids: Tensor | None = None,
-    ) -> tuple[Layout, Report]:
+    ) -> Routing:
         """Route a batch.
 
         Args:
             x: input of the attention layer [B, N, D].
-            q: queries of this kind's heads [B, H, N, E].
-            k: keys of this kind's heads [B, H, N, E].
+            q, k: of this kind's heads [B, H, N, E], as ``project`` returned them.
             padding_mask: bool [B, N], True where a token is padding.
             centroids: handed on by the layer before, [B, K, D]; kinds without centroids ignore it.
         """
 
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, State]:
+    ) -> Step:
         """Route one more token of a causal sequence, exactly as ``forward`` would.
 
         Args:
-            x, q, k: as in ``forward``, with N = 1. A kind whose layouts have a ``key_bias`` cannot
-                step: nothing here could return it.
-            state: what the last call returned; empty at first. Every tensor has batch first.
+            x, q, k: as in ``forward``, with N = 1.
+            state: what the last call returned; empty at first.
             padding_mask: bool [B, 1].
-
-        Returns:
-            The ring of the query and of the key, int64 [B, G] in [0, ``num_rings``), and the
-            state.
 
         Raises:
             ValueError: ``can_step`` is false.
@@ -143,7 +191,7 @@ class Router(nn.Module, ABC):
                 "allowed: a causal one"
             )
         ring = x.new_zeros(x.size(0), 1, dtype=torch.long)
-        return ring, ring, state
+        return Step((Ring(ring, ring),), state)
 
     def nothing_observed(self) -> Tensor | None:
         """The observation of a batch without tokens, for a layer that was dropped or a worker that

@@ -46,6 +46,7 @@ def cluster_layout(
     window: int | None,
     *,
     causal: bool,
+    own: bool = True,
     padding_mask: Tensor | None = None,
     key_clusters: Tensor | None = None,
 ) -> Layout:
@@ -59,6 +60,7 @@ def cluster_layout(
         num_clusters: K.
         window: W; None: the whole cluster. Not causal: W keys on either side of the query's
             place among the keys of its cluster, and what stands at that place.
+        own: False: only earlier keys, not the query's own; causal only.
         padding_mask: bool [B, N], True where a token is padding.
         key_clusters: cluster of each key if keys are clustered apart from queries.
     """
@@ -77,7 +79,8 @@ def cluster_layout(
     begin = slots_below(query_cluster * length)
     up_to_here = slots_below(query_cluster * length + query_order + 1)
     if causal:
-        lo, hi = begin, up_to_here
+        lo = begin
+        hi = up_to_here if own else slots_below(query_cluster * length + query_order)
         if window is not None:
             lo = torch.maximum(begin, hi - window)
     else:
@@ -87,6 +90,22 @@ def cluster_layout(
             lo = torch.maximum(begin, up_to_here - 1 - window)
             hi = torch.minimum(end, up_to_here + window)
     return _without_padding(lo, hi, query_order, key_order, padding_mask)
+
+
+def own_layout(
+    like: Tensor, *, key_bias: Tensor | None = None, padding_mask: Tensor | None = None
+) -> Layout:
+    """Each query sees its own key, and nothing else.
+
+    Args:
+        like: [B, N, ...], for its length and device.
+        key_bias: [B, 1 or H, N].
+        padding_mask: bool [B, N].
+    """
+    layout = window_layout(
+        like.size(1), 1, causal=True, padding_mask=padding_mask, device=like.device
+    )
+    return replace(layout, key_bias=key_bias)
 
 
 def chunk_layout(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clustering import Report, State
-from ..kernels import ranged_attention
+from ..kernels import join, ranged_attention
 from .base import AttentionConfig, Router, build_router
 from .rings import attend_step
 
@@ -95,17 +95,19 @@ class MultiheadAttention(nn.Module):
         q, k, v = self._project(x)
         outputs, reports = [], []
         for router, q_part, k_part, v_part in self._by_kind(q, k, v):
-            layout, report = router(x, q_part, k_part, padding_mask, centroids)
-            out, _ = ranged_attention(
-                q_part,
-                k_part,
-                v_part,
-                layout,
-                dropout=self.dropout if self.training else 0.0,
-                impl=self.impl,
+            q_part, k_part = router.project(q_part, k_part)
+            routing = router(x, q_part, k_part, padding_mask, centroids)
+            dropout = self.dropout if self.training else 0.0
+            out, _ = join(
+                [
+                    ranged_attention(
+                        q_part, k_part, v_part, layout, dropout=dropout, impl=self.impl
+                    )
+                    for layout in routing.layouts
+                ]
             )
-            outputs.append(out)
-            reports.append(report)
+            outputs.append(_gated(out, routing.gate))
+            reports.append(routing.report)
         return self._merge(outputs), reports
 
     @property
@@ -128,20 +130,24 @@ class MultiheadAttention(nn.Module):
         """
         q, k, v = self._project(x)
         outputs, new_state = [], {}
-        for i, (router, *parts) in enumerate(self._by_kind(q, k, v)):
+        for i, (router, q_part, k_part, v_part) in enumerate(self._by_kind(q, k, v)):
             routing, kept = _under(state, f"{i}.routing."), _under(state, f"{i}.kept.")
-            query_ring, key_ring, routing = router.step(x, *parts[:2], routing, padding_mask)
+            q_part, k_part = router.project(q_part, k_part)
+            step = router.step(x, q_part, k_part, routing, padding_mask)
             out, kept = attend_step(
-                *parts,
-                query_ring,
-                key_ring,
+                q_part,
+                k_part,
+                v_part,
+                step.rings,
                 kept,
                 num_rings=router.num_rings,
                 window=router.window,
+                own_apart=router.own_apart,
+                own_bias=step.own_bias,
                 padding_mask=padding_mask,
             )
-            outputs.append(out)
-            new_state.update({f"{i}.routing.{name}": t for name, t in routing.items()})
+            outputs.append(_gated(out, None if step.gate is None else step.gate.unsqueeze(-1)))
+            new_state.update({f"{i}.routing.{name}": t for name, t in step.state.items()})
             new_state.update({f"{i}.kept.{name}": t for name, t in kept.items()})
         return self._merge(outputs), new_state
 
@@ -173,6 +179,10 @@ class MultiheadAttention(nn.Module):
     def _merge(self, outputs: list[Tensor]) -> Tensor:
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def _gated(out: Tensor, gate: Tensor | None) -> Tensor:
+    return out if gate is None else out * gate.unsqueeze(-1).to(out.dtype)
 
 
 def _under(state: State, prefix: str) -> State:

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from ..clustering import NeuralClustering, Report, State
-from ..kernels import Layout
-from .base import AttentionConfig, Router, register_attention
+from ..clustering import NeuralClustering, State
+from .base import AttentionConfig, Ring, Router, Routing, Step, register_attention
 from .layout import chunk_layout, cluster_layout
 
 
@@ -50,7 +49,7 @@ class Neural(Router):
         k: Tensor,
         padding_mask: Tensor | None = None,
         centroids: Tensor | None = None,
-    ) -> tuple[Layout, Report]:
+    ) -> Routing:
         clusters, report = self.clustering(x, padding_mask, centroids)
         clusters = clusters.unsqueeze(1)
         if self.config.cluster_rule == "recent":
@@ -68,11 +67,11 @@ class Neural(Router):
                 earlier_only=self.causal,
                 padding_mask=padding_mask,
             )
-        return layout, report
+        return Routing((layout,), report)
 
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, State]:
+    ) -> Step:
         if not self.can_step:
             raise ValueError(
                 f"the cluster rule is {self.config.cluster_rule!r}: it lets later tokens change "
@@ -80,7 +79,7 @@ class Neural(Router):
                 "train with the rule recent"
             )
         clusters, state = self.clustering.step(x, state, padding_mask)
-        return clusters, clusters, state
+        return Step((Ring(clusters, clusters),), state)
 
     def nothing_observed(self) -> Tensor | None:
         return self.clustering.nothing_observed()

@@ -2,9 +2,7 @@
 
 from torch import Tensor
 
-from ..clustering import Report
-from ..kernels import Layout
-from .base import AttentionConfig, Router, register_attention
+from .base import AttentionConfig, Router, Routing, register_attention
 from .layout import window_layout
 
 
@@ -21,7 +19,7 @@ class Full(Router):
         k: Tensor,
         padding_mask: Tensor | None = None,
         centroids: Tensor | None = None,
-    ) -> tuple[Layout, Report]:
+    ) -> Routing:
         layout = window_layout(
             x.size(1),
             self.window,
@@ -29,7 +27,7 @@ class Full(Router):
             padding_mask=padding_mask,
             device=x.device,
         )
-        return layout, Report()
+        return Routing((layout,))
 
 
 @register_attention("window")

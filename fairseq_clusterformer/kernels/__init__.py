@@ -16,11 +16,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .blocks import blocks_attention
+from .join import join
 from .layout import Layout
 from .reference import reference_attention
 from .validation import validate
 
-__all__ = ["IMPLEMENTATIONS", "Layout", "ranged_attention"]
+__all__ = ["IMPLEMENTATIONS", "Layout", "join", "ranged_attention"]
 
 
 def triton_attention(q: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:

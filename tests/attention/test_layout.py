@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout, window_layout
+from fairseq_clusterformer.attention.layout import (
+    chunk_layout,
+    cluster_layout,
+    own_layout,
+    window_layout,
+)
 from fairseq_clusterformer.kernels import Layout
 
 from ..kinds import pads
@@ -111,3 +116,20 @@ def test_the_future_moves_no_range_of_the_recent_rule():
     for length in range(1, 30):
         prefix = seen(cluster_layout(clusters[..., :length], 4, 3, causal=True), length)
         assert torch.equal(whole[:, :length, :length], prefix)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_earlier_keys_and_ones_own_apart(window):
+    queries, keys = (torch.randint(4, (BATCH, 1, 17)) for _ in range(2))
+    for mask in masks(17):
+        options = {"causal": True, "padding_mask": mask, "key_clusters": keys}
+        earlier = seen(cluster_layout(queries, 4, window, own=False, **options), 17)
+        own = seen(own_layout(queries[:, 0], padding_mask=mask), 17)
+        for b in range(BATCH):
+            real = [j for j in range(17) if mask is None or not mask[b, j]]
+            expected = torch.zeros(2, 17, 17, dtype=torch.long)
+            for i in real:
+                before = [j for j in real if j < i and keys[b, 0, j] == queries[b, 0, i]]
+                expected[0, i, before if window is None else before[-window:]] = 1
+                expected[1, i, i] = 1
+            assert torch.equal(torch.stack([earlier[b], own[b]]), expected)
