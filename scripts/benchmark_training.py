@@ -56,6 +56,7 @@ from fairseq_clusterformer.attention import MultiheadAttention, parse_attention 
 from fairseq_clusterformer.compat import silence_known_warnings  # noqa: E402
 
 MODELS = ("transformer_lm", "clusterformer_lm")
+CHECKPOINTED = ", checkpointed"  # after a model's name
 CHECKED_TOKENS = 192
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 COLUMNS = ("model", "N", "tokens per second", "spread", "peak memory MiB")
@@ -79,6 +80,7 @@ def random_data(folder: Path, tokens: int, vocabulary: int) -> None:
 
 def configuration(model: str, data: Path, length: int, args: Namespace) -> DictConfig:
     """fairseq's configuration of a run."""
+    checkpointed, model = model.endswith(CHECKPOINTED), model.removesuffix(CHECKPOINTED)
     words = [str(data), "--task", "language_modeling", "--arch", model]
     sizes = {
         "layers": args.layers,
@@ -97,6 +99,8 @@ def configuration(model: str, data: Path, length: int, args: Namespace) -> DictC
     words += ["--distributed-world-size", "1", "--disable-validation", "--no-save"]
     if args.device == "cpu":
         words.append("--cpu")
+    if checkpointed:
+        words.append("--checkpoint-activations")
     if model == "clusterformer_lm":
         clusters = args.clusters or max(1, math.isqrt(length))
         words += ["--attention", args.attention, "--num-clusters", str(clusters)]
@@ -195,10 +199,13 @@ def check(data: Path, args: Namespace) -> None:
 
 def compare(data: Path, length: int, args: Namespace) -> list[dict]:
     """Rows of the table for one N; a model that cannot be trained says why."""
-    runs: dict[str, list[dict]] = {model: [] for model in MODELS}
+    models = MODELS
+    if args.checkpointed:
+        models += tuple(model + CHECKPOINTED for model in MODELS)
+    runs: dict[str, list[dict]] = {model: [] for model in models}
     reasons: dict[str, str] = {}
     for _ in range(args.repeats):
-        for model in MODELS:
+        for model in models:
             if model in reasons:
                 continue
             try:
@@ -207,7 +214,7 @@ def compare(data: Path, length: int, args: Namespace) -> list[dict]:
             except Unavailable as error:
                 reasons[model] = str(error)
     rows = []
-    for model in MODELS:
+    for model in models:
         row: dict = {"model": model, "N": length}
         if model in reasons:
             rows.append(row | {"not run": reasons[model]})
@@ -254,6 +261,11 @@ def make_parser() -> Parser:
     parser.add_argument("--attention", default="window+neural", help="default: %(default)s")
     parser.add_argument("--window", type=whole_number, default=128, help="default: %(default)s")
     parser.add_argument("--clusters", type=whole_number, help="default: sqrt(N)")
+    parser.add_argument(
+        "--checkpointed",
+        action="store_true",
+        help="also train both models with --checkpoint-activations",
+    )
     parser.add_argument("--updates", type=whole_number, default=3, help="that count, of a run")
     parser.add_argument("--repeats", type=whole_number, default=3, help="runs of each model")
     parser.add_argument("--dtype", choices=list(DTYPES), default="float32")

@@ -97,6 +97,23 @@ def test_sizes_are_equal(tmp_path):
     assert shapes[0] == shapes[1]
 
 
+def test_checkpointed_models_train_alike(tmp_path):
+    """Equal losses and gradients; every layer is wrapped."""
+    benchmark_training.random_data(tmp_path, 200, 40)
+    for model in benchmark_training.MODELS:
+        plain, checkpointed = (
+            benchmark_training.train(name, tmp_path, 24, arguments())
+            for name in (model, model + benchmark_training.CHECKPOINTED)
+        )
+        assert checkpointed["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+        assert checkpointed["gradient norm"] == pytest.approx(plain["gradient norm"], rel=1e-5)
+        cfg = benchmark_training.configuration(
+            model + benchmark_training.CHECKPOINTED, tmp_path, 24, arguments()
+        )
+        assert cfg.model.checkpoint_activations
+        assert cfg.model._name == model
+
+
 def test_a_model_that_cannot_run_has_a_row_that_says_why(monkeypatch, tmp_path):
     def run(measure, **request):
         if request["model"] == "transformer_lm":
