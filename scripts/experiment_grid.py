@@ -26,16 +26,22 @@ PLUGIN = str(ROOT / "fairseq_clusterformer")
 
 
 def command_line(program: str, data: Path, options: dict) -> list[str]:
-    """Argument list of a fairseq program; True is a flag, None and False are left out."""
+    """Argument list of a fairseq program."""
     module = "fairseq_cli." + program.removeprefix("fairseq-").replace("-", "_")
-    argv = [sys.executable, "-m", module, str(data), "--user-dir", PLUGIN]
+    start = [sys.executable, "-m", module, str(data), "--user-dir", PLUGIN]
+    return start + options_of(options)
+
+
+def options_of(options: dict) -> list[str]:
+    """Words of a command line; True is a flag, None and False are left out."""
+    words = []
     for name, value in options.items():
         if value is None or value is False:
             continue
-        argv.append("--" + name)
+        words.append("--" + name)
         if value is not True:
-            argv.append(str(value))
-    return argv
+            words.append(str(value))
+    return words
 
 
 def shown_command(data: Path, options: dict) -> str:
@@ -125,15 +131,26 @@ def table(grid: dict, out: Path, columns: Sequence[tuple[str, int]]) -> str:
 
 def plot(grid: dict, out: Path, picture: Path, *, loss: str, top: float) -> None:
     """Training loss by updates, one colour for runs that differ in their seed alone."""
+    curves = {
+        name: [result["curve"] for result in results]
+        for name, results in groups(grid, out).items()
+    }
+    plot_curves(curves, picture, loss=loss, top=top)
+
+
+def plot_curves(
+    curves: dict[str, list[list]], picture: Path, *, loss: str, top: float | None = None
+) -> None:
+    """Curves, each a list of [update, loss]; those of one name share a colour."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
-    for number, (name, results) in enumerate(groups(grid, out).items()):
-        for seed, result in enumerate(results):
-            updates, losses = zip(*result["curve"], strict=True)
+    for number, (name, of_name) in enumerate(curves.items()):
+        for seed, curve in enumerate(of_name):
+            updates, losses = zip(*curve, strict=True)
             label = None if seed else name
             axes.plot(updates, losses, color=f"C{number}", label=label, linewidth=1.2)
     axes.set_xlabel("updates")
