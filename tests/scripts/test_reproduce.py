@@ -1,0 +1,155 @@
+"""The paper's tables: equal budgets, nothing trained twice, and what they print."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import reproduce  # noqa: E402
+from reproduce import Run, runs_of, table  # noqa: E402
+
+SUITE = {
+    "shared": {"lr": 0.1, "dropout": 0.3},
+    "rows": {
+        "dense": {"options": {"encoder-attention": "full"}, "paper": {"A": 80.0, "B MAP": 60.0}},
+        "window": {"options": {"encoder-attention": "window", "dropout": 0.0}},
+    },
+    "data": {
+        "a": {"folds": 2, "options": {"lr": 0.2}},
+        "b": {"best": "map", "seeds": [1, 2, 3]},
+    },
+    "columns": {
+        "A": {"data": "a", "score": "accuracy"},
+        "B MAP": {"data": "b", "score": "map", "percent": True},
+    },
+}
+
+
+def result(row: str, data: str, **test: float) -> dict:
+    return {"row": row, "data": data, "set": data.split("/")[0], "test": test}
+
+
+def test_runs_take_turns_and_the_narrower_option_wins():
+    runs = runs_of(SUITE, quick=False)
+    assert [(r.row, r.data, r.seed) for r in runs] == [
+        ("dense", "a/fold0", 1),
+        ("window", "a/fold0", 1),
+        ("dense", "b", 1),
+        ("window", "b", 1),
+        ("dense", "a/fold1", 1),
+        ("window", "a/fold1", 1),
+        ("dense", "b", 2),
+        ("window", "b", 2),
+        ("dense", "b", 3),
+        ("window", "b", 3),
+    ]
+    assert runs[1].options == {"lr": 0.2, "dropout": 0.0, "encoder-attention": "window"}
+    assert [runs[0].best, runs[2].best] == ["accuracy", "map"]
+    assert len({run.name for run in runs}) == len(runs)
+
+
+def test_quick_is_one_run_a_row_and_data_set():
+    runs = runs_of(SUITE, quick=True)
+    assert len(runs) == 4
+    assert all(run.options["max-update"] == 3 for run in runs)
+
+
+@pytest.mark.parametrize("name", reproduce.TABLES)
+def test_rows_of_a_table_differ_in_attention_or_losses_alone(name):
+    suite = yaml.safe_load((reproduce.SUITES / f"{name}.yaml").read_text())
+    allowed = {"encoder-attention", "clustering-loss-weight", "centroid-sorting-loss-weight"}
+    for row in suite["rows"].values():
+        assert row["options"].keys() <= allowed
+        assert row.get("paper", {}).keys() <= suite["columns"].keys()
+    assert {column["data"] for column in suite["columns"].values()} == suite["data"].keys()
+
+
+def test_the_table_has_means_spreads_and_the_papers_numbers():
+    results = [
+        result("dense", "a/fold0", accuracy=80.0),
+        result("dense", "a/fold1", accuracy=81.0),
+        result("dense", "b", map=0.5, mrr=0.6),
+        result("window", "a/fold0", accuracy=70.0),
+    ]
+    spread = statistics.stdev([80.0, 81.0])
+    assert table(SUITE, results).splitlines()[2:] == [
+        f"| dense | 80.5 ± {spread:.1f} (2) | 80.0 | 50.0 | 60.0 | 65.2 | 70.0 |",
+        "| window | 70.0 | - | - | - | - | - |",
+    ]
+
+
+def fake_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "SUITES", tmp_path)
+    (tmp_path / "table2.yaml").write_text(yaml.safe_dump(SUITE))
+    for folder in ("a/fold0", "a/fold1", "b"):
+        (tmp_path / "data" / folder / "input0").mkdir(parents=True)
+    out = tmp_path / "out"
+    return ["table2", "--data", str(tmp_path / "data"), "--out", str(out)], out / "table2"
+
+
+def test_what_has_a_result_is_not_trained_again(tmp_path, monkeypatch, capsys):
+    words, out = fake_suite(tmp_path, monkeypatch)
+
+    def train(run: Run, data: Path, log: Path) -> dict:
+        log.write_text("trained\n")
+        if run.data == "a/fold1" and run.row == "window":
+            raise ValueError("it broke")
+        score = {"accuracy": 50.0 + run.seed, "map": run.seed / 10, "mrr": 0.0}
+        return {"row": run.row, "data": run.data, "test": score}
+
+    monkeypatch.setattr(reproduce, "train", train)
+    assert reproduce.main(words) == 1
+    said = capsys.readouterr()
+    assert "window-a-fold1-1: ValueError: it broke (log: " in said.err
+    assert "| dense | 51.0 ± 0.0 (2) | 80.0 | 20.0 ± 10.0 (3) | 60.0 |" in said.out
+    assert len(list(out.glob("*.json"))) == 9
+    for log in (out / "logs").iterdir():
+        log.unlink()
+
+    assert reproduce.main(words) == 1  # what broke is tried again, and nothing else
+    assert [log.name for log in (out / "logs").iterdir()] == ["window-a-fold1-1.log"]
+
+
+def test_show_trains_nothing_and_plots(tmp_path, monkeypatch, capsys):
+    words, out = fake_suite(tmp_path, monkeypatch)
+    out.mkdir(parents=True)
+    measured = result("dense", "b", map=0.5, mrr=0.6) | {"curve": [[1, 2.0], [2, 1.0]]}
+    (out / "x.json").write_text(json.dumps(measured))
+    picture = tmp_path / "curves.png"
+    assert reproduce.main([*words, "--show", "--only", "b", "--plot", str(picture)]) == 0
+    assert "| dense | 50.0 | 60.0 | 50.0 | 60.0 |" in capsys.readouterr().out
+    assert picture.stat().st_size > 1000
+    assert not (out / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--rows lstm", "--rows is lstm; allowed: dense, window"),
+        ("--only c", "--only is c; allowed: a, b"),
+        ("--workers 0", "'0'; allowed"),
+    ],
+)
+def test_bad_values_are_told(tmp_path, monkeypatch, capsys, words, message):
+    good, _ = fake_suite(tmp_path, monkeypatch)
+    with pytest.raises(SystemExit) as stop:
+        reproduce.main([*good, *words.split()])
+    assert stop.value.code != 0
+    assert message in capsys.readouterr().err
+
+
+def test_missing_data_and_foreign_results_are_told(tmp_path, monkeypatch, capsys):
+    words, out = fake_suite(tmp_path, monkeypatch)
+    (tmp_path / "data" / "b" / "input0").rmdir()
+    with pytest.raises(SystemExit):
+        reproduce.main(words)
+    assert "which has no b; allowed" in capsys.readouterr().err
+    (out / "foreign.json").write_text("[1]")
+    with pytest.raises(SystemExit):
+        reproduce.main([*words, "--show"])
+    assert "foreign.json is no result of this command" in capsys.readouterr().err
