@@ -78,7 +78,7 @@ def prepare(
         UserError: if the files are not as they must be.
     """
     recipe = {
-        "corpus": corpus.name,
+        "name": corpus.name,
         "settings": vars(settings) | options,
         "sources": {
             f"{part} {_file_in(path).name}": checksum(_file_in(path))
@@ -97,7 +97,6 @@ def prepare(
             facts = _describe(corpus, parts, dealt)
             vocabulary = _binarise(corpus, settings, work / "texts", out / folder)
             record = {
-                "name": corpus.name,
                 "folder": folder,
                 "classes": corpus.classes,
                 "vocabulary": vocabulary,

@@ -12,13 +12,13 @@ run the same command again after an interruption. Once it is there, the command 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cls_build import Settings, prepare
 from cls_corpora import CORPORA, NO_VALID
 from cls_newsgroups import STRIPS
 from data_command import Parser, fraction, prepare_folder, whole_number
-from data_folder import UserError
 
 
 def _strips(text: str) -> tuple[str, ...]:
@@ -98,31 +98,28 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--strip is for 20news; NAME is {name}")
     if given.validation and name not in NO_VALID:
         parser.error(f"--validation is for {' and '.join(NO_VALID)}; NAME is {name}")
-    strip = given.strip if given.strip is not None else ("fields",)
-    options = {"strip": strip} if name == "20news" else {}
-    try:
-        corpus = CORPORA[name](given.source, **options)
-    except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    settings = Settings(
-        seed=given.seed,
-        vocabulary_size=given.vocabulary_size,
-        min_count=given.min_count,
-        max_length=given.max_length or corpus.max_length,
-        validation=given.validation or 0.1,
-    )
-    return prepare_folder(
-        parser.prog,
-        {
-            "prepare": prepare,
-            "dest": given.dest / name,
-            "corpus": corpus,
-            "settings": settings,
-            "options": options,
-            "force": given.force,
-        },
-    )
+    options = vars(given)
+    settings = {key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")}
+    settings |= {"max_length": options.pop("max_length")}
+    settings |= {"validation": options.pop("validation") or Settings.validation}
+    dest = options.pop("dest") / name
+    options |= {"prepare": _prepare, "dest": dest, "settings": Settings(**settings)}
+    return prepare_folder(parser.prog, options)
+
+
+def _prepare(
+    name: str,
+    dest: Path,
+    source: Path,
+    settings: Settings,
+    strip: tuple[str, ...] | None,
+    force: bool,
+) -> dict | None:
+    options = {"strip": ("fields",) if strip is None else strip} if name == "20news" else {}
+    corpus = CORPORA[name](source, **options)
+    if settings.max_length is None:
+        settings = replace(settings, max_length=corpus.max_length)
+    return prepare(dest, corpus, settings, options, force)
 
 
 if __name__ == "__main__":
