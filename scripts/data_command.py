@@ -28,6 +28,17 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def fraction(text: str) -> float:
+    """Return an option's value, a number between 0 and 1, neither of them."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed is a number between 0 and 1")
+    return value
+
+
 def prepare_folder(program: str, options: dict) -> int:
     """Call ``options["prepare"]`` with the other options, and print what became of DEST.
 

@@ -57,7 +57,9 @@ def write_aside(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def make_folder(dest: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict | None:
+def make_folder(
+    dest: Path, recipe: dict, build: Callable[[Path, Path], dict], force: bool = False
+) -> dict | None:
     """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
 
     Everything is written to the folder ``DEST.partial`` beside, whose ``out`` is renamed when it
@@ -67,6 +69,7 @@ def make_folder(dest: Path, recipe: dict, build: Callable[[Path, Path], dict]) -
     Args:
         recipe: what was asked for, as JSON; it goes into ``prepared.json``.
         build: returns more to put into ``prepared.json``.
+        force: replace a `dest` that was prepared before, when the new one is complete.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` was there, made by the same recipe.
@@ -77,7 +80,11 @@ def make_folder(dest: Path, recipe: dict, build: Callable[[Path, Path], dict]) -
     dest, recipe = dest.resolve(), json.loads(json.dumps(recipe))
     work = dest.with_name(dest.name + ".partial")
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
-        _check_prepared(dest, recipe)
+        before = _read_record(dest)
+    else:
+        before = None
+    if before and not force:
+        _check_prepared(dest, recipe, before)
         if (work / _LOCK).exists():  # of a run that was killed when all but done
             with _locked(work):
                 shutil.rmtree(work / "download", ignore_errors=True)
@@ -89,20 +96,26 @@ def make_folder(dest: Path, recipe: dict, build: Callable[[Path, Path], dict]) -
         files = sorted(path for path in out.rglob("*") if path.is_file())
         record["files"] = {str(path.relative_to(out)): path.stat().st_size for path in files}
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        if before:
+            os.rename(dest, work / "before")
         os.rename(out, dest)
         shutil.rmtree(work / "download", ignore_errors=True)
     return record
 
 
-def _check_prepared(dest: Path, recipe: dict) -> None:
+def _read_record(dest: Path) -> dict:
     try:
         record = json.loads((dest / RECORD).read_text())
-        files, before = record["files"], record["recipe"]
+        return {key: dict(record[key]) for key in ("files", "recipe")}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"DEST {dest}: is something else; allowed is a new or empty folder, or one that "
             "this script has prepared"
         ) from None
+
+
+def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
+    files, before = record["files"], record["recipe"]
     for name, size in files.items():
         if not (dest / name).is_file() or (dest / name).stat().st_size != size:
             raise UserError(

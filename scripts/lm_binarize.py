@@ -63,10 +63,11 @@ def write_dataset(
 
 def byte_dictionary() -> Dictionary:
     """Return the dictionary of the 256 bytes, the same for every byte-level data set."""
-    return _dictionary(byte_symbols())
+    return symbol_dictionary(byte_symbols())
 
 
-def _dictionary(symbols: Iterable[str]) -> Dictionary:
+def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
+    """Return the dictionary of `symbols` in their order."""
     dictionary = Dictionary()
     for symbol in symbols:
         dictionary.add_symbol(symbol)
@@ -92,12 +93,20 @@ def count_words(text: Path) -> Counter:
     return counts
 
 
-def word_dictionary(counts: Counter) -> Dictionary:
-    """Return the dictionary that ``fairseq-preprocess`` makes: most frequent first, size 8n."""
+def word_dictionary(
+    counts: Counter, *, size: int = -1, min_count: int = -1, multiple: int = 8
+) -> Dictionary:
+    """Return the dictionary that ``fairseq-preprocess`` makes: most frequent first, size 8n.
+
+    Args:
+        size: entries at most, the four special symbols among them; -1: any number.
+        min_count: how often a word must occur; -1: any.
+        multiple: the size is padded to a multiple of it.
+    """
     dictionary = Dictionary()
     for word, count in sorted(counts.items()):
         dictionary.add_symbol(word, count)
-    dictionary.finalize()
+    dictionary.finalize(threshold=min_count, nwords=size, padding_factor=multiple)
     return dictionary
 
 
@@ -154,7 +163,7 @@ def piece_dictionary(model: Path) -> Dictionary:
     """Return the dictionary of a sentencepiece model's pieces, in its order."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     ids = range(pieces.get_piece_size())
-    return _dictionary(
+    return symbol_dictionary(
         pieces.id_to_piece(i) for i in ids if not pieces.is_control(i) and not pieces.is_unknown(i)
     )
 

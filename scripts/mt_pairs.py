@@ -24,17 +24,18 @@ Pair = tuple[str, str]
 Pairs = Iterator[Pair]
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip.
 
     Raises:
         UserError: if it cannot be read or unpacked, or is not UTF-8.
     """
     number = 0
+    first = "utf-8-sig" if encoding == "utf-8" else encoding
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                yield line.decode(first if number == 1 else encoding).rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} is not UTF-8; "

@@ -7,24 +7,13 @@ the documents, lines, bytes and tokens of each split. DEST appears when it is co
 same command again after an interruption. Once it is there, the command does nothing.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_command import Parser, prepare_folder, whole_number
+from data_command import Parser, fraction, prepare_folder, whole_number
 from lm_corpora import ENWIK8, WIKITEXT103, prepare_enwik8, prepare_text, prepare_wikitext103
 from lm_text import TEXT_PATTERNS
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed is a number between 0 and 1")
-    return value
 
 
 def _parser(corpus: str) -> Parser:
@@ -96,7 +85,7 @@ def _add_text_options(add: Callable[..., object]) -> None:
         add(
             f"--{split}-fraction",
             metavar="F",
-            type=_fraction,
+            type=fraction,
             default=0.05,
             help=f"{split}'s part of the bytes, unless split by files (default: %(default)s)",
         )
