@@ -1,6 +1,7 @@
 """The benchmark of attention: what it times is right, and what is wrong it does not time."""
 
 import json
+import math
 from functools import partial
 
 import attention_contestants
@@ -206,3 +207,18 @@ def test_no_gpu_is_told(capsys):
     with pytest.raises(SystemExit):
         benchmark_attention.main(["--device", "cuda"])
     assert "--device is cuda, and torch sees no GPU; allowed here: cpu" in capsys.readouterr().err
+
+
+def test_the_compilers_subject_is_what_blocks_computes():
+    """The comparison with torch.compile: results checked, and sizes of a group as stated."""
+    import benchmark_compile
+
+    logits, seen = torch.randn(2, 3, 64, 128), torch.rand(2, 64, 128) < 0.5
+    hidden = torch.where(seen, 0.0, -math.inf)
+    weights, total, peak = benchmark_compile.fused(logits, hidden)
+    shares = torch.softmax((logits + hidden.unsqueeze(1)) * math.log(2), dim=-1)
+    torch.testing.assert_close(weights / total, shares)
+    for ours, other in zip(
+        benchmark_compile.in_place(logits, hidden), (weights, total, peak), strict=True
+    ):
+        torch.testing.assert_close(ours, other)
