@@ -19,6 +19,8 @@ CAUSAL = {
     "neural, one cluster": (("neural",), {"num_clusters": 1}),
     "neural, many clusters": (("neural",), {"num_clusters": 100}),
     "window+neural": (("window", "neural"), {}),
+    "strided": (("strided",), {}),
+    "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
 }
 BIDIRECTIONAL = {
     "full": (("full",), {}),
@@ -31,6 +33,8 @@ BIDIRECTIONAL = {
     ),
     "neural, chunk, many clusters": (("neural",), {"cluster_rule": "chunk", "num_clusters": 100}),
     "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
+    "strided": (("strided",), {}),
+    "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
 }
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.

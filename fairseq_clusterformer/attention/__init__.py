@@ -13,6 +13,7 @@ from .base import (
 from .multihead import MultiheadAttention
 from .neural import Neural
 from .spec import parse_attention
+from .strided import Strided
 from .window import Full, Window
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Router",
     "Routing",
     "Step",
+    "Strided",
     "Window",
     "attention_kinds",
     "build_router",

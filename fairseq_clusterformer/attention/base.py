@@ -23,6 +23,7 @@ from ..kernels import IMPLEMENTATIONS, Layout
 RULES = ("recent", "chunk", "leaking-chunk")
 KERNELS = ("auto", *IMPLEMENTATIONS)
 NORMALIZERS = ("average", "running")
+STRIDED_PATTERNS = ("strided", "fixed")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class AttentionConfig:
             training batches) or "running" (over the tokens so far).
         own_centroids: each layer owns the centroids that it starts from; False: they are handed on
             from layer to layer (bidirectional only), and given to each ``forward``.
+        stride: of strided heads; 0: as many as ``num_clusters``, so that a query sees the same
+            share of the text as one that sees its cluster.
+        strided_pattern: "strided" (every ``stride``-th token) or "fixed" (the last of each block
+            of ``stride`` tokens).
         kernel: how ranges are attended, see
             :func:`fairseq_clusterformer.kernels.ranged_attention`.
 
@@ -56,6 +61,8 @@ class AttentionConfig:
     cluster_temperature: float = 0.1
     cluster_normalizer: str = "average"
     own_centroids: bool = True
+    stride: int = 0
+    strided_pattern: str = "strided"
     kernel: str = "auto"
 
     def __post_init__(self):
@@ -63,10 +70,15 @@ class AttentionConfig:
             option = {"window": "--attention-window", "num_clusters": "--num-clusters"}[name]
             if value < 1:
                 raise ValueError(f"{option} is {value}; allowed: 1 or more")
+        if self.stride < 0:
+            raise ValueError(
+                f"--stride is {self.stride}; allowed: 1 or more, or 0 for --num-clusters"
+            )
         for option, value, allowed in (
             ("--cluster-rule", self.cluster_rule, RULES),
             ("--cluster-similarity", self.cluster_similarity, SIMILARITIES),
             ("--cluster-normalizer", self.cluster_normalizer, NORMALIZERS),
+            ("--strided-pattern", self.strided_pattern, STRIDED_PATTERNS),
             ("--attention-kernel", self.kernel, KERNELS),
         ):
             if value not in allowed:

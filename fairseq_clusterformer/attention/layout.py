@@ -12,6 +12,10 @@ from torch import Tensor
 from ..kernels.layout import Layout
 from ..kernels.sorting import sort_by_cluster
 
+# Bias of a key that counts only where a query sees nothing else: its weight beside any other is 0,
+# and float16 still holds the logit.
+LAST_RESORT = -5e4
+
 
 def window_layout(
     length: int,

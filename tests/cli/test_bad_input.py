@@ -25,6 +25,8 @@ BAD_OPTIONS = {
     "--cluster-normalizer none": "--cluster-normalizer is 'none'; allowed: average, running",
     "--cluster-temperature 0": "--cluster-temperature is 0.0; allowed: above 0",
     "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
+    "--stride -2": "--stride is -2; allowed: 1 or more, or 0 for --num-clusters",
+    "--strided-pattern even": "--strided-pattern is 'even'; allowed: strided, fixed",
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
     "--centroid-sorting-loss-weight -0.1": "-weight is -0.1; allowed: 0 or more",
     "--task-loss-weight nan": "--task-loss-weight is nan; allowed: 0 or more",
