@@ -10,6 +10,7 @@ from .base import (
     build_router,
     register_attention,
 )
+from .lsh import Lsh
 from .multihead import MultiheadAttention
 from .neural import Neural
 from .spec import parse_attention
@@ -19,6 +20,7 @@ from .window import Full, Window
 __all__ = [
     "AttentionConfig",
     "Full",
+    "Lsh",
     "MultiheadAttention",
     "Neural",
     "Ring",

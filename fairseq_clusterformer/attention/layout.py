@@ -112,6 +112,18 @@ def own_layout(
     return replace(layout, key_bias=key_bias)
 
 
+def without_own(layout: Layout) -> tuple[Layout, Layout]:
+    """What a layout shows before and after each query's own key; queries and keys in one order,
+    which a repeated chunk may precede."""
+    length = layout.lo.size(-1)
+    own = torch.arange(length, device=layout.lo.device)
+    if layout.num_keys is not None:
+        queries = length if layout.num_queries is None else layout.num_queries
+        own = own + (layout.num_keys - queries).unsqueeze(-1)
+    before = replace(layout, hi=torch.minimum(layout.hi, own))
+    return before, replace(layout, lo=torch.minimum(own + 1, layout.hi))
+
+
 def chunk_layout(
     clusters: Tensor,
     num_clusters: int,

@@ -51,6 +51,9 @@ class ClusteringOptions(FairseqDataclass):
             f"{' or '.join(NORMALIZERS)} (over training batches, or over the tokens so far)"
         },
     )
+    hash_rounds: int = field(
+        default=_DEFAULTS.hash_rounds, metadata={"help": "how often lsh heads hash each token"}
+    )
     stride: int = field(
         default=_DEFAULTS.stride, metadata={"help": "of strided heads; 0: that of --num-clusters"}
     )
@@ -77,6 +80,7 @@ def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) 
         cluster_temperature=options.cluster_temperature,
         cluster_normalizer=options.cluster_normalizer,
         own_centroids=own_centroids,
+        hash_rounds=options.hash_rounds,
         stride=options.stride,
         strided_pattern=options.strided_pattern,
         kernel=options.attention_kernel,
