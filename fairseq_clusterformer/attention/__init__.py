@@ -13,6 +13,7 @@ from .base import (
 from .lsh import Lsh
 from .multihead import MultiheadAttention
 from .neural import Neural
+from .routing import RoutingAttention
 from .spec import parse_attention
 from .strided import Strided
 from .window import Full, Window
@@ -26,6 +27,7 @@ __all__ = [
     "Ring",
     "Router",
     "Routing",
+    "RoutingAttention",
     "Step",
     "Strided",
     "Window",
