@@ -11,7 +11,8 @@ which key each belongs to, gets 2 in 16.
 
 A SPEC of ``--kinds`` is an attention spec as ``--attention`` takes it. ``near`` is a kind that
 this script registers itself: a window of 8, for local heads beside clustered ones. Kinds that
-cluster are trained once for each combination of ``--cluster-normalizer`` and ``--loss-weights``.
+learn clusters by losses are trained once for each combination of ``--cluster-normalizer`` and
+``--loss-weights``.
 Model size, steps and rows are the same for all. With ``--out``, what has a result there is not
 trained again, so the command can be stopped and given again.
 
@@ -43,7 +44,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from fairseq_clusterformer.attention import (  # noqa: E402
     AttentionConfig,
     Full,
+    Lsh,
     MultiheadAttention,
+    RoutingAttention,
+    Strided,
     Window,
     parse_attention,
     register_attention,
@@ -60,6 +64,7 @@ GAP = LENGTH - PAIRS - PAIRS_END  # every query is further than this from every 
 WIDTH, HEADS, LAYERS, NEAR = 64, 2, 2, 8
 BATCH, LEARNING_RATE, WARMUP = 32, 1e-3, 100
 TEST_ROWS, TEST_SEED = 512, 0  # --seeds begin at 1
+WITHOUT_LOSSES = (Full, Lsh, RoutingAttention, Strided)
 KINDS = ("full", "window", "near", "neural", "near+neural")
 
 
@@ -208,7 +213,7 @@ def train(setting: Setting, seed: int) -> dict:
 
 def clustering_losses(reports: list[list]) -> Tensor | float:
     """Sum of both losses of CF22 (eq. 6 and 11), each a mean over the layers that cluster."""
-    clustered = [r for of_layer in reports for r in of_layer if r.cluster_sizes is not None]
+    clustered = [r for of_layer in reports for r in of_layer if r.sorting_loss is not None]
     losses = [report.clustering_loss + report.sorting_loss for report in clustered]
     return torch.stack(losses).mean() if losses else 0.0
 
@@ -276,13 +281,14 @@ def settings(args: argparse.Namespace) -> list[Setting]:
         parse_attention(kind, num_layers=LAYERS, num_heads=HEADS, option="--kinds")
         model = Model(Setting(kind, **shared))
         routers = [list(layer.attention.routers) for layer in model.layers]
-        if not all(isinstance(router, Full) for of_layer in routers for router in of_layer):
+        if not all(isinstance(r, WITHOUT_LOSSES) for of_layer in routers for r in of_layer):
             choices = product(args.cluster_normalizer, args.loss_weights)
             wanted += [Setting(kind, *choice, **shared) for choice in choices]
             continue
         wanted.append(Setting(kind, **shared))
         reach = sum(max(r.window or LENGTH for r in of_layer) - 1 for of_layer in routers)
-        if "full" not in kind and reach > GAP:
+        local = all(isinstance(router, Window) for of_layer in routers for router in of_layer)
+        if local and reach > GAP:
             raise ValueError(
                 f"--attention-window is {args.attention_window}: with --kinds {kind} a query is "
                 f"reached from {reach} tokens away; allowed: {GAP // LAYERS + 1} or less"

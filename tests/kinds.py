@@ -19,6 +19,12 @@ CAUSAL = {
     "neural, one cluster": (("neural",), {"num_clusters": 1}),
     "neural, many clusters": (("neural",), {"num_clusters": 100}),
     "window+neural": (("window", "neural"), {}),
+    "lsh": (("lsh",), {}),
+    "window+lsh, many buckets": (("window", "lsh"), {"num_clusters": 100, "hash_rounds": 3}),
+    "routing": (("routing",), {}),
+    "window+routing, many clusters": (("window", "routing"), {"num_clusters": 100}),
+    "strided": (("strided",), {}),
+    "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
 }
 BIDIRECTIONAL = {
     "full": (("full",), {}),
@@ -31,12 +37,31 @@ BIDIRECTIONAL = {
     ),
     "neural, chunk, many clusters": (("neural",), {"cluster_rule": "chunk", "num_clusters": 100}),
     "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
+    "lsh, chunk": (("lsh",), {"cluster_rule": "chunk"}),
+    "lsh, recent": (("lsh",), {"cluster_rule": "recent"}),
+    "window+lsh, chunk, many buckets": (
+        ("window", "lsh"),
+        {"cluster_rule": "chunk", "num_clusters": 100},
+    ),
+    "routing, chunk": (("routing",), {"cluster_rule": "chunk"}),
+    "routing, recent": (("routing",), {"cluster_rule": "recent"}),
+    "window+routing, chunk, many clusters": (
+        ("window", "routing"),
+        {"cluster_rule": "chunk", "num_clusters": 100},
+    ),
+    "strided": (("strided",), {}),
+    "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
 }
 
+# Kinds (and whether causal) whose query and key are one vector: a token's own key, which would
+# outweigh all others, counts only where nothing else is seen, as in the papers.
+OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
+
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
-BY_TRITON = ("neural, many clusters", "window+neural")
+BY_TRITON = ("neural, many clusters", "window+neural", "lsh")
 _CAUSAL = [("blocks", kind) for kind in CAUSAL] + [("triton", kind) for kind in BY_TRITON]
-_BIDIRECTIONAL = [("blocks", kind) for kind in BIDIRECTIONAL] + [("triton", "window+neural")]
+_BIDIRECTIONAL = [("blocks", kind) for kind in BIDIRECTIONAL]
+_BIDIRECTIONAL += [("triton", kind) for kind in ("window+neural", "routing, chunk")]
 
 every_causal_kind = pytest.mark.parametrize("kind", CAUSAL)
 every_kind = pytest.mark.parametrize(

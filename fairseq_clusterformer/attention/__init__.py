@@ -10,20 +10,26 @@ from .base import (
     build_router,
     register_attention,
 )
+from .lsh import Lsh
 from .multihead import MultiheadAttention
 from .neural import Neural
+from .routing import RoutingAttention
 from .spec import parse_attention
+from .strided import Strided
 from .window import Full, Window
 
 __all__ = [
     "AttentionConfig",
     "Full",
+    "Lsh",
     "MultiheadAttention",
     "Neural",
     "Ring",
     "Router",
     "Routing",
+    "RoutingAttention",
     "Step",
+    "Strided",
     "Window",
     "attention_kinds",
     "build_router",

@@ -23,6 +23,7 @@ from ..kernels import IMPLEMENTATIONS, Layout
 RULES = ("recent", "chunk", "leaking-chunk")
 KERNELS = ("auto", *IMPLEMENTATIONS)
 NORMALIZERS = ("average", "running")
+STRIDED_PATTERNS = ("strided", "fixed")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class AttentionConfig:
             training batches) or "running" (over the tokens so far).
         own_centroids: each layer owns the centroids that it starts from; False: they are handed on
             from layer to layer (bidirectional only), and given to each ``forward``.
+        hash_rounds: R, how often lsh heads hash each token.
+        stride: of strided heads; 0: as many as ``num_clusters``, so that a query sees the same
+            share of the text as one that sees its cluster.
+        strided_pattern: "strided" (every ``stride``-th token) or "fixed" (the last of each block
+            of ``stride`` tokens).
         kernel: how ranges are attended, see
             :func:`fairseq_clusterformer.kernels.ranged_attention`.
 
@@ -56,17 +62,28 @@ class AttentionConfig:
     cluster_temperature: float = 0.1
     cluster_normalizer: str = "average"
     own_centroids: bool = True
+    hash_rounds: int = 2
+    stride: int = 0
+    strided_pattern: str = "strided"
     kernel: str = "auto"
 
     def __post_init__(self):
-        for name, value in (("window", self.window), ("num_clusters", self.num_clusters)):
-            option = {"window": "--attention-window", "num_clusters": "--num-clusters"}[name]
+        for option, value in (
+            ("--attention-window", self.window),
+            ("--num-clusters", self.num_clusters),
+            ("--hash-rounds", self.hash_rounds),
+        ):
             if value < 1:
                 raise ValueError(f"{option} is {value}; allowed: 1 or more")
+        if self.stride < 0:
+            raise ValueError(
+                f"--stride is {self.stride}; allowed: 1 or more, or 0 for --num-clusters"
+            )
         for option, value, allowed in (
             ("--cluster-rule", self.cluster_rule, RULES),
             ("--cluster-similarity", self.cluster_similarity, SIMILARITIES),
             ("--cluster-normalizer", self.cluster_normalizer, NORMALIZERS),
+            ("--strided-pattern", self.strided_pattern, STRIDED_PATTERNS),
             ("--attention-kernel", self.kernel, KERNELS),
         ):
             if value not in allowed:
@@ -125,10 +142,11 @@ class Step(NamedTuple):
 class Router(nn.Module, ABC):
     """A kind of attention for some heads of a layer.
 
-    Subclasses take ``(config, *, embed_dim, num_heads, causal)``. What a router learns from data
-    other than by gradient must not change while a batch runs, or activation checkpointing would
-    compute the batch twice in different ways: ``forward`` returns an observation, ``observe``
-    stores it once the forward pass is over, and ``commit`` applies it before the next update.
+    Subclasses take ``(config, *, embed_dim, num_heads, head_dim, causal)``. What a router learns
+    from data other than by gradient must not change while a batch runs, or activation
+    checkpointing would compute the batch twice in different ways: ``forward`` returns an
+    observation, ``observe`` stores it once the forward pass is over, and ``commit`` applies it
+    before the next update.
     """
 
     #: keys that a step-by-step decoder keeps of each ring; None: all of them
@@ -143,7 +161,15 @@ class Router(nn.Module, ABC):
     #: whether ``step`` can equal ``forward``: no output depends on a later token
     can_step: bool
 
-    def __init__(self, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool):
+    def __init__(
+        self,
+        config: AttentionConfig,
+        *,
+        embed_dim: int,
+        num_heads: int,
+        head_dim: int,
+        causal: bool,
+    ):
         super().__init__()
         self.config = config
         self.causal = causal
@@ -205,6 +231,26 @@ class Router(nn.Module, ABC):
         """Apply what was observed since the last call; called before each update."""
 
 
+def check_rule(kind: str, rule: str, *, causal: bool) -> None:
+    """Refuse a cluster rule that a kind lacks which has "recent", and not causal "chunk".
+
+    Raises:
+        ValueError: saying which are allowed.
+    """
+    allowed = ("recent",) if causal else ("chunk", "recent")
+    if rule not in allowed:
+        where = "a causal model" if causal else "an encoder"
+        raise ValueError(
+            f"--cluster-rule is {rule!r}; allowed for {kind} in {where}: {', '.join(allowed)}"
+        )
+
+
+def shared_vector(q: Tensor, k: Tensor) -> Tensor:
+    """One vector a token [B, H, N, E] for kinds whose query and key are the same: of both
+    projections, so that each is trained, and of the variance of one."""
+    return (q + k) * 0.5**0.5
+
+
 _KINDS: dict[str, type[Router]] = {}
 
 
@@ -232,7 +278,24 @@ def attention_kinds() -> tuple[str, ...]:
 
 
 def build_router(
-    kind: str, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool
+    kind: str,
+    config: AttentionConfig,
+    *,
+    embed_dim: int,
+    num_heads: int,
+    head_dim: int,
+    causal: bool,
 ) -> Router:
-    """Make the router of a registered kind."""
-    return _KINDS[kind](config, embed_dim=embed_dim, num_heads=num_heads, causal=causal)
+    """Make the router of a registered kind.
+
+    Args:
+        kind: its name.
+        config: its options.
+        embed_dim: D.
+        num_heads: H, heads of this kind.
+        head_dim: E.
+        causal: a query sees no later token.
+    """
+    return _KINDS[kind](
+        config, embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim, causal=causal
+    )

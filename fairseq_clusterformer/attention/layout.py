@@ -12,6 +12,10 @@ from torch import Tensor
 from ..kernels.layout import Layout
 from ..kernels.sorting import sort_by_cluster
 
+# Bias of a key that counts only where a query sees nothing else: its weight beside any other is 0,
+# and float16 still holds the logit.
+LAST_RESORT = -5e4
+
 
 def window_layout(
     length: int,
@@ -108,6 +112,18 @@ def own_layout(
     return replace(layout, key_bias=key_bias)
 
 
+def without_own(layout: Layout) -> tuple[Layout, Layout]:
+    """What a layout shows before and after each query's own key; queries and keys in one order,
+    which a repeated chunk may precede."""
+    length = layout.lo.size(-1)
+    own = torch.arange(length, device=layout.lo.device)
+    if layout.num_keys is not None:
+        queries = length if layout.num_queries is None else layout.num_queries
+        own = own + (layout.num_keys - queries).unsqueeze(-1)
+    before = replace(layout, hi=torch.minimum(layout.hi, own))
+    return before, replace(layout, lo=torch.minimum(own + 1, layout.hi))
+
+
 def chunk_layout(
     clusters: Tensor,
     num_clusters: int,
@@ -149,6 +165,39 @@ def chunk_layout(
     hi = torch.minimum(last + (index + 1) * chunk, last + real)
     layout = _without_padding(lo, hi, order, key_order, padding_mask)
     return replace(layout, num_keys=(real + last).squeeze(-1), earlier_only=earlier_only)
+
+
+def top_layout(
+    clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None
+) -> Layout:
+    """Top rule (Routing Transformer): a query sees the ceil(n / K) keys that are most similar to
+    the centroid of its cluster, wherever they stand; n is the row's number of real tokens.
+
+    In the paper a cluster has its most similar queries as well: some are in several clusters,
+    some in none. Here every query is in its nearest cluster alone, and so is never without keys.
+
+    Args:
+        clusters: nearest cluster of each query, int64 [B, G, N] in [0, K).
+        similarity: of keys and centroids, floating point [B, G, N, K].
+        padding_mask: bool [B, N], True where a token is padding.
+    """
+    order, _ = _sort_by_cluster(clusters, similarity.size(-1), padding_mask)
+    length, num_clusters = similarity.shape[-2:]
+    real = torch.full(order.shape[:-1], length, device=order.device)
+    if padding_mask is not None:
+        real = (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
+        similarity = similarity.masked_fill(padding_mask[:, None, :, None], -torch.inf)
+    count = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor").unsqueeze(-1)
+    most = -(-length // num_clusters)
+    top = similarity.transpose(-1, -2).topk(most, dim=-1).indices.flatten(-2)
+
+    # One slot too many where N would do: tokens may stand in several of them, or in none.
+    slot = torch.arange(max(num_clusters * most, length + 1), device=order.device)
+    cluster = torch.div(slot, count.clamp(min=1), rounding_mode="floor")
+    source = cluster.clamp(max=num_clusters - 1) * most + slot % count.clamp(min=1)
+    lo = clusters.gather(-1, order) * count
+    layout = _without_padding(lo, lo + count, order, top.gather(-1, source), padding_mask)
+    return replace(layout, num_keys=num_clusters * count.squeeze(-1))
 
 
 def _sort_by_cluster(

@@ -2,13 +2,14 @@
 
 from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
-from .statistics import ClusterUse, cluster_use, summary
+from .statistics import ClusterUse, cluster_sizes, cluster_use, summary
 
 __all__ = [
     "ClusterUse",
     "NeuralClustering",
     "Report",
     "State",
+    "cluster_sizes",
     "cluster_use",
     "initial_centroids",
     "summary",

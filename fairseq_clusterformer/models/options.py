@@ -8,7 +8,12 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionConfig, parse_attention
-from fairseq_clusterformer.attention.base import KERNELS, NORMALIZERS, SIMILARITIES
+from fairseq_clusterformer.attention.base import (
+    KERNELS,
+    NORMALIZERS,
+    SIMILARITIES,
+    STRIDED_PATTERNS,
+)
 
 _DEFAULTS = AttentionConfig()
 
@@ -46,6 +51,19 @@ class ClusteringOptions(FairseqDataclass):
             f"{' or '.join(NORMALIZERS)} (over training batches, or over the tokens so far)"
         },
     )
+    hash_rounds: int = field(
+        default=_DEFAULTS.hash_rounds, metadata={"help": "how often lsh heads hash each token"}
+    )
+    stride: int = field(
+        default=_DEFAULTS.stride, metadata={"help": "of strided heads; 0: that of --num-clusters"}
+    )
+    strided_pattern: str = field(
+        default=_DEFAULTS.strided_pattern,
+        metadata={
+            "help": f"{' or '.join(STRIDED_PATTERNS)}: strided heads see every stride-th token, "
+            "or the last token of each block of that many"
+        },
+    )
 
 
 def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) -> AttentionConfig:
@@ -62,6 +80,9 @@ def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) 
         cluster_temperature=options.cluster_temperature,
         cluster_normalizer=options.cluster_normalizer,
         own_centroids=own_centroids,
+        hash_rounds=options.hash_rounds,
+        stride=options.stride,
+        strided_pattern=options.strided_pattern,
         kernel=options.attention_kernel,
     )
 

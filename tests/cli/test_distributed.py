@@ -48,25 +48,46 @@ def test_update_frequency(
     assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
 
 
-def test_two_processes(
-    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
-    """The checkpoint is read by the first and sent to the second."""
+def in_two_processes(run_cli: RunCli, data: Path, line: str, folder: Path, *options) -> Path:
+    """The checkpoint that they end with."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"tcp://localhost:{free.getsockname()[1]}"
-    line = (
-        f"{LINE} {RESET} --batch-size 2 --distributed-world-size 2 --distributed-backend gloo"
-        f" --distributed-init-method {address} --distributed-no-spawn --ddp-backend legacy_ddp"
+    line += (
+        " --distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn"
+        f" --distributed-init-method {address} --ddp-backend legacy_ddp"
     )
 
     def process(rank: int) -> subprocess.CompletedProcess[str]:
         return run_cli(
-            *("fairseq-train", byte_data, *line.split(), "--save-dir", tmp_path),
-            *("--restore-file", checkpoint, "--distributed-rank", rank, "--device-id", rank),
+            *("fairseq-train", data, *line.split(), "--save-dir", folder, *options),
+            *("--distributed-rank", rank, "--device-id", rank),
         )
 
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(process, (0, 1)))
     assert "done training" in runs[0].stdout
-    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
+    return folder / "checkpoint_last.pt"
+
+
+def test_two_processes(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """The checkpoint is read by the first and sent to the second."""
+    line = f"{LINE} {RESET} --batch-size 2"
+    saved = in_two_processes(run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint)
+    assert_close_to(double_batch, saved, checkpoint)
+
+
+def test_two_processes_move_the_centroids_of_routing_heads(
+    byte_data: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """From scratch: the seed is the same, and so are the first centroids."""
+    line = f"{LINE} --attention routing --max-update 3"
+    train(byte_data, f"{line} --distributed-world-size 1 --batch-size 4", tmp_path / "one")
+    two = in_two_processes(run_cli, byte_data, f"{line} --batch-size 2", tmp_path / "two")
+    one = load_state(tmp_path / "one" / "checkpoint_last.pt")["model"]
+    centroids = {name: tensor for name, tensor in one.items() if ".means." in name}
+    assert len(centroids) == 4
+    both = load_state(two)["model"]
+    assert_equal_states({name: both[name] for name in centroids}, centroids, **CLOSE)

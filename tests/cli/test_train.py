@@ -71,6 +71,8 @@ def test_attention(spec: str, byte_data: Path, tmp_path: Path) -> None:
         "--cluster-similarity dot --cluster-temperature 1",
         "--cluster-similarity scaled-dot --cluster-temperature 1",
         "--attention neural --cluster-rule leaking-chunk",
+        "--attention lsh+routing,window+strided --hash-rounds 3 --stride 8",
+        "--attention routing,strided --strided-pattern fixed --checkpoint-activations",
         "--attention-dropout 0.2 --activation-dropout 0.1",
         "--scale-heads --scale-attn --scale-fc --scale-resids",
         "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8",

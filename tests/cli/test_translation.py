@@ -141,6 +141,7 @@ class TestTrain:
             "--encoder-normalize-before --decoder-normalize-before",
             "--encoder-layerdrop 0.3 --decoder-layerdrop 0.3 --encoder-layers 4",
             "--own-centroids --encoder-cluster-rule recent",
+            "--encoder-attention lsh+routing,strided --decoder-attention strided,routing+lsh",
             "--encoder-attention window+neural,full --decoder-attention neural",
             "--decoder-attention neural --decoder-cluster-rule leaking-chunk",
             "--cluster-similarity dot --cluster-temperature 1 --cluster-normalizer running",

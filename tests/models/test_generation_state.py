@@ -15,6 +15,7 @@ from fairseq_clusterformer.models.clusterformer_lm import (
 )
 
 BOUNDED = ("window", "neural", "window+neural")
+RIVALS = ("lsh,strided", "window+routing")
 
 
 @torch.inference_mode()
@@ -77,7 +78,7 @@ def rows(number: int) -> Tensor:
     return tokens
 
 
-@pytest.fixture(scope="module", params=[*BOUNDED, "full", "neural,window", "running"])
+@pytest.fixture(scope="module", params=[*BOUNDED, *RIVALS, "full", "neural,window", "running"])
 def model(request: pytest.FixtureRequest, dictionary: Dictionary) -> ClusterformerLanguageModel:
     """A model that has learned something."""
     torch.manual_seed(0)

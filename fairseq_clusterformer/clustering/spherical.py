@@ -1,0 +1,75 @@
+"""Spherical K-Means by a moving average over training batches (Routing Transformer, Roy et al.
+2021).
+
+Shape letters: B batch, H heads, N tokens, E head width, K clusters.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot, pad
+
+from ..precision import Float32Buffers, at_least_float32
+from .fuzzy import lowest_argmax
+
+
+class SphericalMeans(Float32Buffers):
+    """K centroids of length 1 for each head, fixed while a batch runs; no gradient reaches them.
+
+    Args:
+        num_heads: H.
+        num_clusters: K.
+        head_dim: E.
+        momentum: of the moving average; the paper's 0.999 is for hundreds of thousands of updates.
+    """
+
+    def __init__(
+        self, num_heads: int, num_clusters: int, head_dim: int, *, momentum: float = 0.99
+    ):
+        super().__init__()
+        self.momentum = momentum
+        centroids = torch.randn(num_heads, num_clusters, head_dim)
+        self.register_buffer("centroids", normalize(centroids, dim=-1))
+        # Seen since the last update: the sum of each cluster's vectors, and how many there were.
+        self.register_buffer("pending", torch.zeros(num_heads, num_clusters, head_dim + 1))
+
+    @torch.no_grad()
+    def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Assign vectors of any length [B, H, N, E].
+
+        Returns:
+            The nearest centroid, int64 [B, H, N], and the cosines to all, at least float32
+            [B, H, N, K].
+        """
+        with torch.autocast(vectors.device.type, enabled=False):
+            unit = normalize(at_least_float32(vectors), dim=-1)
+            cosines = unit @ self.centroids.to(unit.dtype).transpose(-1, -2)
+            return lowest_argmax(cosines), cosines
+
+    @torch.no_grad()
+    def sums(self, vectors: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Of each cluster's unit vectors over a batch, and their number, [H, K, E + 1]."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            unit = pad(normalize(at_least_float32(vectors), dim=-1), (0, 1), value=1.0)
+            if padding_mask is not None:
+                unit = unit.masked_fill(padding_mask[:, None, :, None], 0.0)
+            members = one_hot(clusters, self.pending.size(1)).to(unit.dtype)
+            return (members.transpose(-1, -2) @ unit).sum(0)
+
+    @torch.no_grad()
+    def observe(self, sums: Tensor) -> None:
+        """Remember a training batch's sums; may be repeated."""
+        self.pending += sums.view_as(self.pending)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move each centroid towards the mean of what it was nearest to since the last update.
+
+        One that was nearest to nothing moves towards the mean of all, until it is nearest to
+        something again. What is not finite (an overflow that a loss scaler skips) is dropped.
+        """
+        sums, count = self.pending[..., :-1], self.pending[..., -1:]
+        seen = torch.where(count > 0, sums, sums.sum(1, keepdim=True))
+        moved = torch.lerp(self.centroids, normalize(seen, dim=-1), 1.0 - self.momentum)
+        usable = torch.isfinite(self.pending).all() & (count.sum() > 0)
+        self.centroids.copy_(torch.where(usable, normalize(moved, dim=-1), self.centroids))
+        self.pending.zero_()

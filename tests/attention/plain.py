@@ -1,0 +1,43 @@
+"""What the rivals' tests share: a layer of one kind, and its attention one query at a time."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+
+BATCH, HEADS, WIDTH = 2, 2, 8  # each head is 4 wide
+
+
+def layer(kind: str, *, causal: bool, **options) -> MultiheadAttention:
+    """In float64 and evaluation."""
+    config = AttentionConfig(**options)
+    module = MultiheadAttention(WIDTH, HEADS, kinds=(kind,), config=config, causal=causal)
+    return module.double().eval()
+
+
+def projected(module: MultiheadAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B, H, N, E] that the layer's only kind attends."""
+    q, k, v = module._project(x)
+    return *module.routers[0].project(q, k), v
+
+
+@torch.no_grad()
+def attend(
+    module: MultiheadAttention, x: Tensor, sees: Callable[[int, int, int], list[int]]
+) -> Tensor:
+    """The layer's output [B, N, D] where ``sees(row, head, query)`` are the tokens that the query
+    attends; one that stands there twice counts twice."""
+    q, k, v = projected(module, x)
+    out = torch.zeros_like(v)
+    for b in range(v.size(0)):
+        for h in range(v.size(1)):
+            for i in range(v.size(2)):
+                keys = sees(b, h, i)
+                logits = [float(q[b, h, i] @ k[b, h, j]) / math.sqrt(v.size(3)) for j in keys]
+                total = sum(math.exp(logit) for logit in logits)
+                for j, logit in zip(keys, logits, strict=True):
+                    out[b, h, i] += math.exp(logit) / total * v[b, h, j]
+    return module.out_proj(out.transpose(1, 2).flatten(2))

@@ -1,0 +1,127 @@
+"""LSH heads against a plain loop over buckets, and what hashing promises."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_clusterformer.attention import MultiheadAttention
+
+from .plain import BATCH, WIDTH, attend, layer, projected
+
+LENGTH = 17
+
+
+def inputs(batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    return torch.randn(batch, length, WIDTH, dtype=torch.float64)
+
+
+def buckets_of(module: MultiheadAttention, x: Tensor) -> list:
+    """Bucket of [round][row][head][token]: the largest of xR and -xR, of K numbers in all."""
+    _, k, _ = projected(module, x)
+    router = module.routers[0]
+
+    def bucket(vector: Tensor, rotation: Tensor) -> int:
+        up = [float(vector @ direction) for direction in rotation.T]
+        numbers = [*up, *(-number for number in up)][: router.config.num_clusters]
+        return numbers.index(max(numbers))
+
+    return [
+        [
+            [[bucket(token, r[h]) for token in k[b, h]] for h in range(k.size(1))]
+            for b in range(len(x))
+        ]
+        for r in router.rotations
+    ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_clusters", [1, 3, 4])
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("form", ["causal", "recent", "chunk"])
+def test_what_is_seen(num_clusters, rounds, form):
+    window = 3
+    options = {"window": window, "num_clusters": num_clusters, "hash_rounds": rounds}
+    options["cluster_rule"] = "chunk" if form == "chunk" else "recent"
+    module = layer("lsh", causal=form == "causal", **options)
+    x = inputs()
+    buckets = buckets_of(module, x)
+
+    def sees(row: int, head: int, query: int) -> list[int]:
+        found = []
+        for of_round in buckets:
+            bucket = of_round[row][head]
+            same = [j for j in range(LENGTH) if bucket[j] == bucket[query]]
+            if form == "chunk":
+                ordered = sorted(range(LENGTH), key=lambda j: bucket[j])
+                size = -(-LENGTH // num_clusters)
+                chunks = [ordered[i : i + size] for i in range(0, LENGTH, size)]
+                own = next(i for i, chunk in enumerate(chunks) if query in chunk)
+                found += set(chunks[own]) | set(chunks[own - 1])
+            else:
+                found += [j for j in same if j < query][-window:]
+                if form == "recent":
+                    found += [j for j in same if j > query][:window]
+        return [j for j in found if j != query] or [query]
+
+    torch.testing.assert_close(module(x)[0], attend(module, x, sees), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_keys_are_queries_at_length_1():
+    q, k, _ = projected(layer("lsh", causal=True), inputs())
+    torch.testing.assert_close(k, normalize(q, dim=-1))
+
+
+def test_both_projections_learn():
+    module = layer("lsh", causal=True, num_clusters=2)
+    module(inputs())[0].square().sum().backward()
+    assert module.q_proj.weight.grad.abs().max() > 0
+    assert module.k_proj.weight.grad.abs().max() > 0
+
+
+@torch.no_grad()
+def test_rotations_change_in_training_only():
+    module, x = layer("lsh", causal=True, num_clusters=4), inputs()
+    kept = module.routers[0].rotations.clone()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.train()
+    assert not torch.allclose(module(x)[0], module(x)[0])
+    assert torch.equal(module.routers[0].rotations, kept)
+    assert "routers.0.rotations" in module.state_dict()
+
+
+def test_activation_checkpoints_replay_the_rotations():
+    module, x = layer("lsh", causal=True, num_clusters=4).train(), inputs()
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        module.zero_grad()
+        run = checkpoint(module, x, use_reentrant=False) if again else module(x)
+        run[0].square().sum().backward()
+        gradients.append(module.v_proj.weight.grad.clone())
+    assert torch.equal(*gradients)
+
+
+@torch.no_grad()
+def test_equal_vectors_share_a_bucket_and_near_ones_more_with_rounds():
+    module = layer("lsh", causal=True, num_clusters=16, hash_rounds=8)
+    unit = normalize(inputs(length=500).unflatten(-1, (2, -1)).transpose(1, 2), dim=-1)
+    near = normalize(unit + 0.2 * torch.randn_like(unit), dim=-1)
+    buckets = [torch.stack(module.routers[0]._buckets(k)) for k in (unit, near, 3 * unit)]
+    assert torch.equal(buckets[0], buckets[2])
+    together = buckets[0] == buckets[1]
+    shares = [together[:rounds].any(0).double().mean() for rounds in (1, 2, 4, 8)]
+    far = (buckets[0] == buckets[0].flip(-1)).double().mean()
+    assert far < 0.15 < shares[0] < shares[1] - 0.05 < shares[2] - 0.1 < shares[3] - 0.1
+    assert shares[3] > 0.95
+
+
+@torch.no_grad()
+def test_bucket_sizes_are_reported():
+    module = layer("lsh", causal=True, num_clusters=3)
+    (report,) = module(inputs())[1]
+    assert report.cluster_sizes.shape == (2 * 2, 3)  # rounds and heads
+    assert report.cluster_sizes.sum(-1).eq(BATCH * LENGTH).all()
+    assert report.clustering_loss is None

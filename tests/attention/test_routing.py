@@ -1,0 +1,195 @@
+"""Routing heads against a plain loop over clusters, and how their centroids move."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fairseq_clusterformer.clustering import cluster_use
+from fairseq_clusterformer.clustering.spherical import SphericalMeans
+
+from ..kinds import pads
+from .plain import BATCH, HEADS, WIDTH, attend, layer, projected
+
+LENGTH = 17
+
+
+def inputs(batch: int = BATCH) -> Tensor:
+    return torch.randn(batch, LENGTH, WIDTH, dtype=torch.float64)
+
+
+def cosine(vector: Tensor, centroid: Tensor) -> float:
+    return float(vector @ centroid) / math.sqrt(float(vector @ vector))
+
+
+def nearest(vector: Tensor, centroids: Tensor) -> int:
+    cosines = [cosine(vector, centroid) for centroid in centroids]
+    return cosines.index(max(cosines))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_clusters", [1, 3, 30])
+@pytest.mark.parametrize("form", ["causal", "recent", "chunk"])
+def test_what_is_seen(num_clusters, form):
+    window = 3
+    rule = "chunk" if form == "chunk" else "recent"
+    options = {"window": window, "num_clusters": num_clusters, "cluster_rule": rule}
+    module = layer("routing", causal=form == "causal", **options)
+    x = inputs()
+    q, k, _ = projected(module, x)
+    all_centroids = module.routers[0].means.centroids
+
+    def sees(row: int, head: int, query: int) -> list[int]:
+        centroids = all_centroids[head]
+        own = nearest(q[row, head, query], centroids)
+        if form == "chunk":
+            near = [cosine(key, centroids[own]) for key in k[row, head]]
+            return sorted(range(LENGTH), key=lambda j: -near[j])[: -(-LENGTH // num_clusters)]
+        same = [j for j in range(LENGTH) if nearest(k[row, head, j], centroids) == own]
+        before = [j for j in same if j < query]
+        if form == "causal":
+            return before[-window:] or [query]
+        if query in same:
+            before = before[-window:]
+        after = [j for j in same if j >= query][: window + (query in same)]
+        return [*before[-window - 1 :], *after] or [query]
+
+    torch.testing.assert_close(module(x)[0], attend(module, x, sees), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [True, False])
+def test_queries_and_keys_have_one_length(causal):
+    module = layer("routing", causal=causal)
+    q, k, _ = projected(module, inputs())
+    width = WIDTH // HEADS
+    for vectors in (q, k):
+        lengths = vectors.norm(dim=-1)
+        torch.testing.assert_close(
+            lengths, torch.full_like(lengths, width**0.5), rtol=1e-3, atol=0
+        )
+    assert torch.equal(q, k) == causal
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["chunk", "recent"])
+@pytest.mark.parametrize("num_clusters", [1, 4, 50])
+def test_no_token_is_left_without_keys(rule, num_clusters):
+    """Of values that are all 1, every weighted mean is 1."""
+    module = layer("routing", causal=False, num_clusters=num_clusters, cluster_rule=rule)
+    module.v_proj.weight.zero_()
+    module.v_proj.bias.fill_(1.0)
+    expected = module.out_proj(torch.ones(WIDTH, dtype=torch.float64))
+    mask = pads([LENGTH, 4], LENGTH, "left")
+    out = module(inputs(), mask)[0][~mask]
+    torch.testing.assert_close(out, expected.expand_as(out))
+
+
+def test_no_gradient_reaches_the_centroids_and_both_projections_learn():
+    for causal in (True, False):
+        module = layer("routing", causal=causal, num_clusters=2)
+        module(inputs())[0].square().sum().backward()
+        assert {name for name, _ in module.named_parameters() if "routers" in name} == set()
+        assert module.q_proj.weight.grad.abs().max() > 0
+        assert module.k_proj.weight.grad.abs().max() > 0
+
+
+def moved_by_a_loop(centroids: Tensor, vectors: Tensor, momentum: float) -> Tensor:
+    """The centroids [K, E] of one head after an update that saw vectors [n, E]."""
+    unit = [vector / math.sqrt(float(vector @ vector)) for vector in vectors]
+    members: dict[int, list[Tensor]] = {c: [] for c in range(len(centroids))}
+    for vector in unit:
+        members[nearest(vector, centroids)].append(vector)
+    moved = []
+    for c, centroid in enumerate(centroids):
+        total = sum(members[c] or unit)
+        target = total / math.sqrt(float(total @ total))
+        new = momentum * centroid + (1 - momentum) * target
+        moved.append(new / math.sqrt(float(new @ new)))
+    return torch.stack(moved)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("num_clusters", [3, 40])
+def test_centroids_are_a_moving_average(causal, num_clusters):
+    module = layer("routing", causal=causal, num_clusters=num_clusters)
+    means = module.routers[0].means
+    means.momentum = 0.75
+    mask = pads([LENGTH, 9], LENGTH, "right")
+    for _ in range(3):
+        batches = [inputs() for _ in range(2)]
+        before = means.centroids.clone()
+        seen: list[list[Tensor]] = [[] for _ in range(HEADS)]
+        for batch in batches:
+            module.observe(module(batch, mask)[1])
+            q, k, _ = projected(module, batch)
+            for vectors in (q,) if causal else (q, k):
+                for head in range(HEADS):
+                    seen[head].append(vectors[:, head][~mask])
+        assert torch.equal(means.centroids, before)  # fixed while a batch runs
+        module.commit()
+        for head in range(HEADS):
+            expected = moved_by_a_loop(before[head], torch.cat(seen[head]), 0.75)
+            torch.testing.assert_close(means.centroids[head], expected)
+    before = means.centroids.clone()
+    module.commit()  # nothing new was observed
+    module.routers[0].observe(module.routers[0].nothing_observed())
+    module.commit()
+    assert torch.equal(means.centroids, before)
+
+
+@torch.no_grad()
+def test_two_workers_are_one_with_twice_the_batch():
+    one, two = (layer("routing", causal=True, num_clusters=4) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    x = inputs(batch=6)
+    one.observe(one(x)[1])
+    for part in x.split(3):
+        two.observe(two(part)[1])
+    for module in (one, two):
+        module.commit()
+    torch.testing.assert_close(one.routers[0].means.centroids, two.routers[0].means.centroids)
+
+
+@torch.no_grad()
+def test_an_empty_cluster_comes_alive():
+    means = SphericalMeans(1, 4, 8)
+    x = torch.randn(1, 1, 400, 8) + torch.tensor([3.0, *[0.0] * 7])
+    means.centroids.copy_(-normalize(x[:, 0, :4], dim=-1))
+    means.centroids[0, 0] *= -1
+    used = []
+    for _ in range(600):
+        clusters, _ = means(x)
+        sums = means.sums(x, clusters, None)
+        used.append(cluster_use(sums[0, :, -1]).effective.item())
+        means.observe(sums)
+        means.commit()
+    assert used[0] < 1.1
+    assert used[-1] > 3
+    torch.testing.assert_close(means.centroids.norm(dim=-1), torch.ones(1, 4))
+
+
+@torch.no_grad()
+def test_an_overflow_does_not_break_the_centroids():
+    module = layer("routing", causal=True, num_clusters=3)
+    before = module.routers[0].means.centroids.clone()
+    broken = inputs()
+    broken[0, 3] = math.inf
+    module.observe(module(broken)[1])
+    module.commit()
+    assert torch.equal(module.routers[0].means.centroids, before)
+    module.observe(module(inputs())[1])
+    module.commit()
+    assert torch.isfinite(module.routers[0].means.centroids).all()
+    assert not torch.equal(module.routers[0].means.centroids, before)
+
+
+def test_cluster_sizes_are_reported():
+    module = layer("routing", causal=True, num_clusters=3)
+    mask = pads([LENGTH, 9], LENGTH, "left")
+    (report,) = module(inputs(), mask)[1]
+    assert report.cluster_sizes.shape == (HEADS, 3)
+    assert report.cluster_sizes.sum(-1).eq(LENGTH + 9).all()
