@@ -2,16 +2,13 @@
 
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
 
-from .checkpoints import CheckpointError
 from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions
 from .options import defaults_of, set_defaults
 from .word_vectors import read_word_vectors
@@ -19,8 +16,6 @@ from .word_vectors import read_word_vectors
 logger = logging.getLogger(__name__)
 
 POOLINGS = ("mean", "first")
-#: what a pretrained checkpoint gives, by the first part of its tensors' names
-_PRETRAINED = ("encoder", "vocabulary")
 
 
 @dataclass
@@ -155,7 +150,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         if self.args.word_vectors:
             self._load_word_vectors(self.args.word_vectors)
         if self.args.pretrained_checkpoint:
-            self._load_pretrained(self.args.pretrained_checkpoint)
+            self.load_encoder(self.args.pretrained_checkpoint)
 
     @torch.no_grad()
     def _load_word_vectors(self, path: str) -> None:
@@ -167,29 +162,6 @@ class ClusterformerClassifier(EncoderOnlyModel):
         words = len(self.encoder.dictionary) - self.encoder.dictionary.nspecial
         share = 100 * len(places) / words
         logger.info(f"{path}: vectors of {len(places)} of {words} words ({share:.1f} %)")
-
-    def _load_pretrained(self, path: str) -> None:
-        """The encoder and its dictionary; what else there is starts anew."""
-        option = f"--pretrained-checkpoint is {path}"
-        if not Path(path).is_file():
-            raise CheckpointError(f"{option}: no such file; allowed: a checkpoint")
-        given = load_checkpoint_to_cpu(path)["model"]
-        mine = self.state_dict()
-        kept = {name: t for name, t in given.items() if name.split(".")[0] in _PRETRAINED}
-        missing = [n for n in mine if n.split(".")[0] in _PRETRAINED and n not in kept]
-        allowed = "allowed: a clusterformer_masked_lm of the same sizes, attention and dictionary"
-        anew = {name: tensor for name, tensor in mine.items() if name not in kept}
-        if "vocabulary" not in kept or missing:
-            first = missing[0] if missing else "vocabulary"
-            raise CheckpointError(f"{option}: it lacks {first}; {allowed}")
-        try:
-            self.load_state_dict({**anew, **kept})
-        except CheckpointError as error:
-            raise CheckpointError(f"{option}: {error}; {allowed}") from None
-        left = [name for name in given if name not in kept]
-        logger.info(f"{path}: loaded {len(kept)} tensors of the encoder")
-        logger.info(f"left there: {', '.join(left) or 'nothing'}")
-        logger.info(f"starts anew: {', '.join(anew)}")
 
 
 @register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")

@@ -1,10 +1,14 @@
 """What models share that are an encoder and a head."""
 
 import hashlib
+import logging
+import pickle
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from fairseq import utils
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
@@ -14,6 +18,10 @@ from torch import Tensor, nn
 from .checkpoints import CheckpointError, ExplainedCheckpoints
 from .encoder import ClusterformerEncoder
 from .options import EncoderClusteringOptions, attention_of
+
+logger = logging.getLogger(__name__)
+
+_PRETRAINED = ("encoder.", "vocabulary")
 
 
 @dataclass
@@ -104,6 +112,40 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         if given is not None and not torch.equal(given.cpu(), self.vocabulary.cpu()):
             raise CheckpointError("it was trained with another dictionary (dict.txt)")
         return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def load_encoder(self, path: str) -> None:
+        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew.
+
+        Raises:
+            CheckpointError: a file that cannot be read, or an encoder that does not fit.
+        """
+        option = f"--pretrained-checkpoint is {path}"
+        if not Path(path).is_file():
+            raise CheckpointError(f"{option}: no such file; allowed: a checkpoint")
+        try:
+            given = load_checkpoint_to_cpu(path)["model"]
+        except pickle.UnpicklingError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(
+                f"{option}: it cannot be read ({reason}); allowed: a checkpoint"
+            ) from None
+        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
+        mine = self.state_dict()
+        head = {name: t for name, t in mine.items() if not name.startswith(_PRETRAINED)}
+        try:
+            self.load_state_dict(head | loaded)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{option}: it does not fit the model: {error}; allowed: a "
+                "clusterformer_masked_lm of the same sizes, attention and dictionary"
+            ) from None
+        names = {
+            "loaded": loaded,
+            "left there": [name for name in given if name not in loaded],
+            "starting anew": [name for name in mine if name not in loaded],
+        }
+        for what, group in names.items():
+            logger.info(f"{path}: {len(group)} tensors {what}: {', '.join(group)}")
 
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""
