@@ -57,7 +57,7 @@ def test_questions_without_a_right_answer() -> None:
 
 
 def test_trec_eval() -> None:
-    """The numbers of trec_eval 9.0.8 (pytrec-eval-terrier 0.5.10): means over all questions that
+    """The numbers of trec_eval (by pytrec_eval-terrier 0.5.11): means over all questions that
     it judges, and over those with a right answer."""
     every = (0.27314814814814814, 0.2847222222222222, 12)
     answered = (0.5462962962962963, 0.5694444444444444, 6)
