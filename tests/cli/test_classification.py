@@ -27,7 +27,7 @@ from tests.cli.test_train import STATISTICS
 from tests.conftest import RunCli
 
 SPECS = ("full", "window", "neural", "window+neural", "neural,full")
-LEARNED = "--max-update 60 --validate-interval 2"
+LEARNED = "--max-update 45 --validate-interval 3 --lr 0.005 --no-epoch-checkpoints"
 BEST = "--best-checkpoint-metric map --maximize-best-checkpoint-metric"
 TASK = "--task clusterformer_sentence --valid-subset test"
 MASKED = (
@@ -40,10 +40,6 @@ MASKED = (
 
 def last(folder: Path) -> Path:
     return folder / "checkpoint_last.pt"
-
-
-def accuracy(log: dict[str, float]) -> float:
-    return log["ncorrect"] / log["sample_size"]
 
 
 def valid_accuracy(run: Run, batches: int) -> float:
@@ -79,7 +75,7 @@ def masked_lm(text_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 class TestTrain:
     @pytest.mark.parametrize("spec", SPECS)
     def test_texts(self, spec: str, text_data: Path, tmp_path: Path) -> None:
-        """Three classes, about as often: chance is 0.36 here."""
+        """Three classes, about as often."""
         line = f"{CLASSIFICATION} {LEARNED} --encoder-attention {spec}"
         run = train(text_data, line, tmp_path)
         assert valid_accuracy(run, 3) > 0.6
@@ -89,11 +85,10 @@ class TestTrain:
             assert update["clustered_size"] == clustered
             assert all(math.isfinite(value) for value in update.values())
 
-    @pytest.mark.parametrize("form", ["joined", "siamese"])
-    @pytest.mark.parametrize("pooling", ["mean", "first"])
+    @pytest.mark.parametrize(("form", "pooling"), [("joined", "first"), ("siamese", "mean")])
     def test_pairs(self, form: str, pooling: str, pair_data: Path, tmp_path: Path) -> None:
         line = f"{CLASSIFICATION} {LEARNED} --pair-form {form} --pooling {pooling}"
-        run = train(pair_data, line, tmp_path, "--lr", 0.005)
+        run = train(pair_data, line, tmp_path)
         assert valid_accuracy(run, 3) > 0.85
 
     @pytest.mark.parametrize(
@@ -309,8 +304,12 @@ class TestPretrained:
         encoder = {name for name in given if not name.startswith("lm_head.")}
         assert_equal_states({n: given[n] for n in encoder}, {n: now[n] for n in encoder})
         assert {name.split(".")[0] for name in now.keys() - encoder} == {"classifier"}
-        told = {record.getMessage().split(": ")[1] for record in caplog.records}
-        assert {f"{len(encoder)} tensors loaded", "4 tensors starting anew"} <= told
+        told = [record.getMessage() for record in caplog.records]
+        told = [line.split(": ")[1] for line in told if line.startswith(str(masked_lm))]
+        assert told == [
+            *(f"{len(encoder)} tensors loaded", f"{len(given) - len(encoder)} tensors left there"),
+            "4 tensors starting anew",
+        ]
         assert len(run.updates) == 1
 
     def test_clusters_start_anew_from_a_dense_checkpoint(
@@ -339,21 +338,20 @@ class TestPretrained:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ("--encoder-layers 3", "tensors missing: 18, such as encoder.layers.2."),
-            ("--encoder-layers 1", "tensors of another model: 18, such as encoder.layers.1."),
-            ("--encoder-ffn-embed-dim 48", "fc1.weight [64, 32], here [48, 32]"),
-            ("--num-clusters 4", "encoder.centroids [3, 32], here [4, 32]"),
+            ("--encoder-layers 3", r"tensors missing: \d+, such as encoder\.layers\.2\."),
+            ("--encoder-layers 1", r"tensors of another model: \d+, such as encoder\.layers\.1\."),
+            ("--encoder-ffn-embed-dim 48", r"fc1\.weight \[64, 32\], here \[48, 32\]"),
+            ("--num-clusters 4", r"encoder\.centroids \[3, 32\], here \[4, 32\]"),
         ],
     )
     def test_another_size(
         self, options: str, message: str, text_data: Path, masked_lm: Path, tmp_path: Path
     ) -> None:
-        with pytest.raises(ValueError, match="does not fit") as caught:
-            line = f"{self.LINE} {options} --pretrained-checkpoint {masked_lm}"
+        line = f"{self.LINE} {options} --pretrained-checkpoint {masked_lm}"
+        with pytest.raises(ValueError, match=message) as caught:
             train(text_data, line, tmp_path)
         line = last_line(caught.value)
-        assert f"--pretrained-checkpoint is {masked_lm}: " in line
-        assert message in line
+        assert f"--pretrained-checkpoint is {masked_lm}: it does not fit the model: " in line
 
     @pytest.mark.usefixtures("no_update")
     def test_another_dictionary(
@@ -385,7 +383,7 @@ class TestBadInput:
             ("--pair-form both", "--pair-form is 'both'; allowed: joined, siamese"),
             ("--pooling max", "--pooling is 'max'; allowed: mean, first"),
             ("--max-positions 4", "--max-positions is 4; allowed: 5 or more"),
-            ("--max-positions 9", "of train are longer; allowed: 14 or more, or --truncate-"),
+            ("--max-positions 9", "of valid are longer; allowed: 14 or more, or --truncate-"),
             ("--classifier-hidden-dim -1", "--classifier-hidden-dim is -1; allowed: 0 or more"),
             ("--encoder-attention nueral", "--encoder-attention is 'nueral': unknown kind"),
             ("--encoder-attention-heads 5", "--encoder-attention-heads is 5; allowed: a number"),
@@ -450,4 +448,4 @@ class TestBadInput:
     def test_another_architecture(self, text_data: Path, tmp_path: Path) -> None:
         line = f"{CLASSIFICATION} --arch clusterformer_masked_lm"
         with pytest.raises(ValueError, match="allowed: an architecture clusterformer_classifier"):
-            train(text_data, line.replace("--pooling", ""), tmp_path)
+            train(text_data, line, tmp_path)
