@@ -1,14 +1,18 @@
 """Classification and ranking by fairseq's commands: trained, resumed, validated, fine-tuned."""
 
 import math
+import re
 import shutil
 import socket
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from sklearn.metrics import accuracy_score, average_precision_score
 
 from tests.cli.in_process import (
@@ -24,7 +28,7 @@ from tests.cli.in_process import (
 from tests.cli.sentence_data import binarize
 from tests.cli.test_bad_input import last_line, no_update  # noqa: F401
 from tests.cli.test_train import STATISTICS
-from tests.conftest import RunCli
+from tests.conftest import REPO_ROOT, RunCli
 
 SPECS = ("full", "window", "neural", "window+neural", "neural,full")
 LEARNED = "--max-update 45 --validate-interval 3 --lr 0.005 --no-epoch-checkpoints"
@@ -449,3 +453,32 @@ class TestBadInput:
         line = f"{CLASSIFICATION} --arch clusterformer_masked_lm"
         with pytest.raises(ValueError, match="allowed: an architecture clusterformer_classifier"):
             train(text_data, line, tmp_path)
+
+
+CONFIG = REPO_ROOT / "examples" / "classification" / "config"
+
+
+class TestHydra:
+    def test_recipe_is_the_named_architecture(self) -> None:
+        groups = yaml.safe_load((CONFIG / "mr.yaml").read_text())
+        architecture = Namespace()
+        ARCH_CONFIG_REGISTRY["clusterformer_classifier_base"](architecture)
+        assert vars(architecture).items() <= groups["model"].items()
+
+    def test_runs(self, pair_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+        """As its first lines say; its best checkpoint is validated."""
+        run = run_cli(
+            *("fairseq-hydra-train", "--config-dir", "examples/classification/config"),
+            *("--config-name", "mr", f"task.data={pair_data}", "task.pair_form=siamese"),
+            *(f"checkpoint.save_dir={tmp_path}", "optimization.max_epoch=6", "common.cpu=true"),
+            *("common.log_format=json", "checkpoint.best_checkpoint_metric=map"),
+            *("model.encoder_embed_dim=32", "lr_scheduler.warmup_updates=1"),
+            *("distributed_training.distributed_world_size=1", "optimization.lr=[0.005]"),
+            user_dir=None,
+            cwd=REPO_ROOT,
+        )
+        best = re.findall(r'"valid_best_map": "([\d.]+)"', run.stdout)[-1]
+        assert float(best) > 0.8
+        line = TASK.replace("test", "valid")
+        path = tmp_path / "checkpoint_best.pt"
+        assert validate(pair_data, path, line, "--batch-size", 9)["map"] == float(best)

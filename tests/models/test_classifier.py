@@ -136,7 +136,7 @@ def test_segments_begin_behind_the_first_separator() -> None:
     swapped = [d.bos(), b, b, end, a, end]
     logits = model(torch.tensor([pair, swapped]))[0]
     assert (logits[0] - logits[1]).abs().max() > 1e-3
-    model.segments.weight.copy_(model.segments.weight[0])
+    model.segments.weight.copy_(model.segments.weight[0].clone())
     logits = model(torch.tensor([pair, swapped]))[0]
     torch.testing.assert_close(logits[0], logits[1])
 
