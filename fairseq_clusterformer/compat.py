@@ -14,7 +14,9 @@ import warnings
 import numpy as np
 import omegaconf
 import torch
+import torch.distributed as dist
 from fairseq.data import data_utils
+from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from numpy._core import multiarray
@@ -78,6 +80,7 @@ def apply() -> None:
     restore_numpy_compat()
     mend_ngram_blocking()
     keep_last_batches()
+    gather_without_cuda()
     silence_known_warnings()
 
 
@@ -135,6 +138,26 @@ def keep_last_batches() -> None:
         return [*batches, left_out] if len(left_out) else batches
 
     data_utils.batch_by_size = batch_by_size
+
+
+def gather_without_cuda() -> None:
+    """Lets workers on processors send each other what cannot be summed, such as ranked pairs:
+    fairseq's own way of it needs a GPU.
+    """
+    gather = distributed_utils.all_gather_list
+    if hasattr(gather, "__wrapped__"):
+        return
+
+    @functools.wraps(gather)
+    def all_gather_list(data, group=None, max_size=16384):
+        group = group or distributed_utils.get_global_group()
+        if dist.get_backend(group) != "gloo":
+            return gather(data, group, max_size)
+        everyone = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, data, group=group)
+        return everyone
+
+    distributed_utils.all_gather_list = all_gather_list
 
 
 def silence_known_warnings() -> None:

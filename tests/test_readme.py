@@ -14,17 +14,26 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 import fairseq_clusterformer
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention, attention_kinds
 from fairseq_clusterformer.attention import base as attention_base
+from fairseq_clusterformer.criterions.clusterformer_sentence_prediction import (
+    ClusterformerSentencePredictionConfig,
+)
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
 from fairseq_clusterformer.models.clusterformer import ClusterformerOptions
+from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifierConfig
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyOptions
 from fairseq_clusterformer.models.options import ClusteringOptions
+from fairseq_clusterformer.tasks.clusterformer_sentence import ClusterformerSentenceConfig
 
 from .kinds import pads
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").glob("*/README.md"))]
-PROGRAMS = ("fairseq-train", "fairseq-eval-lm", "fairseq-generate", "fairseq-interactive")
+PROGRAMS = (
+    *("fairseq-train", "fairseq-eval-lm", "fairseq-generate", "fairseq-interactive"),
+    "fairseq-validate",
+)
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -110,6 +119,7 @@ def test_fairseq_commands_parse():
         "fairseq-eval-lm": options.get_eval_lm_parser,
         "fairseq-generate": options.get_generation_parser,
         "fairseq-interactive": lambda: options.get_interactive_generation_parser(),
+        "fairseq-validate": options.get_validation_parser,
     }
     seen = 0
     for words in commands():
@@ -125,7 +135,9 @@ def test_fairseq_commands_parse():
         if words[0] == "fairseq-train":
             assert ARCH_MODEL_NAME_REGISTRY[args.arch] in (
                 "clusterformer",
+                "clusterformer_classifier",
                 "clusterformer_lm",
+                "clusterformer_masked_lm",
                 "transformer_lm",
             )
     assert seen >= 9
@@ -144,6 +156,24 @@ def test_every_option_is_in_the_table_with_its_default():
         row = next((r for r in README.splitlines() if r.startswith(f"| `{name}")), None)
         assert row is not None, f"{name} is not in the table of options"
         default = "off" if option.default is False else str(option.default)
+        assert row.split("|")[2].strip().strip("`") == default, row
+
+
+def test_every_option_of_classification_is_in_its_tables():
+    page = (ROOT / "examples" / "classification" / "README.md").read_text()
+    inherited = {f.name for f in [*fields(EncoderOnlyOptions), *fields(ClusteringLossConfig)]}
+    owners = (
+        ClusterformerSentenceConfig,
+        ClusterformerClassifierConfig,
+        ClusterformerSentencePredictionConfig,
+    )
+    for option in (f for owner in owners for f in fields(owner)):
+        if option.name in inherited | {"_name", "data"}:
+            continue
+        name = "--" + option.name.replace("_", "-")
+        row = next((r for r in page.splitlines() if r.startswith(f"| `{name}")), None)
+        assert row is not None, f"{name} is not in the table of options"
+        default = "off" if option.default is False else str(option.default) or "none"
         assert row.split("|")[2].strip().strip("`") == default, row
 
 

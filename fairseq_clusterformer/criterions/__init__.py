@@ -4,4 +4,6 @@ from . import (  # noqa: F401
     clusterformer_adaptive_loss,
     clusterformer_cross_entropy,
     clusterformer_label_smoothed_cross_entropy,
+    clusterformer_masked_lm,
+    clusterformer_sentence_prediction,
 )

@@ -1,1 +1,1 @@
-"""What a data set's symbols are; nothing here imports fairseq."""
+"""Data sets, and what their symbols are; of these files only `sentences` imports fairseq."""

@@ -1,6 +1,11 @@
 """fairseq architectures."""
 
-from . import clusterformer, clusterformer_lm  # noqa: F401
+from . import (  # noqa: F401
+    clusterformer,
+    clusterformer_classifier,
+    clusterformer_lm,
+    clusterformer_masked_lm,
+)
 from .checkpoints import explain_loading
 
 explain_loading()

@@ -1,7 +1,6 @@
 """``--arch clusterformer``: translation with clustered encoders and decoders."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model, register_model_architecture
@@ -17,17 +16,13 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor
 
-from fairseq_clusterformer.attention import AttentionConfig
-
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .encoder import ClusterformerEncoder
 from .options import (
-    ClusteringOptions,
-    attention_config,
-    check_heads,
+    EncoderClusteringOptions,
+    attention_of,
     defaults_of,
-    kinds_of_layers,
     set_defaults,
 )
 
@@ -41,30 +36,14 @@ _POSITIONS = {
     "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
     "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
 }
-_RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 
 
 @dataclass
-class ClusterformerOptions(ClusteringOptions):
+class ClusterformerOptions(EncoderClusteringOptions):
     """Options beside those of fairseq's ``transformer``."""
 
-    encoder_attention: str = field(
-        default="window+neural",
-        metadata={
-            "help": "attention of each encoder layer: kinds joined by + share its heads, *n "
-            "repeats it, and a comma-separated list is cycled to the depth"
-        },
-    )
     decoder_attention: str = field(
         default="window*2,window+neural", metadata={"help": "the same for the decoder"}
-    )
-    num_clusters: int = field(default=3, metadata={"help": "clusters of each clustering layer"})
-    encoder_cluster_rule: str = field(
-        default="chunk",
-        metadata={
-            "help": "which tokens of its cluster an encoder's query sees: chunk (its own chunk of "
-            "the sorted sentence and the one before) or recent (the nearest of its cluster)"
-        },
     )
     decoder_cluster_rule: str = field(
         default="recent",
@@ -73,20 +52,6 @@ class ClusterformerOptions(ClusteringOptions):
             "comparison, with which nothing can be generated"
         },
     )
-    own_centroids: bool = field(
-        default=False,
-        metadata={
-            "help": "every encoder layer owns its centroids, instead of starting from those that "
-            "the layer before hands on"
-        },
-    )
-
-
-class _Attention(NamedTuple):
-    """What one side's layers attend by."""
-
-    kinds: list[tuple[str, ...]]
-    config: AttentionConfig
 
 
 @register_model("clusterformer")
@@ -116,8 +81,8 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         base_architecture(args)
         set_defaults(args, **defaults_of(ClusterformerOptions))
         attention = {
-            "encoder": _attention(args, "encoder", own_centroids=args.own_centroids),
-            "decoder": _attention(args, "decoder"),
+            "encoder": attention_of(args, "encoder", own_centroids=args.own_centroids),
+            "decoder": attention_of(args, "decoder"),
         }
         cfg = TransformerConfig.from_namespace(args)
         cfg.attention = attention
@@ -177,20 +142,6 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         )
         extra["reports"]["encoder"] = encoder_out["reports"]
         return x, extra
-
-
-def _attention(args, side: str, own_centroids: bool = True) -> _Attention:
-    """Of the encoder or the decoder.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    check_heads(args, side)
-    rule = getattr(args, f"{side}_cluster_rule")
-    if rule not in _RULES[side]:
-        raise ValueError(f"--{side}-cluster-rule is {rule!r}; allowed: {', '.join(_RULES[side])}")
-    kinds = kinds_of_layers(args, side, f"{side}_attention")
-    return _Attention(kinds, attention_config(args, rule, own_centroids=own_centroids))
 
 
 @register_model_architecture("clusterformer", "clusterformer")

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf, open_dict
@@ -16,6 +17,7 @@ from fairseq_clusterformer.attention.base import (
 )
 
 _DEFAULTS = AttentionConfig()
+_RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 
 
 @dataclass
@@ -62,6 +64,34 @@ class ClusteringOptions(FairseqDataclass):
         metadata={
             "help": f"{' or '.join(STRIDED_PATTERNS)}: strided heads see every stride-th token, "
             "or the last token of each block of that many"
+        },
+    )
+
+
+@dataclass
+class EncoderClusteringOptions(ClusteringOptions):
+    """Options of every architecture with a clustered encoder."""
+
+    encoder_attention: str = field(
+        default="window+neural",
+        metadata={
+            "help": "attention of each encoder layer: kinds joined by + share its heads, *n "
+            "repeats it, and a comma-separated list is cycled to the depth"
+        },
+    )
+    num_clusters: int = field(default=3, metadata={"help": "clusters of each clustering layer"})
+    encoder_cluster_rule: str = field(
+        default="chunk",
+        metadata={
+            "help": "which tokens of its cluster an encoder's query sees: chunk (its own chunk of "
+            "the sorted sentence and the one before) or recent (the nearest of its cluster)"
+        },
+    )
+    own_centroids: bool = field(
+        default=False,
+        metadata={
+            "help": "every encoder layer owns its centroids, instead of starting from those that "
+            "the layer before hands on"
         },
     )
 
@@ -147,3 +177,24 @@ def kinds_of_layers(args: Namespace, side: str, spec: str) -> list[tuple[str, ..
     setattr(args, spec, ",".join("+".join(layer) for layer in kinds))
     setattr(args, f"{side}_layers", len(kinds))
     return kinds
+
+
+class LayerAttention(NamedTuple):
+    """What the layers of an encoder or a decoder attend by."""
+
+    kinds: list[tuple[str, ...]]
+    config: AttentionConfig
+
+
+def attention_of(args: Namespace, side: str, own_centroids: bool = True) -> LayerAttention:
+    """Of the encoder or the decoder.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    check_heads(args, side)
+    rule = getattr(args, f"{side}_cluster_rule")
+    if rule not in _RULES[side]:
+        raise ValueError(f"--{side}-cluster-rule is {rule!r}; allowed: {', '.join(_RULES[side])}")
+    kinds = kinds_of_layers(args, side, f"{side}_attention")
+    return LayerAttention(kinds, attention_config(args, rule, own_centroids=own_centroids))

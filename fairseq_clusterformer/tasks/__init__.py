@@ -1,1 +1,3 @@
 """fairseq tasks."""
+
+from . import clusterformer_sentence  # noqa: F401

@@ -17,6 +17,7 @@ from tests.cli.in_process import (
     TRANSFORMER,
     train,
 )
+from tests.cli.sentence_data import write_pairs, write_texts
 from tests.conftest import REPO_ROOT
 
 
@@ -100,6 +101,18 @@ def binarize(text: Path, data: Path, *more: object) -> None:
     words = ["-s", "src", "-t", "tgt", "--trainpref", text / "train", "--destdir", data, *more]
     parser = options.get_preprocessing_parser()
     preprocess.main(parser.parse_args([str(word) for word in words]))
+
+
+@pytest.fixture(scope="session")
+def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of three classes."""
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def pair_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of two classes, seven a question."""
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 #: until a translation is more often right than wrong, and no beam is sure of it

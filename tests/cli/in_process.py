@@ -12,9 +12,11 @@ import fairseq_cli.eval_lm
 import fairseq_cli.generate
 import fairseq_cli.interactive
 import fairseq_cli.train
+import fairseq_cli.validate
 import torch
 from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
@@ -53,6 +55,13 @@ CLUSTERED_TRANSLATION = (
 )
 DENSE_TRANSLATION = (
     f"{TRANSLATION} --arch transformer --criterion label_smoothed_cross_entropy {HERE}"
+)
+# Classification, two small layers.
+CLASSIFICATION = (
+    "--task clusterformer_sentence --arch clusterformer_classifier --encoder-layers 2"
+    " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4"
+    " --attention-window 4 --criterion clusterformer_sentence_prediction --batch-size 16"
+    f" --max-update 6 --optimizer adam --lr 0.003 --clip-norm 1 --seed 1 {HERE}"
 )
 # What fairseq demands where a checkpoint comes from another criterion or another data set.
 RESET = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
@@ -99,6 +108,25 @@ def eval_lm(data: Path, checkpoint: Path, line: str) -> dict[str, float]:
     return {name: float(value) for name, value in results.items()}
 
 
+def validate(data: Path, checkpoint: Path, line: str, *more: object) -> dict[str, Any]:
+    """``fairseq-validate``: what it prints of the last subset."""
+    words = [data, "--path", checkpoint, *f"{line} {HERE}".split(), *more]
+    words = [str(word) for word in words]
+    printed: dict[str, Any] = {}
+
+    def keep(bar: SimpleProgressBar, stats: dict[str, Any], tag=None, step=None):
+        printed.clear()
+        printed.update(stats)
+
+    with quiet(), mock.patch.object(SimpleProgressBar, "print", keep):
+        given = options.parse_args_and_arch(
+            options.get_validation_parser(), words, suppress_defaults=True
+        )
+        config = _config(options.get_validation_parser(), words)
+        fairseq_cli.validate.main(config, override_args=given)
+    return printed
+
+
 def generate(
     data: Path, checkpoint: Path | str, line: str, results: Path, *more: object
 ) -> list[str]:
@@ -139,7 +167,7 @@ def _recorded(run: Run) -> Iterator[None]:
     reduce = Trainer._reduce_and_log_stats
 
     def record(trainer: Trainer, logs: list[dict], sample_size: float, grad_norm=None):
-        names = {name for log in logs for name in log}
+        names = {name for log in logs for name in log} - {"candidates"}  # no number
         sums = {name: float(sum(log.get(name, 0) for log in logs)) for name in names}
         run.trainer = trainer
         if grad_norm is None:

@@ -1,0 +1,112 @@
+"""Labelled sentences, and pairs of them, as a classifier's samples."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data.data_utils import collate_tokens
+from torch import Tensor
+
+PAIR_FORMS = ("joined", "siamese")
+
+
+class SentenceDataset(FairseqDataset):
+    """Texts with a label each: one sequence a sample, or the two of a pair.
+
+    A text is ``<s> a </s>``. A pair is one sequence ``<s> a </s> b </s>`` in the form "joined",
+    and two of their own in the form "siamese". What is too long loses its end; of a joined pair,
+    the longer text does.
+
+    Args:
+        texts: one binarised data set, or two of equal length; with ``</s>`` at the end or without.
+        labels: classes, int64 [n].
+        dictionary: of the texts.
+        pair_form: of :data:`PAIR_FORMS`.
+        max_positions: tokens of a sequence.
+        questions: the question that each pair belongs to, int64 [n]; None: no ranking.
+        shuffle: batches hold sequences of about one length, drawn at random among these.
+    """
+
+    def __init__(
+        self,
+        texts: list[Any],
+        labels: Tensor,
+        dictionary: Dictionary,
+        *,
+        pair_form: str,
+        max_positions: int,
+        questions: Tensor | None = None,
+        shuffle: bool = True,
+    ):
+        self.texts = texts
+        self.labels = labels
+        self.questions = questions
+        self.dictionary = dictionary
+        self.joined = len(texts) > 1 and pair_form == "joined"
+        self.max_positions = max_positions
+        self.shuffle = shuffle
+        self._lengths = np.stack([self._text_lengths(text) for text in texts])
+        #: tokens of each sample's longest sequence, were nothing cut
+        self.full_sizes = self._lengths.sum(0) + 3 if self.joined else self._lengths.max(0) + 2
+        self.sizes = np.minimum(self.full_sizes, max_positions)
+
+    def _text_lengths(self, text) -> np.ndarray:
+        """Without </s>, which all lines of a file end with, or none."""
+        ends = len(text) > 0 and self.dictionary.eos() in text[0][-1:].tolist()
+        return np.asarray(text.sizes) - int(ends)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        lengths = self._lengths[:, index].tolist()
+        if self.joined:
+            first, second = lengths
+            room = self.max_positions - 3
+            first = min(first, max(room - second, room - room // 2))
+            lengths = [first, min(second, room - first)]
+        else:
+            lengths = [min(length, self.max_positions - 2) for length in lengths]
+        start, end = (torch.tensor([t]) for t in (self.dictionary.bos(), self.dictionary.eos()))
+        texts = [text[index][:n] for text, n in zip(self.texts, lengths, strict=True)]
+        if self.joined:
+            sequences = [torch.cat([start, texts[0], end, texts[1], end])]
+        else:
+            sequences = [torch.cat([start, text, end]) for text in texts]
+        return {"id": index, "sequences": sequences}
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch: ``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``
+        and, where pairs are ranked, ``question``, int64 [B]."""
+        if not samples:
+            return {}
+        ids = torch.tensor([sample["id"] for sample in samples])
+        net_input = {}
+        sides = zip(*(sample["sequences"] for sample in samples), strict=True)
+        for name, rows in zip(("src", "pair"), sides, strict=False):
+            net_input[f"{name}_tokens"] = collate_tokens(rows, self.dictionary.pad())
+            net_input[f"{name}_lengths"] = torch.tensor([len(row) for row in rows])
+        batch = {
+            "id": ids,
+            "net_input": net_input,
+            "target": self.labels[ids],
+            "nsentences": len(samples),
+            "ntokens": sum(len(row) for sample in samples for row in sample["sequences"]),
+        }
+        if self.questions is not None:
+            batch["question"] = self.questions[ids]
+        return batch
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+        return order[np.argsort(self.sizes[order], kind="stable")]

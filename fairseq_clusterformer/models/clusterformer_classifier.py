@@ -1,0 +1,189 @@
+"""``--arch clusterformer_classifier``: classes of texts and of pairs, by a clustered encoder."""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+
+from fairseq_clusterformer.clustering import Report
+
+from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions
+from .options import defaults_of, set_defaults
+from .word_vectors import read_word_vectors
+
+logger = logging.getLogger(__name__)
+
+POOLINGS = ("mean", "first")
+
+
+@dataclass
+class ClusterformerClassifierConfig(EncoderOnlyOptions):
+    """Options of the encoder, and those of the classifier on it."""
+
+    pooling: str = field(
+        default="mean",
+        metadata={"help": "what stands for a text: mean of its tokens' outputs, or the first's"},
+    )
+    classifier_hidden_dim: int = field(
+        default=0, metadata={"help": "width of the classifier's hidden layer; 0: the encoder's"}
+    )
+    classifier_dropout: float = field(
+        default=0.1, metadata={"help": "dropout probability before both of its layers"}
+    )
+    word_vectors: str = field(
+        default="",
+        metadata={"help": "text file of vectors (GloVe) that the words' embeddings start from"},
+    )
+    freeze_word_vectors: bool = field(
+        default=False, metadata={"help": "do not train the words' embeddings"}
+    )
+    pretrained_checkpoint: str = field(
+        default="",
+        metadata={"help": "checkpoint of a clusterformer_masked_lm that the encoder starts from"},
+    )
+
+
+@register_model("clusterformer_classifier", dataclass=ClusterformerClassifierConfig)
+class ClusterformerClassifier(EncoderOnlyModel):
+    """A clustered encoder, a pooling, and a classifier with one hidden layer.
+
+    A pair is one sequence with segment embeddings, or two sequences u, v whose pooled outputs the
+    classifier sees as [u; v; \\|u - v\\|; u * v].
+    """
+
+    def __init__(self, args, task):
+        super().__init__(self.build_encoder(args, task))
+        self.args = args
+        width = args.encoder_embed_dim
+        self.segments = None
+        if task.is_pair and not task.is_siamese:
+            self.segments = nn.Embedding(2, width)
+            nn.init.normal_(self.segments.weight, std=width**-0.5)
+        inputs = 4 * width if task.is_siamese else width
+        hidden = args.classifier_hidden_dim or width
+        self.classifier = nn.Sequential(
+            nn.Dropout(args.classifier_dropout),
+            nn.Linear(inputs, hidden),
+            nn.Tanh(),
+            nn.Dropout(args.classifier_dropout),
+            nn.Linear(hidden, len(task.classes)),
+        )
+        if args.freeze_word_vectors:
+            self.encoder.embed_tokens.weight.requires_grad = False
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        set_defaults(args, **defaults_of(ClusterformerClassifierConfig))
+        if args.pooling not in POOLINGS:
+            raise ValueError(f"--pooling is {args.pooling!r}; allowed: {', '.join(POOLINGS)}")
+        if args.classifier_hidden_dim < 0:
+            raise ValueError(
+                f"--classifier-hidden-dim is {args.classifier_hidden_dim}; allowed: 0 or more"
+            )
+        if args.word_vectors and args.pretrained_checkpoint:
+            raise ValueError(
+                f"--word-vectors is {args.word_vectors}, and --pretrained-checkpoint "
+                f"{args.pretrained_checkpoint}; allowed: one of them"
+            )
+        return cls(args, task)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        pair_tokens: Tensor | None = None,
+        pair_lengths: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, dict[str, list[Report]]]]:
+        """Classify.
+
+        Args:
+            src_tokens: texts or joined pairs, or the first texts of siamese pairs, int64 [B, N].
+            pair_tokens: the second texts of siamese pairs, int64 [B, N'].
+            src_lengths, pair_lengths: ignored; padding is where the dictionary says so.
+
+        Returns:
+            Logits [B, classes], and the reports of the encoder's layers.
+        """
+        features, reports = self._encode(src_tokens)
+        if pair_tokens is not None:
+            u, (v, more) = features, self._encode(pair_tokens)
+            features = torch.cat([u, v, (u - v).abs(), u * v], dim=-1)
+            reports = reports + more
+        return self.classifier(features), {"reports": {"encoder": reports}}
+
+    def _encode(self, tokens: Tensor) -> tuple[Tensor, list[Report]]:
+        """Pooled outputs [B, D]."""
+        embeddings = None
+        if self.segments is not None:
+            ends = tokens.eq(self.encoder.dictionary.eos())
+            second = (ends.cumsum(1) - ends.long()).clamp(max=1)
+            embeddings = self.encoder.embed_tokens(tokens) + self.segments(second)
+        out = self.encoder(tokens, token_embeddings=embeddings)
+        x = out["encoder_out"][0].transpose(0, 1)
+        real = ~out["encoder_padding_mask"][0]
+        if self.args.pooling == "first":
+            first = real.int().argmax(1)
+            pooled = x[torch.arange(len(x), device=x.device), first]
+        else:
+            x = x.masked_fill(~real.unsqueeze(-1), 0.0)
+            pooled = x.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+        return pooled, out["reports"]
+
+    def get_normalized_probs(self, net_output, log_probs: bool, sample=None) -> Tensor:
+        """Probabilities of the classes or their logarithms, float32 [B, classes]."""
+        logits = net_output[0].float()
+        return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
+
+    def load_initial_weights(self) -> None:
+        """Start from what ``--word-vectors`` or ``--pretrained-checkpoint`` names.
+
+        Raises:
+            ValueError: a file that cannot be read or does not fit.
+        """
+        if self.args.word_vectors:
+            self._load_word_vectors(self.args.word_vectors)
+        if self.args.pretrained_checkpoint:
+            self.load_encoder(self.args.pretrained_checkpoint)
+
+    @torch.no_grad()
+    def _load_word_vectors(self, path: str) -> None:
+        """Scaled by one factor to the spread of new embeddings, so that positions and the words
+        without a vector keep their weight beside them."""
+        weight = self.encoder.embed_tokens.weight
+        places, vectors = read_word_vectors(path, self.encoder.dictionary, weight.size(1))
+        weight[places] = vectors * (weight.size(1) ** -0.5 / vectors.std())
+        words = len(self.encoder.dictionary) - self.encoder.dictionary.nspecial
+        share = 100 * len(places) / words
+        logger.info(f"{path}: vectors of {len(places)} of {words} words ({share:.1f} %)")
+
+
+@register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")
+def clusterformer_classifier_tiny(args):
+    """2 layers of 64, 4 heads: learns on a laptop's processor in minutes."""
+    set_defaults(
+        args,
+        encoder_layers=2,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=128,
+        encoder_attention_heads=4,
+    )
+
+
+@register_model_architecture("clusterformer_classifier", "clusterformer_classifier_base")
+def clusterformer_classifier_base(args):
+    """CF22 section 4.2: 2 layers of 300, 4 heads, all of them clustered."""
+    set_defaults(
+        args,
+        encoder_layers=2,
+        encoder_embed_dim=300,
+        encoder_ffn_embed_dim=1200,
+        encoder_attention_heads=4,
+        encoder_attention="neural",
+    )

@@ -1,0 +1,92 @@
+"""``--arch clusterformer_masked_lm``: masked words, by a clustered encoder.
+
+For fairseq's own task ``masked_lm``. CF22 appendix F also trains on next-sentence prediction,
+which is left out: RoBERTa (Liu et al., 2019) found that it does not help.
+"""
+
+from dataclasses import dataclass
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta.model import RobertaLMHead
+from torch import Tensor
+
+from fairseq_clusterformer.clustering import Report
+
+from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions
+from .options import defaults_of, set_defaults
+
+
+@dataclass
+class ClusterformerMaskedLMConfig(EncoderOnlyOptions):
+    """Options of the encoder."""
+
+
+@register_model("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMConfig)
+class ClusterformerMaskedLM(EncoderOnlyModel):
+    """A clustered encoder and RoBERTa's head, which shares the words' embeddings."""
+
+    def __init__(self, args, task):
+        super().__init__(self.build_encoder(args, task))
+        self.args = args
+        self.lm_head = RobertaLMHead(
+            embed_dim=args.encoder_embed_dim,
+            output_dim=len(task.source_dictionary),
+            activation_fn=args.activation_fn,
+            weight=self.encoder.embed_tokens.weight,
+        )
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        set_defaults(args, **defaults_of(ClusterformerMaskedLMConfig))
+        return cls(args, task)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        src_id: Tensor | None = None,
+        masked_tokens: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, dict[str, list[Report]]]]:
+        """Guess words.
+
+        Args:
+            src_tokens: int64 [B, N].
+            src_lengths, src_id: of fairseq's task, ignored.
+            masked_tokens: bool [B, N], the places to guess; None: all.
+
+        Returns:
+            Logits [places, words], or [B, N, words] for all; and the reports of the layers.
+        """
+        out = self.encoder(src_tokens)
+        x = out["encoder_out"][0].transpose(0, 1)
+        return self.lm_head(x, masked_tokens), {"reports": {"encoder": out["reports"]}}
+
+
+@register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")
+def clusterformer_masked_lm_tiny(args):
+    """2 layers of 64, 4 heads: the encoder of ``clusterformer_classifier_tiny``."""
+    set_defaults(
+        args,
+        encoder_layers=2,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=128,
+        encoder_attention_heads=4,
+    )
+
+
+@register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_small")
+def clusterformer_masked_lm_small(args):
+    """CF22 appendix F: BERT-small's 4 layers of 512, 8 heads."""
+    set_defaults(
+        args,
+        encoder_layers=4,
+        encoder_embed_dim=512,
+        encoder_ffn_embed_dim=2048,
+        encoder_attention_heads=8,
+        activation_fn="gelu",
+    )

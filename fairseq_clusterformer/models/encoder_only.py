@@ -1,0 +1,158 @@
+"""What models share that are an encoder and a head."""
+
+import hashlib
+import logging
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from fairseq import utils
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerConfig
+from torch import Tensor, nn
+
+from .checkpoints import CheckpointError, ExplainedCheckpoints
+from .encoder import ClusterformerEncoder
+from .options import EncoderClusteringOptions, attention_of
+
+logger = logging.getLogger(__name__)
+
+_PRETRAINED = ("encoder.", "vocabulary")
+
+
+@dataclass
+class EncoderOnlyOptions(EncoderClusteringOptions):
+    """Options of an encoder, by fairseq's names."""
+
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
+        default="relu", metadata={"help": "activation function"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(
+        default=0.0, metadata={"help": "dropout probability of attention weights"}
+    )
+    activation_dropout: float = field(
+        default=0.0, metadata={"help": "dropout probability after the activation"}
+    )
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width"})
+    encoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "width inside the feed-forward layers"}
+    )
+    encoder_layers: int = field(default=6, metadata={"help": "layers"})
+    encoder_attention_heads: int = field(default=8, metadata={"help": "heads of each layer"})
+    encoder_normalize_before: bool = field(
+        default=False, metadata={"help": "layer norm before each block, instead of after it"}
+    )
+    encoder_learned_pos: bool = field(
+        default=False, metadata={"help": "learned positions, instead of sines"}
+    )
+    encoder_layerdrop: float = field(default=0.0, metadata={"help": "LayerDrop probability"})
+    encoder_layers_to_keep: str = field(
+        default="", metadata={"help": "layers to keep when pruning, such as 0,2"}
+    )
+    layernorm_embedding: bool = field(
+        default=False, metadata={"help": "layer norm after the embedding"}
+    )
+    no_token_positional_embeddings: bool = field(default=False, metadata={"help": "no positions"})
+    no_scale_embedding: bool = field(
+        default=False, metadata={"help": "do not multiply embeddings by the root of the width"}
+    )
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "compute activations again in the backward pass"}
+    )
+
+
+class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
+    """A :class:`ClusterformerEncoder` of one dictionary, which its checkpoints remember."""
+
+    def __init__(self, encoder: ClusterformerEncoder):
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("vocabulary", fingerprint(encoder.dictionary))
+
+    @classmethod
+    def hub_models(cls):
+        return {}
+
+    @classmethod
+    def build_encoder(cls, args, task) -> ClusterformerEncoder:
+        """The encoder that the options name, for the task's words and lengths.
+
+        Raises:
+            ValueError: an option of the attention that is not allowed.
+        """
+        attention = attention_of(args, "encoder", own_centroids=args.own_centroids)
+        cfg = TransformerConfig.from_namespace(args)
+        cfg.max_source_positions = task.max_positions()
+        dictionary = task.source_dictionary
+        embedding = nn.Embedding(
+            len(dictionary), args.encoder_embed_dim, padding_idx=dictionary.pad()
+        )
+        nn.init.normal_(embedding.weight, std=args.encoder_embed_dim**-0.5)
+        nn.init.zeros_(embedding.weight[dictionary.pad()])
+        return ClusterformerEncoder(
+            cfg, dictionary, embedding, kinds=attention.kinds, attention=attention.config
+        )
+
+    def set_num_updates(self, num_updates: int) -> None:
+        super().set_num_updates(num_updates)
+        self.encoder.set_num_updates(num_updates)
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's.
+
+        Raises:
+            CheckpointError: of another dictionary, or tensors that do not fit.
+        """
+        given = state_dict.get("vocabulary")
+        if given is not None and not torch.equal(given.cpu(), self.vocabulary.cpu()):
+            raise CheckpointError("it was trained with another dictionary (dict.txt)")
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def load_encoder(self, path: str) -> None:
+        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew.
+
+        Raises:
+            CheckpointError: a file that cannot be read, or an encoder that does not fit.
+        """
+        option = f"--pretrained-checkpoint is {path}"
+        if not Path(path).is_file():
+            raise CheckpointError(f"{option}: no such file; allowed: a checkpoint")
+        try:
+            given = load_checkpoint_to_cpu(path)["model"]
+        except pickle.UnpicklingError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(
+                f"{option}: it cannot be read ({reason}); allowed: a checkpoint"
+            ) from None
+        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
+        mine = self.state_dict()
+        head = {name: t for name, t in mine.items() if not name.startswith(_PRETRAINED)}
+        try:
+            self.load_state_dict(head | loaded)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{option}: it does not fit the model: {error}; allowed: a "
+                "clusterformer_masked_lm of the same sizes, attention and dictionary"
+            ) from None
+        names = {
+            "loaded": loaded,
+            "left there": [name for name in given if name not in loaded],
+            "starting anew": [name for name in mine if name not in loaded],
+        }
+        for what, group in names.items():
+            logger.info(f"{path}: {len(group)} tensors {what}: {', '.join(group)}")
+
+    def max_positions(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.encoder.max_positions()
+
+
+def fingerprint(dictionary: Dictionary) -> Tensor:
+    """SHA-256 of a dictionary's symbols in their order, uint8 [32]."""
+    digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)

@@ -1,0 +1,243 @@
+"""``--task clusterformer_sentence``: classify texts or pairs of texts, or rank pairs."""
+
+import logging
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import MISSING
+from torch import Tensor
+
+from fairseq_clusterformer.data.sentences import PAIR_FORMS, SentenceDataset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ClusterformerSentenceConfig(FairseqDataclass):
+    """Options; the data is a folder as for fairseq's ``sentence_prediction``."""
+
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder with input0, label, for pairs input1, for ranking group"},
+    )
+    num_classes: int = field(
+        default=0, metadata={"help": "classes; 0: as many as the labels' dictionary has"}
+    )
+    pair_form: str = field(
+        default="joined",
+        metadata={
+            "help": "how a pair is read: joined (one sequence <s> a </s> b </s> with segment "
+            "embeddings) or siamese (each by itself, by one encoder)"
+        },
+    )
+    max_positions: int = field(default=512, metadata={"help": "tokens of a sequence"})
+    truncate_sequence: bool = field(
+        default=False,
+        metadata={"help": "cut what is longer than --max-positions, instead of refusing it"},
+    )
+    no_shuffle: bool = field(
+        default=False,
+        metadata={"help": "sequences of one length keep their order, instead of a random one"},
+    )
+
+
+@register_task("clusterformer_sentence", dataclass=ClusterformerSentenceConfig)
+class ClusterformerSentenceTask(FairseqTask):
+    """Texts or pairs with a label each; pairs with a question each are ranked as well.
+
+    Attributes:
+        classes: the labels, in the order of the labels' dictionary.
+        is_pair: whether there are two texts a sample.
+        is_siamese: whether they are two sequences.
+        is_ranking: whether each pair belongs to a question.
+    """
+
+    def __init__(
+        self, cfg: ClusterformerSentenceConfig, dictionary: Dictionary, labels: Dictionary
+    ):
+        super().__init__(cfg)
+        folder = Path(cfg.data)
+        self.dictionary = dictionary
+        self.label_dictionary = labels
+        self.classes = labels.symbols[labels.nspecial :]
+        self.is_pair = (folder / "input1").is_dir()
+        self.is_siamese = self.is_pair and cfg.pair_form == "siamese"
+        self.is_ranking = (folder / "group").is_dir()
+
+    @classmethod
+    def setup_task(cls, cfg: ClusterformerSentenceConfig, **kwargs):
+        """Read the dictionaries.
+
+        Raises:
+            FileNotFoundError: no dictionary.
+            ValueError: an option that is not allowed, or two different dictionaries.
+        """
+        if cfg.pair_form not in PAIR_FORMS:
+            raise ValueError(f"--pair-form is {cfg.pair_form!r}; allowed: {', '.join(PAIR_FORMS)}")
+        if cfg.max_positions < 5:
+            raise ValueError(
+                f"--max-positions is {cfg.max_positions}; allowed: 5 or more, a pair of words"
+            )
+        folder = Path(cfg.data)
+        dictionary = _read_dictionary(folder / "input0")
+        if (folder / "input1").is_dir():
+            second = _read_dictionary(folder / "input1")
+            if second.symbols != dictionary.symbols:
+                raise ValueError(
+                    f"{folder}/input1/dict.txt differs from {folder}/input0/dict.txt; allowed: "
+                    "one dictionary for both texts of a pair"
+                )
+        dictionary.add_symbol("<mask>")  # where fairseq's task masked_lm adds it
+        task = cls(cfg, dictionary, _read_labels(folder / "label"))
+        if cfg.num_classes not in (0, len(task.classes)):
+            raise ValueError(
+                f"--num-classes is {cfg.num_classes}; allowed: {len(task.classes)}, the labels of "
+                f"{folder}/label/dict.txt: {_some(task.classes)}"
+            )
+        logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
+        return task
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> SentenceDataset:
+        """Load "train", "valid" or "test".
+
+        Raises:
+            FileNotFoundError: a file that is missing.
+            ValueError: files that do not fit together, or a text that is too long.
+        """
+        folder = Path(self.cfg.data)
+        texts = [
+            _read_binarized(folder / name / split, self.dictionary, combine)
+            for name in ("input0", "input1")[: 1 + self.is_pair]
+        ]
+        labels = _read_binarized(folder / "label" / split, self.label_dictionary, combine)
+        questions = _read_questions(folder / "group" / f"{split}.txt") if self.is_ranking else None
+        counts = {f"input{number}": len(text) for number, text in enumerate(texts)}
+        counts["label"] = len(labels)
+        if questions is not None:
+            counts["group"] = len(questions)
+        if len(set(counts.values())) > 1 or not len(labels):
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ValueError(
+                f"lines of {split} in {folder}: {told}; allowed: as many in each, at least one"
+            )
+        dataset = SentenceDataset(
+            texts,
+            self._classes_of(labels, folder / "label" / split),
+            self.dictionary,
+            pair_form=self.cfg.pair_form,
+            max_positions=self.cfg.max_positions,
+            questions=questions,
+            shuffle=not self.cfg.no_shuffle,
+        )
+        longest = int(dataset.full_sizes.max())
+        if longest > self.cfg.max_positions and not self.cfg.truncate_sequence:
+            number = int((dataset.full_sizes > self.cfg.max_positions).sum())
+            raise ValueError(
+                f"--max-positions is {self.cfg.max_positions}, and {number} of {len(dataset)} "
+                f"samples of {split} are longer; allowed: {longest} or more, or "
+                "--truncate-sequence"
+            )
+        self.datasets[split] = dataset
+        return dataset
+
+    def _classes_of(self, labels, path: Path) -> Tensor:
+        """Classes, int64 [n], of binarised lines.
+
+        Raises:
+            ValueError: a line that is not one label.
+        """
+        rows = [labels[index].tolist() for index in range(len(labels))]
+        end, first = self.label_dictionary.eos(), self.label_dictionary.nspecial
+        for number, row in enumerate(rows, 1):
+            if row[-1:] == [end]:
+                row.pop()
+            if len(row) != 1 or not first <= row[0] < first + len(self.classes):
+                raise ValueError(
+                    f"{path}: line {number} is {self.label_dictionary.string(row)!r}; allowed: "
+                    f"one label of {path.parent}/dict.txt: {_some(self.classes)}"
+                )
+        return torch.tensor([row[0] - first for row in rows])
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """A classifier; if its weights do not come from a checkpoint, those it shall start from.
+
+        Raises:
+            ValueError: an architecture that is no classifier.
+        """
+        model = super().build_model(cfg, from_checkpoint)
+        if not hasattr(model, "load_initial_weights"):
+            raise ValueError(
+                f"--task is clusterformer_sentence, and the model a {type(model).__name__}; "
+                "allowed: an architecture clusterformer_classifier*"
+            )
+        if not from_checkpoint:
+            model.load_initial_weights()
+        return model
+
+    def begin_valid_epoch(self, epoch: int, model) -> None:
+        # fairseq never empties these meters, and saves them: what was ranked would pile up
+        metrics.reset_meters("valid")
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> None:
+        return None
+
+
+def _read_dictionary(folder: Path) -> Dictionary:
+    path = folder / "dict.txt"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; allowed: a folder with input0/, label/ and for pairs input1/, "
+            "each with a dict.txt"
+        )
+    return Dictionary.load(str(path))
+
+
+def _read_labels(folder: Path) -> Dictionary:
+    """Without the symbols that fairseq-preprocess fills up a dictionary with."""
+    labels = _read_dictionary(folder)
+    while re.fullmatch(r"madeupword\d{4}", labels.symbols[-1]):
+        labels.count.pop()
+        del labels.indices[labels.symbols.pop()]
+    if len(labels) - labels.nspecial < 2:
+        raise ValueError(
+            f"{folder}/dict.txt has {len(labels) - labels.nspecial} labels; allowed: 2 or more"
+        )
+    return labels
+
+
+def _read_binarized(path: Path, dictionary: Dictionary, combine: bool):
+    dataset = data_utils.load_indexed_dataset(str(path), dictionary, combine=combine)
+    if dataset is None:
+        raise FileNotFoundError(
+            f"{path}.bin, {path}.idx: no such files; allowed: what fairseq-preprocess writes"
+        )
+    return dataset
+
+
+def _read_questions(path: Path) -> Tensor:
+    """Numbers of the questions, int64 [n], in the order of their first pairs."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; allowed: a question's id a line, or no folder {path.parent}"
+        )
+    numbers: dict[str, int] = {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return torch.tensor([numbers.setdefault(line.strip(), len(numbers)) for line in lines])
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
