@@ -116,10 +116,11 @@ class MultiheadAttention(nn.Module):
         """Whether all kinds can decode step by step."""
         return all(router.can_step for router in self.routers)
 
+    @torch.no_grad()
     def step(
         self, x: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Attend from one more token of a causal sequence.
+        """Attend from one more token of a causal sequence, without gradients.
 
         Args:
             x: [B, 1, D].
@@ -146,6 +147,7 @@ class MultiheadAttention(nn.Module):
                 own_apart=router.own_apart,
                 own_bias=step.own_bias,
                 padding_mask=padding_mask,
+                impl=self.impl,
             )
             outputs.append(_gated(out, None if step.gate is None else step.gate.unsqueeze(-1)))
             new_state.update({f"{i}.routing.{name}": t for name, t in step.state.items()})
@@ -165,8 +167,9 @@ class MultiheadAttention(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, H, N, E]."""
+        by_head = (*x.shape[:2], self.num_heads, self.head_dim)
         q, k, v = (
-            projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            projection(x).view(by_head).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         return q, k, v

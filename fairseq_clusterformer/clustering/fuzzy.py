@@ -235,4 +235,4 @@ def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
 def lowest_argmax(scores: Tensor) -> Tensor:
     """Over K of [B, N, K]; the lowest index where several are within rounding of the largest."""
     best = scores >= scores.amax(-1, keepdim=True) - TIE
-    return best.to(torch.uint8).argmax(-1)  # of several, the first
+    return best.view(torch.uint8).argmax(-1)  # of several, the first

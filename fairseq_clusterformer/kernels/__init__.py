@@ -12,6 +12,7 @@ raises and names one that can: none falls back to another.
 """
 
 from collections.abc import Callable
+from types import ModuleType
 
 from torch import Tensor
 
@@ -21,11 +22,15 @@ from .layout import Layout
 from .reference import reference_attention
 from .validation import validate
 
-__all__ = ["IMPLEMENTATIONS", "Layout", "join", "ranged_attention"]
+__all__ = ["IMPLEMENTATIONS", "Layout", "chosen", "join", "ranged_attention", "triton_kernels"]
 
 
-def triton_attention(q: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-    """The kernels are imported where they are asked for: not every machine has Triton."""
+def triton_kernels(q: Tensor) -> ModuleType:
+    """The kernels in Triton for q, imported where they are asked for: not every machine has it.
+
+    Raises:
+        ValueError: Triton is not installed, or q is not where its kernels run.
+    """
     try:
         import triton
     except ImportError as error:
@@ -37,9 +42,13 @@ def triton_attention(q: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
             f"the kernel is triton, and q is on {q.device}; allowed: tensors on cuda; the kernel "
             "blocks takes any device"
         )
-    from .triton import triton_attention
+    from . import triton as kernels
 
-    return triton_attention(q, *args, **kwargs)
+    return kernels
+
+
+def triton_attention(q: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    return triton_kernels(q).triton_attention(q, *args, **kwargs)
 
 
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
@@ -47,6 +56,19 @@ IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "blocks": blocks_attention,
     "triton": triton_attention,
 }
+
+
+def chosen(impl: str, q: Tensor) -> str:
+    """The name of an implementation; "auto" is resolved by q's device.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if impl == "auto":
+        return "triton" if q.is_cuda else "blocks"
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
+    return impl
 
 
 def ranged_attention(
@@ -79,10 +101,7 @@ def ranged_attention(
     Raises:
         ValueError: an unknown ``impl``, or tensors that do not fit each other or the layout.
     """
-    if impl == "auto":
-        impl = "triton" if q.is_cuda else "blocks"
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
+    impl = chosen(impl, q)
     if layout.key_bias is not None:
         if key_bias is not None:
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 from triton._C.libtriton import native_specialize_impl
 
 from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout, window_layout
-from fairseq_clusterformer.kernels.triton import counting_sort, triton_attention
+from fairseq_clusterformer.kernels.triton import counting_sort, triton_attention, triton_step
 
 launches = []
 
@@ -80,6 +80,27 @@ for dtype, layout, biased, dropout in (
     out, lse = triton_attention(q, k, v, layout, key_bias=bias, dropout=dropout)
     ((out * out.detach()).sum() + lse.sum()).backward()
 counting_sort(clusters, 5)
+ring = torch.zeros(2, 2, 2, dtype=torch.long)
+bias = torch.randn(2, 2, 2)
+for dtype, held, number, options in (
+    (torch.bfloat16, {}, None, {}),
+    (torch.bfloat16, {"ring": ring.new_zeros(2, 2, 2, 8)}, ring, {"padding_mask": mask[:, -1:]}),
+    (torch.bfloat16, {"seen": ring.repeat(1, 1, 5)}, ring, {}),
+    (torch.float32, {"seen": ring.repeat(1, 1, 5)}, ring, {"padding_mask": mask[:, -1:]}),
+    (
+        torch.float32,
+        {"seen": ring.repeat(1, 1, 5)},
+        ring,
+        {"own_apart": True, "key_bias": bias, "own_bias": bias[:, :1, 0]},
+    ),
+):
+    q, k, v = (torch.randn(2, 6, 1, 64, dtype=dtype) for _ in range(3))
+    rings, width = 10 if "seen" in held else 2, 129 if "key_bias" in options else 128
+    held |= {"kept": q.new_zeros(2, 2, rings, 3, 8, width), "steps": q.new_empty(2, 3, 0)}
+    triton_step(
+        q, k, v, number, number, held, num_rings=5,
+        **{"key_bias": None, "own_apart": False, "own_bias": None, "padding_mask": None} | options,
+    )
 for launch in launches:
     compile_launch(*launch)
 """
@@ -98,6 +119,8 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
+    steps, lines = lines[-5:], lines[:-5]
+    assert [name for name, _ in steps] == ["_step"] * 5
     kernels = {"_forward", "_backward_queries", "_backward_keys", "_bounds", "_spans"}
     assert {name for name, _ in lines[:-2]} == kernels
     assert len(lines[:-2]) == 3 * len(kernels)

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..layout import Layout
 from .launch import (
     Rows,
+    check_width,
     configs,
     dot,
     index_of,
@@ -36,7 +37,6 @@ from .launch import (
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-WIDEST = 256
 # Slots that share an entry of the two tables of bounds; SPAN divides every BLOCK_N below.
 TILE, SPAN = 64, 32
 
@@ -310,11 +310,7 @@ def triton_attention(
     Raises:
         ValueError: a head wider than 256.
     """
-    if q.size(-1) > WIDEST:
-        raise ValueError(
-            f"a head is {q.size(-1)} wide; allowed for the kernel triton: up to {WIDEST}; "
-            "the kernel blocks takes any width"
-        )
+    check_width(q)
     # One number from the global generator names this call's dropout masks, so that the backward
     # pass draws them again and activation checkpointing replays them.
     seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout > 0.0 else 0

@@ -1,0 +1,196 @@
+"""One decoding step as one Triton kernel: a token is stored in its rings and attends to rings.
+
+A program is one head of one sentence: it goes over the slots of the ring that it reads in each
+layout, and takes the new token from registers where that stands. Heads of a group share counts of
+tokens, so these are written to another tensor than they are read from.
+
+Shape letters: B batch, H heads, E head width, G groups of heads (1 or H), L layouts, R rings of a
+layout, W window.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention import LOG2_E
+from .launch import check_width, rounded, rows_of
+
+TILE_NUMBERS = 4096  # of the keys, and of the values, that a program holds at once
+
+
+@triton.jit
+def _load_head(x, b, h, column, inside):
+    return tl.load(x.ptr + b * x.b + h * x.h + column * x.e, mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["steps", "room"])
+def _step(
+    q, k, v, out, kept, ring, seen, new_seen, read, written, key_bias, own_bias, padding,
+    heads, groups, steps, room,
+    LAYOUTS: tl.constexpr, NUM_RINGS: tl.constexpr, BLOCK_R: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIASED: tl.constexpr, OWN_APART: tl.constexpr, SCALE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    b, h = row // heads, row % heads
+    of_group = heads // groups
+    group, head = b * groups + h // of_group, h % of_group
+    column, lane = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_N)
+    inside = column < WIDTH
+    dtype: tl.constexpr = kept.dtype.element_ty
+    NUMBERS: tl.constexpr = 2 * WIDTH + BIASED  # of an entry: key, bias, value
+    query = _load_head(q, b, h, column, inside).to(ACC) * (SCALE * LOG2_E)
+    key, value = _load_head(k, b, h, column, inside), _load_head(v, b, h, column, inside)
+    real = h >= 0
+    if padding is not None:
+        real = tl.load(padding + b) == 0
+
+    peak = tl.full([], float("-inf"), ACC)
+    total = tl.zeros([], ACC)
+    values = tl.zeros([BLOCK_E], ACC)
+    if OWN_APART:
+        peak = tl.sum(query * key.to(ACC), 0)
+        if own_bias is not None:
+            own = tl.load(own_bias.ptr + b * own_bias.b + h * own_bias.h)
+            peak += rounded(own, dtype).to(ACC) * LOG2_E
+        total += 1.0
+        values += value.to(ACC)
+    for layout in tl.static_range(LAYOUTS):
+        place = group * LAYOUTS + layout
+        reads, writes = place * 0, place * 0
+        if read is not None:
+            reads, writes = tl.load(read + place), tl.load(written + place)
+        source, target = place, place
+        rank, filled = steps, steps
+        stored = real
+        if seen is None:
+            stored = h >= 0  # padding has a place in a history, and belongs to no ring
+        else:
+            source, target = place * NUM_RINGS + reads, place * NUM_RINGS + writes
+            rank = tl.load(seen + target).to(tl.int32)
+            filled = tl.load(seen + source).to(tl.int32)
+        slot = rank % room
+        own_here = stored & (source == target)
+        if OWN_APART:
+            own_here = h < 0
+        filled = tl.minimum(filled + own_here.to(tl.int32), room)
+        bias = tl.zeros([], ACC)
+        if key_bias is not None:
+            bias = rounded(tl.load(key_bias + place), dtype).to(ACC)
+
+        source_entries = kept + (source * of_group + head) * room * NUMBERS
+        for first in range(0, filled, BLOCK_N):
+            other = first + lane
+            shown = other < filled
+            fresh = shown & own_here & (other == slot)
+            older = shown & (fresh == 0)
+            entry = source_entries + other * NUMBERS
+            old = older[:, None] & inside[None, :]
+            keys = tl.load(entry[:, None] + column[None, :], mask=old, other=0.0)
+            keys = tl.where(fresh[:, None], key[None, :], keys)
+            logits = tl.sum(keys.to(ACC) * query[None, :], 1)
+            if BIASED:
+                biases = tl.load(entry + WIDTH, mask=older, other=0.0).to(ACC)
+                logits += tl.where(fresh, bias, biases) * LOG2_E
+            if ring is not None:
+                of_slot = tl.load(ring + place * room + other, mask=older, other=NUM_RINGS)
+                of_slot = tl.where(fresh & real, writes, of_slot)
+                shown = shown & (of_slot == reads)
+            logits = tl.where(shown, logits, float("-inf"))
+            pointers = entry[:, None] + (WIDTH + BIASED) + column[None, :]
+            others = tl.load(pointers, mask=old, other=0.0)
+            others = tl.where(fresh[:, None], value[None, :], others).to(ACC)
+
+            new_peak = tl.maximum(peak, tl.max(logits, 0))
+            # While nothing has been seen both are -inf, and their difference would be NaN.
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights, decay = tl.exp2(logits - shift), tl.exp2(peak - shift)
+            total = total * decay + tl.sum(weights, 0)
+            others = tl.where(shown[:, None], others, 0.0)  # padding may be NaN
+            values = values * decay + tl.sum(weights[:, None] * others, 0)
+            peak = new_peak
+
+        tl.debug_barrier()  # what is overwritten now has been read by all threads
+        home = kept + ((target * of_group + head) * room + slot) * NUMBERS
+        width = tl.where(stored, WIDTH, 0)
+        tl.store(home + column, tl.where(real, key, 0.0), mask=column < width)
+        home_value = home + WIDTH + BIASED + column
+        tl.store(home_value, tl.where(real, value, 0.0), mask=column < width)
+        if BIASED:
+            tl.store(home + WIDTH, rounded(bias, dtype), mask=stored)
+        if ring is not None:
+            number = tl.where(real, writes, NUM_RINGS)
+            tl.store(ring + place * room + slot, number, mask=head == 0)
+        if seen is not None:
+            each = tl.arange(0, BLOCK_R)
+            mine = each < tl.where(head == 0, NUM_RINGS, 0)
+            count = tl.load(seen + place * NUM_RINGS + each, mask=mine, other=0)
+            count += ((each == writes) & real).to(tl.int64)
+            tl.store(new_seen + place * NUM_RINGS + each, count, mask=mine)
+
+    safe = tl.where(total == 0.0, 1.0, total)
+    attended = rounded(values / safe, out.ptr.dtype.element_ty)
+    tl.store(out.ptr + b * out.b + h * out.h + column * out.e, attended, mask=inside)
+
+
+def triton_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    written: Tensor | None,
+    read: Tensor | None,
+    state: dict[str, Tensor],
+    *,
+    num_rings: int,
+    key_bias: Tensor | None,
+    own_apart: bool,
+    own_bias: Tensor | None,
+    padding_mask: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What follows :func:`fairseq_clusterformer.attention.rings.attend_step`'s choice of rings.
+
+    Args:
+        q, k, v: [B, H, 1, E].
+        written, read: rings, int64 [B, G, L]; None: the only one.
+        state: with room for the token; written to in place.
+        num_rings: R.
+        key_bias: of the token in each layout [B, G, L].
+        own_apart, own_bias, padding_mask: as ``attend_step`` takes them.
+
+    Returns:
+        The attended values [B, H, 1, E] and what changes in the state, but for its steps.
+
+    Raises:
+        ValueError: a head wider than 256.
+    """
+    check_width(q)
+    batch, heads, _, width = q.shape
+    kept, seen = state["kept"], state.get("seen")
+    out = q.new_empty(batch, 1, heads, width).transpose(1, 2)
+    block = max(16, triton.next_power_of_2(width))
+    if own_bias is not None:
+        own_bias = rows_of(own_bias.expand(batch, heads)[..., None, None])
+    counted = None if seen is None else torch.empty_like(seen)
+    with torch.cuda.device_of(q):
+        _step[(batch * heads,)](
+            rows_of(q), rows_of(k), rows_of(v), rows_of(out),
+            kept, state.get("ring"), seen, counted, _packed(read), _packed(written),
+            _packed(key_bias), own_bias, _packed(padding_mask),
+            heads, kept.size(1), state["steps"].size(1), kept.size(4),
+            LAYOUTS=kept.size(2) // (1 if seen is None else num_rings),
+            NUM_RINGS=num_rings,
+            BLOCK_R=triton.next_power_of_2(num_rings),
+            WIDTH=width,
+            BLOCK_E=block,
+            BLOCK_N=TILE_NUMBERS // block,
+            BIASED=kept.size(-1) - 2 * width,
+            OWN_APART=own_apart,
+            SCALE=width**-0.5,
+            ACC=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        )  # fmt: skip
+    return out, {} if seen is None else {"seen": counted}
+
+
+def _packed(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()

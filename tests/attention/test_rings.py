@@ -1,0 +1,194 @@
+"""A step of a decoder against lists of tokens, one list a ring."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import Ring
+from fairseq_clusterformer.attention.rings import attend_step
+
+BATCH, HEADS, WIDTH, RINGS, WINDOW, LENGTH = 3, 2, 5, 3, 9, 16
+
+CASES = {
+    "one ring": {},
+    "one ring, first padding when it has come round": {"num_rings": 1, "padding": "late"},
+    "one ring that grows": {"window": None},
+    "one ring that grows, left padding": {"window": None, "padding": "left"},
+    "rings": {"num_rings": RINGS},
+    "rings, left padding": {"num_rings": RINGS, "padding": "left"},
+    "rings, padding anywhere": {"num_rings": RINGS, "padding": "anywhere"},
+    "rings that grow": {"num_rings": RINGS, "window": None},
+    "a ring to read and one to write": {"num_rings": RINGS, "apart": True, "groups": HEADS},
+    "rings of each head, biases": {"num_rings": RINGS, "groups": HEADS, "biased": True},
+    "two layouts": {"num_rings": RINGS, "layouts": 2},
+    "two layouts of each head, padding, biases": {
+        "num_rings": RINGS,
+        "layouts": 2,
+        "groups": HEADS,
+        "biased": True,
+        "padding": "anywhere",
+    },
+    "itself apart": {"num_rings": RINGS, "own": True, "apart": True},
+    "itself apart, one ring": {"own": True},
+    "itself apart, all else": {
+        "num_rings": RINGS,
+        "layouts": 2,
+        "groups": HEADS,
+        "own": True,
+        "apart": True,
+        "biased": True,
+        "padding": "anywhere",
+    },
+}
+# Those that take every branch of the kernel: Triton's interpreter is slow.
+BY_TRITON = [
+    "one ring",
+    "rings, padding anywhere",
+    "a ring to read and one to write",
+    "two layouts of each head, padding, biases",
+    "itself apart, one ring",
+    "itself apart, all else",
+]
+every_case = pytest.mark.parametrize(
+    ("impl", "name"), [("blocks", n) for n in CASES] + [("triton", n) for n in BY_TRITON]
+)
+
+
+def text(
+    num_rings=1, window=WINDOW, groups=1, layouts=1, padding=None, dtype=torch.float64, **flags
+) -> SimpleNamespace:
+    """All that the steps of a text are given; flags: apart, own, biased."""
+    apart, own, biased = (flags.get(name, False) for name in ("apart", "own", "biased"))
+    q, k, v = torch.randn(3, LENGTH, BATCH, HEADS, 1, WIDTH, dtype=dtype)
+    mask = torch.zeros(LENGTH, BATCH, 1, dtype=torch.bool)
+    if padding == "left":
+        mask[:4, 0] = mask[:, 1] = True
+    if padding == "late":
+        mask[WINDOW + 4, 0] = True
+    if padding == "anywhere":
+        mask = torch.rand(mask.shape) < 0.3
+    keys = torch.randint(num_rings, (LENGTH, layouts, BATCH, groups))
+    queries = torch.randint(num_rings, keys.shape) if apart else keys
+    return SimpleNamespace(
+        q=q,
+        k=k,
+        v=v,
+        keys=keys,
+        queries=queries,
+        apart=apart,
+        biases=torch.randn(keys.shape) if biased else None,
+        own_bias=torch.randn(LENGTH, BATCH, HEADS) if own and biased else None,
+        # as cut out of a batch's: a sentence's tokens side by side
+        padding=mask.transpose(0, 2).contiguous().transpose(0, 2) if padding else None,
+        options={"num_rings": num_rings, "window": window, "own_apart": own},
+    )
+
+
+def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -> torch.Tensor:
+    """Outputs [N, B, H, 1, E]; a reordering swaps the last two rows and swaps them back."""
+    state, outputs = {}, []
+    swapped = torch.tensor([0, 2, 1])
+    for t, (q, k, v) in enumerate(zip(given.q, given.k, given.v, strict=True)):
+        rings = []
+        for layout, key in enumerate(given.keys[t]):
+            query = given.queries[t, layout] if given.apart else key
+            bias = None if given.biases is None else given.biases[t, layout]
+            rings.append(Ring(query, key, bias))
+        mask = None if given.padding is None or not given.padding[t].any() else given.padding[t]
+        own_bias = None if given.own_bias is None else given.own_bias[t]
+        out, state = attend_step(
+            q,
+            k,
+            v,
+            tuple(rings),
+            state,
+            own_bias=own_bias,
+            padding_mask=mask,
+            impl=impl,
+            **given.options,
+        )
+        outputs.append(out)
+        if t == reorder_at:
+            for _ in range(2):
+                state = {name: tensor.index_select(0, swapped) for name, tensor in state.items()}
+    return torch.stack(outputs)
+
+
+def by_lists(given: SimpleNamespace) -> torch.Tensor:
+    """The same, of one list of (key, value, bias) for each ring."""
+    layouts, _, groups = given.keys.shape[1:]
+    window, own_apart = given.options["window"] or LENGTH, given.options["own_apart"]
+    out = torch.zeros_like(given.q)
+    for b, h in itertools.product(range(BATCH), range(HEADS)):
+        g = h * groups // HEADS
+        lists: dict = {}
+        for t in range(LENGTH):
+            q, k, v = (x[t, b, h, 0] for x in (given.q, given.k, given.v))
+
+            def store(t=t, k=k, v=v, b=b, g=g, lists=lists):
+                if given.padding is not None and given.padding[t, b]:
+                    return
+                for layout in range(layouts):
+                    bias = 0.0 if given.biases is None else given.biases[t, layout, b, g]
+                    ring = (layout, int(given.keys[t, layout, b, g]))
+                    lists.setdefault(ring, []).append((k, v, bias))
+
+            seen = []
+            if own_apart:
+                seen.append((k, v, 0.0 if given.own_bias is None else given.own_bias[t, b, h]))
+            else:
+                store()
+            for layout in range(layouts):
+                ring = (layout, int(given.queries[t, layout, b, g]))
+                seen += lists.get(ring, [])[-window:]
+            if own_apart:
+                store()
+            if seen:
+                logits = torch.stack([q @ key / math.sqrt(WIDTH) + bias for key, _, bias in seen])
+                values = torch.stack([value for _, value, _ in seen])
+                out[t, b, h, 0] = logits.softmax(0) @ values
+    return out
+
+
+def real(given: SimpleNamespace, out: torch.Tensor) -> torch.Tensor:
+    return out if given.padding is None else out[~given.padding.squeeze(-1)]
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_steps_see_what_the_rings_hold(impl, name, dtype):
+    given = text(**CASES[name], dtype=dtype)
+    if given.biases is not None and dtype == torch.bfloat16:  # they are kept in that precision
+        given.biases = given.biases.to(dtype).float()
+        if given.own_bias is not None:
+            given.own_bias = given.own_bias.to(dtype).float()
+    exact = SimpleNamespace(**vars(given))
+    exact.q, exact.k, exact.v = (x.double() for x in (given.q, given.k, given.v))
+    expected = real(given, by_lists(exact))
+    atol = 1e-12 if dtype == torch.float64 else 2**-8 * expected.abs().max().item()
+    found = real(given, by_steps(given, impl, reorder_at=WINDOW + 2))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("impl", ["blocks", "triton"])
+@torch.no_grad()
+def test_padding_may_be_anything(impl):
+    given = text(num_rings=RINGS, padding="anywhere")
+    expected = real(given, by_steps(given, impl))
+    for x in (given.q, given.k, given.v):
+        x[given.padding.squeeze(-1)] = float("nan")
+    assert torch.equal(real(given, by_steps(given, impl)), expected)
+
+
+def test_a_head_that_is_too_wide_for_the_kernel():
+    pytest.importorskip("triton", reason="triton is not installed")
+    q = torch.randn(1, 1, 1, 257)
+    number = torch.zeros(1, 1, dtype=torch.long)
+    ring = Ring(number, number)
+    with pytest.raises(ValueError, match="head is 257 wide; allowed for the kernel triton"):
+        attend_step(q, q, q, (ring,), {}, num_rings=1, window=4, impl="triton")
