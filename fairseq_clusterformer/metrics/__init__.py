@@ -1,0 +1,1 @@
+"""What answers and rankings are worth; nothing here imports fairseq."""
