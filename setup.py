@@ -44,7 +44,7 @@ setup(
         "faiss-cpu",
         "sacrebleu",
         "sacremoses",
-        "sentencepiece",
+        "sentencepiece>=0.2.3",
         "subword-nmt",
     ],
     extras_require={

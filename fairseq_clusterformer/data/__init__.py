@@ -1,1 +1,1 @@
-"""What a data set's symbols are; nothing here imports fairseq."""
+"""What a data set's symbols are, and how text becomes them and they become text again."""
