@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
+MODEL = "sentencepiece.model"  # in a prepared folder
 
 
 @dataclass(frozen=True)
@@ -160,3 +161,9 @@ def load(path: Path) -> Subwords:
         ValueError: if it is neither.
     """
     return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)
+
+
+def load_prepared(folder: Path) -> Subwords:
+    """Return the model of a folder that ``scripts/prepare_qa.py`` has prepared; raises so too."""
+    model = folder / MODEL
+    return load(model if model.exists() else folder)
