@@ -130,11 +130,12 @@ def test_gpt2_by_hand(tmp_path: Path) -> None:
     assert tokens.cover(7, 8) == (2, 6)
 
 
-def test_mark_of_the_beginning_is_in_no_answer(model: Subwords) -> None:
-    text = "東京 cake"
-    tokens = model.encode(text)
-    first, _ = tokens.cover(0, 1)
-    assert tokens.starts[first] == 0 < tokens.ends[first]
+def test_all_bytes_of_a_character_are_its_cover(model: Subwords) -> None:
+    tokens = model.encode("𝔘𝔘")
+    mark = len(tokens) - 8  # sentencepiece's, of the beginning: in no answer
+    assert mark == (0 if isinstance(model, subwords.GPT2Subwords) else 1)
+    assert tokens.cover(0, 1) == (mark, mark + 4)
+    assert tokens.cover(1, 2) == (mark + 4, mark + 8)
 
 
 def test_empty_text(model: Subwords) -> None:
