@@ -4,7 +4,8 @@ DEST becomes a folder as ``fairseq_clusterformer/data/qa.py`` describes it: ques
 (all paragraphs, each led by ``<s>``), spans, the characters of every token and the texts, for
 train, valid and test; ``prepared.json`` tells what was asked for, what is in each split, and what
 was dropped and why. DEST appears when it is complete: run the same command again after an
-interruption. Once it is there, the command does nothing.
+interruption, and it goes on with the first file that is not finished (until then, DEST.parts holds
+those that are). Once DEST is there, the command does nothing.
 """
 
 import functools
@@ -196,10 +197,15 @@ def prepare_corpus(*, name: str, dest: Path, source: Path | None, **options) -> 
         splits=splits,
         readers=readers,
         vocabulary=vocabulary,
-        options={k: v.name if isinstance(v, Path) else v for k, v in chosen.items()},
+        options={k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()},
         titles=titles,
         workers=workers,
     )
+
+
+def _named(path: Path) -> str:
+    size = f", {path.stat().st_size:,} bytes" if path.is_file() else ""
+    return path.name + size
 
 
 def main(arguments: Sequence[str]) -> int:

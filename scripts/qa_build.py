@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +70,8 @@ def prepare(
             split: {f"{path.parent.name}/{path.name}": _size(path) for path in paths}
             for split, paths in splits.items()
         },
-        "subwords": vocabulary.model.name if vocabulary.model else vocabulary.train,
-        "dictionary": vocabulary.dictionary and vocabulary.dictionary.name,
+        "subwords": vocabulary.train or _checksums(vocabulary.model),
+        "dictionary": vocabulary.dictionary and _checksums(vocabulary.dictionary),
         "titles": titles,
         "options": options,
     }
@@ -118,8 +119,19 @@ def prepare(
     return record
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
+def _size(path: Path) -> int:
+    """Return the bytes of a file, a folder's files, or the archive that a path leads into."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return next((part.stat().st_size for part in (path, *path.parents) if part.is_file()), 0)
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    """Return the sha256 of a file, or of GPT-2's files in a folder."""
+    from fairseq_clusterformer.data.subwords import GPT2_FILES
+
+    files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
 def _part(folder: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict:

@@ -57,10 +57,10 @@ def write_file(
     Returns:
         `COUNTS`, and what was dropped.
     """
-    dictionary = load_dictionary(model)
-    to_index = np.array([dictionary.index(symbol) for symbol in _loaded(model).symbols])
+    dictionary, pieces = load_dictionary(model), subwords.load_prepared(model)
+    to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
     drops, counts = Drops(), dict.fromkeys(COUNTS, 0)
-    encode = functools.partial(encode_record, model=model, titles=titles)
+    encode = functools.partial(encode_record, model=pieces, titles=titles)
     records = read(path, drops)
     label = f"{split} {path.name}"
     encoded = parallel(encode, records, workers, label, batch=_BATCH, unit=" records")
@@ -82,7 +82,7 @@ def write_file(
     return counts, drops
 
 
-def encode_record(record: Record, model: Path, titles: bool) -> Encoded | Unusable:
+def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> Encoded | Unusable:
     """Return a record's tokens; or why it has none."""
     encode = functools.partial(_encode, model)
     start = np.full(1, -1, np.int32)
@@ -111,14 +111,9 @@ def encode_record(record: Record, model: Path, titles: bool) -> Encoded | Unusab
     return Encoded(question, np.concatenate(ids), characters, paragraph_starts, answers, record)
 
 
-@functools.cache
-def _loaded(model: Path) -> subwords.Subwords:
-    return subwords.load_prepared(model)
-
-
 @functools.lru_cache(256)  # questions on one paragraph follow each other
-def _encode(model: Path, text: str) -> subwords.Tokens:
-    return _loaded(model).encode(text)
+def _encode(model: subwords.Subwords, text: str) -> subwords.Tokens:
+    return model.encode(text)
 
 
 def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Example:

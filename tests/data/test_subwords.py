@@ -138,6 +138,16 @@ def test_all_bytes_of_a_character_are_its_cover(model: Subwords) -> None:
     assert tokens.cover(1, 2) == (mark + 4, mark + 8)
 
 
+def test_empty_tokens_are_in_no_cover() -> None:
+    starts, ends = np.array([0, 1, 3, 3, 5, 5]), np.array([1, 1, 3, 5, 5, 7])
+    tokens = Tokens(np.arange(6), starts, ends)
+    assert tokens.cover(1, 4) == (3, 4)
+    assert tokens.cover(2, 6) == (3, 6)
+    assert tokens.cover(4, 5) == (3, 4)
+    with pytest.raises(ValueError, match=r"\[1, 3\) are in no token"):
+        tokens.cover(1, 3)
+
+
 def test_empty_text(model: Subwords) -> None:
     assert len(model.encode("")) == 0
     with pytest.raises(ValueError, match=r"\[0, 1\) are in no token"):

@@ -213,9 +213,11 @@ def test_parts_of_another_recipe_are_made_anew(
     monkeypatch.setattr(qa_encode, "encode_record", fail_on_valid)
     assert run(*arguments) == 130
     monkeypatch.setattr(qa_encode, "encode_record", encode)
-    assert run(*arguments, "--titles") == 0
-    assert run("squad2", tmp_path / "other", *arguments[2:], "--titles") == 0
+    other = write_gpt2(tmp_path / "elsewhere" / model.name, merges=5)
+    assert run(*arguments[:-1], other) == 0
+    assert run("squad2", tmp_path / "other", *arguments[2:-1], other) == 0
     assert snapshot(tmp_path / "dest") == snapshot(tmp_path / "other")
+    assert run(*arguments) == 1  # another model of the same name
 
 
 def test_a_dictionary_that_is_there(source: Path, model: Path, tmp_path: Path, capsys) -> None:
