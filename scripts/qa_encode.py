@@ -136,7 +136,7 @@ def _texts(record: Record) -> dict:
         "id": record.id,
         "question": record.question,
         "paragraphs": [
-            [part.title, part.text] + ([] if part.tokens is None else [part.tokens])
+            [part.title, part.text] + ([] if part.span is None else [part.span, part.tokens])
             for part in record.paragraphs
         ],
         "answers": [[answer.paragraph, answer.start, answer.end] for answer in record.answers],

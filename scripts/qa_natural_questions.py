@@ -55,7 +55,7 @@ class _Document:
 
     def paragraph(self, title: str, start: int, end: int) -> Paragraph:
         numbers = tuple(i for i in range(start, end) if self.is_word[i])
-        return Paragraph(title, " ".join(self.tokens[i] for i in numbers), numbers)
+        return Paragraph(title, " ".join(self.tokens[i] for i in numbers), (start, end), numbers)
 
     def check(self, span: Mapping) -> tuple[int, int]:
         """Return the span's tokens [start, end)."""

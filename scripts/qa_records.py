@@ -28,12 +28,14 @@ class Paragraph:
     Args:
         title: of it, or of the document that it is from; may be empty.
         text: not empty.
-        tokens: Natural Questions: the document's number of each word (they are separated by
-            single blanks), which predictions are scored by.
+        span: Natural Questions: the document's tokens [start, end) that a long answer is scored
+            by, markup included.
+        tokens: the same, of each word (words are separated by single blanks), for short answers.
     """
 
     title: str
     text: str
+    span: tuple[int, int] | None = None
     tokens: tuple[int, ...] | None = None
 
 

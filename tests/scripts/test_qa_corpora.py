@@ -543,6 +543,7 @@ def test_natural_questions(tmp_path: Path, full: bool) -> None:
     # the last candidate has no word
     assert [part.text for part in one.paragraphs] == ["In 1901 , Röntgen .", "Row one Row two"]
     assert {part.title for part in one.paragraphs} == {"Röntgen W"}
+    assert [part.span for part in one.paragraphs] == [(0, 7), (7, 17)]
     assert one.paragraphs[1].tokens == (9, 10, 13, 14)
     assert spans(one) == [(0, 10, "Röntgen"), (0, 0, "In 1901")]
     assert one.long_answers == (0,)
