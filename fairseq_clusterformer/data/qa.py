@@ -16,7 +16,8 @@ item a question, all in the same order:
                           titles
 ``SPLIT.jsonl``           a JSON object a line: ``id``, ``question``, ``paragraphs`` ([title, text]
                           or, of Natural Questions, [title, text, [start, end), words]: its tokens
-                          in the document, and the token of each of its words), ``answers`` ([paragraph, start, end]) and ``texts``, the accepted answers
+                          in the document, and the token of each of its words), ``answers``
+                          ([paragraph, start, end]) and ``texts``, the accepted answers
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ========================  =====================================================================
 
