@@ -43,8 +43,9 @@ setup(
         "omegaconf>=2.3",
         "faiss-cpu",
         "sacrebleu",
+        "regex",
         "sacremoses",
-        "sentencepiece",
+        "sentencepiece>=0.2.3",
         "subword-nmt",
     ],
     extras_require={

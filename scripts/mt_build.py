@@ -255,21 +255,34 @@ def _no_stderr() -> Iterator[None]:
         yield
 
 
-def parallel(function: Callable, items: Iterable, workers: int, label: str) -> Iterator:
-    """Yield ``function(item)`` of each item in order, from as many processes."""
+def parallel(
+    function: Callable,
+    items: Iterable,
+    workers: int,
+    label: str,
+    *,
+    batch: int = _BATCH,
+    unit: str = " pairs",
+) -> Iterator:
+    """Yield ``function(item)`` of each item in order, from as many processes.
+
+    Args:
+        label: of the progress, which is told in `unit`.
+        batch: the most items that are read ahead of what is yielded.
+    """
     from tqdm import tqdm
 
     with contextlib.ExitStack() as stack:
         results = map(function, items)
         if workers > 1:
             pool = multiprocessing.Pool(workers, initializer=_start, initargs=(function,))
-            results = _batches(stack.enter_context(pool), iter(items))
-        yield from tqdm(results, desc=label, unit=" pairs", disable=None, leave=False)
+            results = _batches(stack.enter_context(pool), iter(items), batch)
+        yield from tqdm(results, desc=label, unit=unit, disable=None, leave=False)
 
 
-def _batches(pool, items: Iterator) -> Iterator:
-    while batch := list(itertools.islice(items, _BATCH)):
-        yield from pool.map(_call, batch, chunksize=1000)
+def _batches(pool, items: Iterator, size: int) -> Iterator:
+    while batch := list(itertools.islice(items, size)):
+        yield from pool.map(_call, batch, chunksize=max(1, size // 100))
 
 
 # A worker keeps its own copy of the function, and with it what that has cached.

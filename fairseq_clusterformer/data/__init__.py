@@ -1,1 +1,1 @@
-"""Data sets, and what their symbols are; of these files only `sentences` imports fairseq."""
+"""Data sets, what their symbols are, and how text becomes symbols and they become text again."""

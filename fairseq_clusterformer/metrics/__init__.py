@@ -1,4 +1,5 @@
-"""Scores of a model's answers, as the field's own tools compute them; no fairseq."""
+"""Scores of answers and rankings, as the data sets' and the field's own tools compute them; no
+fairseq."""
 
 from .ranking import RankingScores, ranking_scores
 

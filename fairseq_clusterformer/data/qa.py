@@ -1,0 +1,216 @@
+"""Question answering data on disk: what ``scripts/prepare_qa.py`` writes and training reads.
+
+A folder holds, beside the model of its subwords, ``dict.txt`` and, for each split, files of one
+item a question, all in the same order:
+
+========================  =====================================================================
+``SPLIT.question``        .bin, .idx: the question's tokens
+``SPLIT.document``        .bin, .idx: for each paragraph ``<s>``, its title's tokens if these
+                          were asked for, and its text's tokens
+``SPLIT.spans``           .bin, .idx (int32): whether it is answerable (1, 0; -1 unknown), yes or
+                          no (1, 2; 0 neither), the numbers P, A and L, the P positions of
+                          ``<s>`` in the document, A pairs [first, last) of its tokens that are
+                          the gold answers, L indices of the paragraphs that are long answers
+``SPLIT.characters``      .bin, .idx (int32): the first characters of the document's tokens in
+                          their paragraph's text, then those after the last; -1 for ``<s>`` and
+                          titles
+``SPLIT.jsonl``           a JSON object a line: ``id``, ``question``, ``paragraphs`` ([title, text]
+                          or, of Natural Questions, [title, text, [start, end), words]: its tokens
+                          in the document, and the token of each of its words), ``answers``
+                          ([paragraph, start, end]) and ``texts``, the accepted answers
+``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
+========================  =====================================================================
+
+.bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import (
+    MMapIndexedDataset,
+    MMapIndexedDatasetBuilder,
+    best_fitting_int_dtype,
+)
+from torch import Tensor
+
+PARTS = ("question", "document", "spans", "characters")
+YES_NO = (None, "yes", "no")
+_ANSWERABLE = {True: 1, False: 0, None: -1}
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A question to train on or to answer.
+
+    Args:
+        question: tokens, int64 [Q].
+        document: tokens of all paragraphs, each led by ``<s>``, int64 [N].
+        paragraph_starts: the position of each ``<s>``, int64 [P].
+        answers: the gold answers' tokens [first, last) in the document, int64 [A, 2]; none if it
+            has no answer, or only a long one, or is answered by yes or no, or it was not found.
+        long_answers: the paragraphs that are long answers, int64 [L].
+        answerable: None: unknown.
+        yes_no: "yes", "no" or None.
+    """
+
+    question: Tensor
+    document: Tensor
+    paragraph_starts: Tensor
+    answers: Tensor
+    long_answers: Tensor
+    answerable: bool | None
+    yes_no: str | None
+
+    def spans(self) -> np.ndarray:
+        """Return all but the tokens as an item of ``SPLIT.spans``."""
+        counts = [len(x) for x in (self.paragraph_starts, self.answers, self.long_answers)]
+        head = [_ANSWERABLE[self.answerable], YES_NO.index(self.yes_no), *counts]
+        tail = (self.paragraph_starts, self.answers.flatten(), self.long_answers)
+        return np.concatenate([head, *tail]).astype(np.int32)
+
+    @classmethod
+    def of(cls, question: Tensor, document: Tensor, spans: Tensor) -> "Example":
+        """Return what the items of the three files say."""
+        answerable, yes_no, *counts = spans[:5].tolist()
+        starts, answers, long = spans[5:].split([counts[0], 2 * counts[1], counts[2]])
+        return cls(
+            question=question,
+            document=document,
+            paragraph_starts=starts,
+            answers=answers.view(-1, 2),
+            long_answers=long,
+            answerable=None if answerable < 0 else bool(answerable),
+            yes_no=YES_NO[yes_no],
+        )
+
+
+class QAWriter(ExitStack):
+    """Writes the files of a split; used in a ``with`` statement.
+
+    Args:
+        folder: that holds ``dict.txt``.
+        split: their first name.
+        vocab_size: the symbols of ``dict.txt``.
+    """
+
+    def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
+        super().__init__()
+        self._prefix = folder / split
+        tokens = best_fitting_int_dtype(vocab_size)
+        dtypes = dict(zip(PARTS, (tokens, tokens, np.int32, np.int32), strict=True))
+        self._builders = {
+            part: MMapIndexedDatasetBuilder(f"{self._prefix}.{part}.bin", dtype=dtype)
+            for part, dtype in dtypes.items()
+        }
+        self._texts = self.enter_context(open(f"{self._prefix}.jsonl", "wb"))  # noqa: SIM115
+        self._lines = [0]
+
+    def add(self, example: Example, characters: np.ndarray, texts: Mapping) -> None:
+        """Add a question.
+
+        Args:
+            characters: of the document's tokens, [2, N]; see above.
+            texts: what becomes its line of ``SPLIT.jsonl``.
+        """
+        items = (example.question, example.document, example.spans(), characters.ravel())
+        for part, item in zip(PARTS, items, strict=True):
+            self._builders[part].add_item(torch.as_tensor(item))
+        line = json.dumps(texts, ensure_ascii=False).encode() + b"\n"
+        self._texts.write(line)
+        self._lines.append(self._lines[-1] + len(line))
+
+    def append(self, folder: Path, split: str) -> None:
+        """Add all questions of another split, written with the same ``dict.txt``."""
+        prefix = folder / split
+        for part, builder in self._builders.items():
+            builder.merge_file_(f"{prefix}.{part}")
+        with open(f"{prefix}.jsonl", "rb") as texts:
+            shutil.copyfileobj(texts, self._texts)
+        self._lines += (np.load(f"{prefix}.lines.npy")[1:] + self._lines[-1]).tolist()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool | None:
+        if kind is None:
+            for part, builder in self._builders.items():
+                builder.finalize(f"{self._prefix}.{part}.idx")
+            np.save(f"{self._prefix}.lines.npy", np.array(self._lines, np.int64))
+        return super().__exit__(kind, *error)
+
+
+class QAData(Sequence):
+    """The questions of a split; nothing but what is asked for is read into memory.
+
+    Raises:
+        FileNotFoundError: if a file of the split is missing.
+        ValueError: if the files do not hold equally many questions.
+    """
+
+    def __init__(self, folder: Path | str, split: str) -> None:
+        prefix = Path(folder) / split
+        names = [f"{part}.{end}" for part in PARTS for end in ("bin", "idx")]
+        for name in (*names, "jsonl", "lines.npy"):
+            if not Path(f"{prefix}.{name}").is_file():
+                raise FileNotFoundError(
+                    f"{prefix}.{name}: no such file; allowed: a folder that scripts/prepare_qa.py "
+                    "has prepared, and a split of it"
+                )
+        self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in PARTS}
+        self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
+        self._texts = Path(f"{prefix}.jsonl")
+        counts = {part: len(data) for part, data in self._parts.items()}
+        counts |= {"lines": len(self._lines) - 1}
+        if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
+            raise ValueError(f"{prefix}: its files are of different data: {counts}")
+
+    def __len__(self) -> int:
+        return len(self._lines) - 1
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(f"question {index} of {len(self)}")
+        return Example.of(*(self._parts[part][index].long() for part in PARTS[:3]))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens of each document, [len(self)]."""
+        return self._parts["document"].sizes
+
+    def texts(self, index: int) -> dict:
+        """Return the question's line of ``SPLIT.jsonl``."""
+        with open(self._texts, "rb") as file:
+            file.seek(self._lines[index])
+            return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
+
+    def place(self, index: int, first: int, last: int) -> tuple[int, int, int]:
+        """Return a paragraph and its characters [start, end), of tokens [first, last).
+
+        Raises:
+            ValueError: if they are not tokens of the text of one paragraph.
+        """
+        starts, ends = self._parts["characters"][index].view(2, -1)
+        heads = self[index].paragraph_starts
+        if not 0 <= first < last <= len(starts):
+            raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
+        if (starts[first:last] < 0).any():
+            raise ValueError(
+                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
+            )
+        paragraph = int(torch.searchsorted(heads, first, right=True)) - 1
+        return paragraph, int(starts[first]), int(ends[last - 1])
+
+    def answer(self, index: int, first: int, last: int) -> str:
+        """Return the text of the document's tokens [first, last), without blanks around it."""
+        paragraph, start, end = self.place(index, first, last)
+        return self.texts(index)["paragraphs"][paragraph][1][start:end].strip()
+
+
+def load_dictionary(folder: Path | str) -> Dictionary:
+    """Return the dictionary of a prepared folder."""
+    return Dictionary.load(str(Path(folder) / "dict.txt"))

@@ -1,0 +1,169 @@
+"""Text as subwords, each with the characters that it stands for: answers are spans of both.
+
+A text is split by GPT-2's byte pair encoding, as RoBERTa reads it (``encoder.json`` and
+``vocab.bpe``), or by a sentencepiece model. The text is left as it is: offsets are characters of
+the Python string that was given, whatever a model makes of it inside.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+GPT2_FILES = ("encoder.json", "vocab.bpe")
+MODEL = "sentencepiece.model"  # in a prepared folder
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a text.
+
+    A character that takes several tokens (of its bytes) is all of it in each of them. A token's
+    span may hold a blank before its word, and be empty (sentencepiece's mark of the beginning).
+
+    Args:
+        ids: the model's, int32 [N].
+        starts: the first character of each, int32 [N]; never decreasing.
+        ends: the one after its last, int32 [N]; never decreasing.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cover(self, start: int, end: int) -> tuple[int, int]:
+        """Return the fewest tokens [first, last) that hold the characters [start, end).
+
+        Blanks that the model drops are in no token.
+
+        Raises:
+            ValueError: if no token holds any of them.
+        """
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left"))
+        (held,) = np.nonzero(self.starts[first:last] < self.ends[first:last])
+        if start >= end or not len(held):
+            raise ValueError(f"characters [{start}, {end}) are in no token; allowed: 1 or more")
+        return first + int(held[0]), first + int(held[-1]) + 1
+
+    def text(self, text: str, first: int, last: int) -> str:
+        """Return the text of tokens [first, last), without blanks around it."""
+        if not 0 <= first < last <= len(self):
+            raise ValueError(
+                f"tokens [{first}, {last}) of {len(self)}; allowed: 1 or more of them"
+            )
+        return text[self.starts[first] : self.ends[last - 1]].strip()
+
+
+class Subwords(Protocol):
+    """A model of subwords."""
+
+    symbols: Sequence[str]
+    """Each id's symbol in a fairseq dictionary."""
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a text; raises ValueError for what is not Unicode."""
+
+
+class GPT2Subwords:
+    """GPT-2's byte pair encoding, from a folder of ``encoder.json`` and ``vocab.bpe``.
+
+    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``.
+
+    Raises:
+        ValueError: if the files do not go together.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+        files = [folder / name for name in GPT2_FILES]
+        try:
+            self._bpe = get_encoder(*map(str, files))
+            ids = sorted(self._bpe.encoder.values())
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+            raise ValueError(
+                f"{folder}: no encoder.json and vocab.bpe of GPT-2: {error}"
+            ) from None
+        pieces = [*self._bpe.byte_encoder.values(), *map("".join, self._bpe.bpe_ranks)]
+        if missing := [piece for piece in pieces if piece not in self._bpe.encoder]:
+            raise ValueError(
+                f"{files[0]}: lacks {len(missing):,} pieces, {missing[0]!r} first; allowed: all "
+                f"256 bytes and what {files[1].name} merges"
+            )
+        if ids != list(range(len(ids))):
+            raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
+        self.symbols = [str(id_) for id_ in ids]
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a text; raises ValueError for what is not Unicode."""
+        ids, widths = [], []  # in bytes
+        byte_symbols = self._bpe.byte_encoder
+        for match in self._bpe.pat.finditer(text):
+            word = "".join([byte_symbols[byte] for byte in match[0].encode()])
+            for piece in self._bpe.bpe(word).split(" "):
+                ids.append(self._bpe.encoder[piece])
+                widths.append(len(piece))
+        ends = np.cumsum(widths, dtype=np.int32)
+        starts = np.concatenate([np.zeros(1, np.int32), ends[:-1]])[: len(ends)]
+        if not text.isascii():
+            # Each byte's character: bytes 10xxxxxx go on with the one before.
+            leads = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80
+            character = np.cumsum(leads, dtype=np.int32) - 1
+            starts, ends = character[starts], character[ends - 1] + 1
+        return Tokens(np.array(ids, np.int32), starts, ends)
+
+
+class SentencePieceSubwords:
+    """A sentencepiece model; its symbols are the pieces.
+
+    A model that leaves text as it is (as ``scripts/`` train them) keeps every character in a
+    token; one that normalises drops some blanks.
+
+    Raises:
+        ValueError: if the file is no such model.
+    """
+
+    def __init__(self, model: Path) -> None:
+        import sentencepiece
+
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{model}: is no sentencepiece model: {error}") from None
+        ids = range(self._model.get_piece_size())
+        self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a text; raises ValueError for what is not Unicode."""
+        text.encode()  # sentencepiece says nothing of what is wrong
+        mapping = self._model.encode(text, return_type="offset_mapping")
+        spans = np.array(mapping["offsets"], np.int32).reshape(-1, 2)
+        # All bytes of a character but the last have an empty span; so has the mark of the
+        # beginning, which stands for nothing.
+        for i in range(len(spans) - 2, -1, -1):
+            (start, end), following = spans[i], spans[i + 1]
+            if start == end == following[0] and mapping["pieces"][i] != "▁":
+                spans[i] = following
+        return Tokens(np.array(mapping["ids"], np.int32), spans[:, 0], spans[:, 1])
+
+
+def load(path: Path) -> Subwords:
+    """Return the model of a folder (GPT-2's files) or a file (sentencepiece).
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)
+
+
+def load_prepared(folder: Path) -> Subwords:
+    """Return the model of a folder that ``scripts/prepare_qa.py`` has prepared; raises so too."""
+    model = folder / MODEL
+    return load(model if model.exists() else folder)

@@ -1,0 +1,115 @@
+"""Question answering data on disk: what is written is read, and a span of tokens is a text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_clusterformer.data.qa import Example, QAData, QAWriter
+
+TEXTS = {
+    "id": "q1",
+    "question": "Où ?",
+    "paragraphs": [["A", "Röntgen 🍰 here"], ["B", " in\r\nBerlin."]],
+    "answers": [[1, 5, 11]],
+    "texts": ["Berlin"],
+}
+# <s> Röntgen| 🍰 (two tokens)| here <s> title| in\r\n|Berlin|.
+DOCUMENT = torch.tensor([0, 10, 11, 12, 13, 0, 14, 15, 16, 17])
+CHARACTERS = np.array(
+    [[-1, 0, 7, 8, 9, -1, -1, 0, 5, 11], [-1, 7, 9, 9, 14, -1, -1, 5, 11, 12]], np.int32
+)
+
+
+def example(**changed) -> Example:
+    fields = {
+        "question": torch.tensor([70_000, 5]),
+        "document": DOCUMENT,
+        "paragraph_starts": torch.tensor([0, 5]),
+        "answers": torch.tensor([[8, 9], [1, 2]]),
+        "long_answers": torch.tensor([1]),
+        "answerable": True,
+        "yes_no": None,
+    }
+    return Example(**(fields | changed))
+
+
+NOTHING = {
+    "answers": torch.zeros(0, 2, dtype=torch.int64),
+    "long_answers": torch.zeros(0, dtype=torch.int64),
+}
+EXAMPLES = [
+    example(),
+    example(**NOTHING, answerable=False),
+    example(**NOTHING, answerable=None),
+    example(**NOTHING, yes_no="yes"),
+    example(yes_no="no"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with QAWriter(tmp_path, "valid", vocab_size=100_000) as writer:
+        for i, item in enumerate(EXAMPLES):
+            writer.add(item, CHARACTERS, TEXTS | {"id": f"q{i}"})
+    return tmp_path
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    data = QAData(folder, "valid")
+    assert len(data) == len(list(data)) == len(EXAMPLES)
+    assert data.sizes.tolist() == [10] * len(EXAMPLES)
+    for i, (found, written) in enumerate(zip(data, EXAMPLES, strict=True)):
+        for name, value in vars(written).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(getattr(found, name), value), name
+                assert getattr(found, name).dtype == torch.int64
+            else:
+                assert getattr(found, name) is value or getattr(found, name) == value
+        assert data.texts(i) == TEXTS | {"id": f"q{i}"}
+    with pytest.raises(IndexError, match="question 5 of 5"):
+        data[5]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "place", "text"),
+    [
+        (1, 2, (0, 0, 7), "Röntgen"),
+        (3, 4, (0, 8, 9), "🍰"),
+        (2, 5, (0, 7, 14), "🍰 here"),
+        (7, 10, (1, 0, 12), "in\r\nBerlin."),
+        (8, 9, (1, 5, 11), "Berlin"),
+    ],
+)
+def test_tokens_are_text(folder: Path, first: int, last: int, place: tuple, text: str) -> None:
+    data = QAData(folder, "valid")
+    assert data.place(3, first, last) == place
+    assert data.answer(3, first, last) == text
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "message"),
+    [(4, 8, "hold <s> or a title"), (6, 8, "hold <s>"), (3, 3, "1 or more"), (9, 11, "of 10")],
+)
+def test_what_is_no_span_of_a_text(folder: Path, first: int, last: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        QAData(folder, "valid").answer(0, first, last)
+
+
+def test_refuses_other_folders(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="test.question.bin: no such file; allowed"):
+        QAData(folder, "test")
+    with open(folder / "valid.jsonl", "ab") as file:
+        file.write(json.dumps(TEXTS).encode())
+    with pytest.raises(ValueError, match="its files are of different data"):
+        QAData(folder, "valid")
+
+
+def test_nothing_is_finished_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), QAWriter(tmp_path, "train", vocab_size=9) as writer:  # noqa: PT012
+        writer.add(EXAMPLES[0], CHARACTERS, TEXTS)
+        raise KeyboardInterrupt
+    with pytest.raises(FileNotFoundError):
+        QAData(tmp_path, "train")

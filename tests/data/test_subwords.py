@@ -1,0 +1,180 @@
+"""Subwords and characters: what a span of one is in the other, whatever the text."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data.subwords import Subwords, Tokens
+from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
+
+# ASCII, white space of all kinds, marks that combine, letters of one to four bytes, emoji that
+# are several characters, what normalisation makes longer or shorter, and controls.
+CHARACTERS = (
+    [*"aA1.'$ the cake ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u2003", "\u3000"]
+    + ["e\u0301", "n\u0303\u0323", "\u0301", "é", "ß", "東京", "हिन्दी", "ﬁ", "½", "㍿", "İ", "▁"]
+    + ["🍰", "👩‍👩‍👧", "🇵🇱", "𝔘", "\u200b", "\ufeff", "\u202e", "\x00", "\x7f", "<0xC3>", "\ufffd"]
+)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "sentencepiece"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subwords:
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "gpt2":
+        return subwords.load(write_gpt2(folder))
+    return subwords.load(write_sentencepiece(folder / "model", **LOSSLESS))
+
+
+@pytest.fixture(scope="module")
+def normalising(tmp_path_factory: pytest.TempPathFactory) -> Subwords:
+    path = tmp_path_factory.mktemp("model") / "nfkc.model"
+    return subwords.load(write_sentencepiece(path, character_coverage=0.98))
+
+
+def random_text() -> str:
+    return "".join(random.choices(CHARACTERS, k=random.randint(1, 40)))
+
+
+def assert_sound(tokens: Tokens, text: str) -> None:
+    assert (np.diff(tokens.starts) >= 0).all()
+    assert (np.diff(tokens.ends) >= 0).all()
+    assert (tokens.starts <= tokens.ends).all()
+    if len(tokens):
+        assert tokens.starts[0] >= 0
+        assert tokens.ends[-1] <= len(text)
+
+
+def assert_minimal(tokens: Tokens, start: int, end: int) -> tuple[int, int]:
+    """The cover's ends both hold some of the characters, and no token beyond it does."""
+    first, last = tokens.cover(start, end)
+    for i in (first, last - 1):
+        assert tokens.starts[i] < end
+        assert tokens.ends[i] > start
+    shared = np.minimum(tokens.ends, end) - np.maximum(tokens.starts, start)
+    assert (shared[:first] <= 0).all()
+    assert (shared[last:] <= 0).all()
+    return first, last
+
+
+def test_any_span_of_any_text(model: Subwords) -> None:
+    for _ in range(400):
+        text = random_text()
+        tokens = model.encode(text)
+        assert_sound(tokens, text)
+        covered = np.zeros(len(text), bool)
+        for start, end in zip(tokens.starts, tokens.ends, strict=True):
+            covered[start:end] = True
+        assert covered.all(), (text, tokens)
+        start, end = sorted(random.sample(range(len(text) + 1), 2))
+        first, last = assert_minimal(tokens, start, end)
+        assert text[start:end] in text[tokens.starts[first] : tokens.ends[last - 1]]
+        assert text[start:end].strip() in tokens.text(text, first, last)
+
+
+def test_any_span_but_dropped_blanks(normalising: Subwords) -> None:
+    for _ in range(400):
+        text = random_text()
+        tokens = normalising.encode(text)
+        assert_sound(tokens, text)
+        start, end = sorted(random.sample(range(len(text) + 1), 2))
+        overlaps = (tokens.starts < end) & (tokens.ends > start) & (tokens.starts < tokens.ends)
+        if not overlaps.any():
+            with pytest.raises(ValueError, match="are in no token"):
+                tokens.cover(start, end)
+        else:
+            assert_minimal(tokens, start, end)
+
+
+def test_answers_of_words_are_told_exactly(model: Subwords) -> None:
+    for text in TEXTS[:3]:
+        tokens = model.encode(text)
+        start = 0
+        for word in text.split():
+            start = text.index(word, start)
+            assert word in tokens.text(text, *tokens.cover(start, start + len(word)))
+            start += len(word)
+
+
+def test_gpt2_is_roberta_s(tmp_path: Path) -> None:
+    """Ids are those of fairseq's own encoder, and each token's bytes are its characters."""
+    model = subwords.GPT2Subwords(write_gpt2(tmp_path))
+    for _ in range(100):
+        text = random_text()
+        tokens = model.encode(text)
+        assert tokens.ids.tolist() == model._bpe.encode(text)
+        for i, id_ in enumerate(tokens.ids.tolist()):
+            assert model.symbols[id_] == str(id_)
+            token_bytes = bytes(model._bpe.byte_decoder[c] for c in model._bpe.decoder[id_])
+            characters = text[tokens.starts[i] : tokens.ends[i]].encode()
+            assert token_bytes in characters
+            # no more than the one character at each end is not whole
+            assert len(characters) - len(token_bytes) <= 6
+
+
+def test_gpt2_by_hand(tmp_path: Path) -> None:
+    """'th' + 'e' merged, and a blank with 'the'; the cake's four bytes are all of it."""
+    write_gpt2(tmp_path, merges=0)
+    encoder = json.loads((tmp_path / "encoder.json").read_text())
+    encoder |= {"th": 256, "the": 257, "Ġthe": 258}
+    (tmp_path / "encoder.json").write_text(json.dumps(encoder))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\nĠ the\n", encoding="utf-8")
+    tokens = subwords.load(tmp_path).encode("the the🍰t")
+    assert tokens.ids[:2].tolist() == [257, 258]
+    spans = list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True))
+    assert spans == [(0, 3), (3, 7), (7, 8), (7, 8), (7, 8), (7, 8), (8, 9)]
+    assert tokens.cover(4, 7) == (1, 2)
+    assert tokens.text("the the🍰t", 1, 2) == "the"
+    assert tokens.cover(7, 8) == (2, 6)
+
+
+def test_all_bytes_of_a_character_are_its_cover(model: Subwords) -> None:
+    tokens = model.encode("𝔘𝔘")
+    mark = len(tokens) - 8  # sentencepiece's, of the beginning: in no answer
+    assert mark == (0 if isinstance(model, subwords.GPT2Subwords) else 1)
+    assert tokens.cover(0, 1) == (mark, mark + 4)
+    assert tokens.cover(1, 2) == (mark + 4, mark + 8)
+
+
+def test_empty_tokens_are_in_no_cover() -> None:
+    starts, ends = np.array([0, 1, 3, 3, 5, 5]), np.array([1, 1, 3, 5, 5, 7])
+    tokens = Tokens(np.arange(6), starts, ends)
+    assert tokens.cover(1, 4) == (3, 4)
+    assert tokens.cover(2, 6) == (3, 6)
+    assert tokens.cover(4, 5) == (3, 4)
+    with pytest.raises(ValueError, match=r"\[1, 3\) are in no token"):
+        tokens.cover(1, 3)
+
+
+def test_empty_text(model: Subwords) -> None:
+    assert len(model.encode("")) == 0
+    with pytest.raises(ValueError, match=r"\[0, 1\) are in no token"):
+        model.encode("").cover(0, 1)
+
+
+def test_half_a_character_is_refused(model: Subwords) -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        model.encode("a\ud83c")
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 1), (1, 1), (0, 99)])
+def test_refuses_tokens_that_are_not_there(model: Subwords, first: int, last: int) -> None:
+    with pytest.raises(ValueError, match="of .*; allowed: 1 or more"):
+        model.encode("cake").text("cake", first, last)
+
+
+def test_refuses_other_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no encoder.json and vocab.bpe"):
+        subwords.load(tmp_path)
+    write_gpt2(tmp_path, merges=3)
+    (tmp_path / "vocab.bpe").write_text("#version\nt h\nq q\n")
+    with pytest.raises(ValueError, match="lacks 2 pieces, 'th' first|lacks 1 pieces, 'qq' first"):
+        subwords.load(tmp_path)
+    (tmp_path / "encoder.json").write_text("{")
+    with pytest.raises(ValueError, match="no encoder.json and vocab.bpe"):
+        subwords.load(tmp_path)
+    (tmp_path / "text.model").write_text("no model")
+    with pytest.raises(ValueError, match="text.model: is no sentencepiece model"):
+        subwords.load(tmp_path / "text.model")

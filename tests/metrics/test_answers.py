@@ -1,0 +1,77 @@
+"""Answer texts compared. Expected values are worked out by hand, as the comments show."""
+
+import pytest
+
+from fairseq_clusterformer.metrics import answers, hotpotqa
+
+
+@pytest.mark.parametrize(
+    ("text", "squad", "triviaqa"),
+    [
+        ("The  U.S. Navy!", "us navy", "u s navy"),
+        ("An apple, a day", "apple day", "apple day"),
+        ("theatre", "theatre", "theatre"),  # an article is a word of its own
+        ("rock-'n'-roll", "rocknroll", "rock n roll"),
+        ("“Ü-Bahn”", "“übahn”", "“ü bahn”"),  # only ASCII marks and ‘’´` are punctuation
+        ("King’s\u00a0Cross", "king’s cross", "king s cross"),
+        ("snake_case", "snakecase", "snake case"),
+        ("The", "", ""),
+    ],
+)
+def test_normalise(text: str, squad: str, triviaqa: str) -> None:
+    assert answers.normalise(text) == squad
+    assert answers.normalise_triviaqa(text) == triviaqa
+
+
+def test_f1_counts_a_word_as_often_as_both_have_it() -> None:
+    # 2 of the prediction's 4 words and of the gold answer's 3 agree: 2pr / (p + r) = 4/7
+    assert answers.f1("New York New York", "York City York") == pytest.approx(4 / 7)
+    assert answers.f1("the", "the") == 0.0  # no words are left, which version 1.1 counts as 0
+    assert answers.exact_match("the", "a") == 1.0
+
+
+def test_best_of_several_gold_answers_counts() -> None:
+    gold = {
+        "1": ["Barack Hussein Obama", "Obama"],  # f1: 2 words of 2 and 3: 0.8; the second: 2/3
+        "2": ["France"],
+        "3": ["blue"],  # no prediction
+    }
+    scores = answers.evaluate(gold, {"1": "Barack Obama", "2": "the france.", "unknown": "x"})
+    assert scores == {
+        "exact_match": pytest.approx(100 / 3),
+        "f1": pytest.approx(100 * 1.8 / 3),
+        "total": 3,
+    }
+
+
+def test_triviaqa_normalises_its_own_way() -> None:
+    gold, predictions = {"tc_1": ["rock n roll"]}, {"tc_1": "Rock ’n’ Roll"}
+    assert answers.evaluate(gold, predictions)["exact_match"] == 0
+    scores = answers.evaluate(gold, predictions, normalise=answers.normalise_triviaqa)
+    assert scores["exact_match"] == 100
+
+
+def test_hotpotqa_gives_yes_and_no_no_partial_credit() -> None:
+    gold = {"1": "yes", "2": "no", "3": "no way out", "4": "noanswer", "5": "Kansas Song"}
+    predictions = {"1": "Yes.", "2": "no way out", "3": "no", "4": "no answer", "5": "the Song"}
+    # 1: right. 2 and 3 share "no", 4 is not the word "noanswer": 0. 5: p = 1, r = 1/2, f1 = 2/3.
+    assert hotpotqa.evaluate(gold, predictions) == {
+        "em": pytest.approx(1 / 5),
+        "f1": pytest.approx((1 + 2 / 3) / 5),
+        "prec": pytest.approx(2 / 5),
+        "recall": pytest.approx(1.5 / 5),
+    }
+
+
+def test_hotpotqa_counts_missing_predictions_and_the_best_alias() -> None:
+    gold = {"1": ["New York City", "NYC"], "2": "x"}
+    scores = hotpotqa.evaluate(gold, {"1": "nyc"})
+    assert scores == {"em": 0.5, "f1": 0.5, "prec": 0.5, "recall": 0.5}
+
+
+@pytest.mark.parametrize("evaluate", [answers.evaluate, hotpotqa.evaluate])
+def test_refuses_what_has_no_answer(evaluate) -> None:
+    with pytest.raises(ValueError, match="0 questions; allowed: 1 or more"):
+        evaluate({}, {})
+    with pytest.raises(ValueError, match=r"no answer to 'b', 'c', 'd' and 1 more; allowed"):
+        evaluate({"a": ["x"], "b": [], "c": [], "d": [], "e": []}, {})

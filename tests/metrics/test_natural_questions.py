@@ -1,0 +1,122 @@
+"""Natural Questions' scores, worked out by hand from the rules that its ``nq_eval.py`` states."""
+
+import pytest
+
+from fairseq_clusterformer.metrics.natural_questions import Label, Span, evaluate
+
+
+def tokens(start: int, end: int) -> Span:
+    return Span(start_token=start, end_token=end)
+
+
+LONG = tokens(10, 50)
+NOTHING = Label()
+SHORT = Label(LONG, (tokens(12, 14), tokens(20, 21)))
+
+
+def answers(*labels: Label) -> list[Label]:
+    """The labels of five annotators; those not given gave no answer."""
+    return [*labels, *[NOTHING] * (5 - len(labels))]
+
+
+def test_two_annotators_make_an_answer() -> None:
+    one, two = answers(SHORT), answers(SHORT, SHORT)
+    scores = evaluate({1: one}, {1: SHORT})
+    # not an answer in gold, so what is predicted is wrong
+    assert (scores["long-answer-precision"], scores["long-answer-recall"]) == (0, 0)
+    scores = evaluate({1: two}, {1: SHORT})
+    assert scores["long-answer-f1"] == scores["short-answer-f1"] == 1
+
+
+def test_any_annotators_answer_is_right() -> None:
+    other = Label(tokens(60, 80), yes_no="yes")
+    gold = {1: answers(SHORT, other)}
+    assert evaluate(gold, {1: Label(tokens(60, 80))})["long-answer-f1"] == 1
+    assert evaluate(gold, {1: Label(yes_no="yes")})["short-answer-f1"] == 1
+    assert evaluate(gold, {1: Label(yes_no="no")})["short-answer-f1"] == 0
+
+
+def test_short_answers_are_right_as_a_whole() -> None:
+    gold = {1: answers(SHORT, SHORT)}
+    for spans, right in {
+        (tokens(20, 21), tokens(12, 14)): 1,
+        (tokens(12, 14),): 0,
+        (tokens(12, 14), tokens(20, 21), tokens(30, 31)): 0,
+        (tokens(12, 15), tokens(20, 21)): 0,
+    }.items():
+        assert evaluate(gold, {1: Label(short=spans)})["short-answer-f1"] == right
+
+
+def test_precision_recall_and_best_threshold() -> None:
+    gold = {i: answers(SHORT, SHORT) for i in range(3)} | {3: answers(), 4: answers(SHORT)}
+    wrong = tokens(11, 50)
+    predictions = {
+        0: Label(LONG, long_score=9),  # right
+        1: Label(wrong, long_score=8),
+        2: Label(LONG, long_score=7),  # right
+        3: Label(LONG, long_score=1),  # there is no answer
+        4: Label(long_score=10),  # rightly none
+    }
+    scores = evaluate(gold, predictions)
+    # 2 of 4 predictions are right, 2 of 3 answers found
+    assert scores["long-answer-n"] == 5
+    assert scores["long-answer-precision"] == 1 / 2
+    assert scores["long-answer-recall"] == 2 / 3
+    assert scores["long-answer-f1"] == pytest.approx(4 / 7)
+    # From the surest down, P and R: 0 0, 1 1/3, 1/2 1/3, 2/3 2/3, 1/2 2/3; best F1 is 2/3, at 7.
+    assert scores["long-best-threshold"] == 7
+    assert scores["long-best-threshold-f1"] == pytest.approx(2 / 3)
+    assert scores["long-best-threshold-precision"] == pytest.approx(2 / 3)
+    assert scores["long-best-threshold-recall"] == pytest.approx(2 / 3)
+    assert scores["long-recall-at-precision>=0.5"] == pytest.approx(2 / 3)
+    assert scores["long-precision-at-precision>=0.5"] == pytest.approx(2 / 3)
+    assert scores["long-recall-at-precision>=0.75"] == pytest.approx(1 / 3)
+    assert scores["long-precision-at-precision>=0.75"] == 1
+    # no short answer is predicted
+    assert scores["short-answer-f1"] == scores["short-best-threshold-f1"] == 0
+
+
+def test_equal_scores_are_counted_together() -> None:
+    gold = {1: answers(SHORT, SHORT), 2: answers()}
+    scores = evaluate(gold, {1: Label(LONG, long_score=1), 2: Label(LONG, long_score=1)})
+    assert scores["long-best-threshold-precision"] == 1 / 2
+
+
+def test_bytes_or_tokens() -> None:
+    both = Span(100, 200, 10, 50)
+    assert both.matches(tokens(10, 50))
+    assert both.matches(Span(100, 200))
+    assert both.matches(Span(100, 201, 10, 50))
+    assert not Span(100, 200).matches(tokens(10, 50))
+    assert not Span()
+    with pytest.raises(ValueError, match="start_token=5, end_token=5.*allowed: start < end"):
+        tokens(5, 5)
+    with pytest.raises(ValueError, match="start_byte=3"):
+        Span(start_byte=3)
+
+
+def test_from_json() -> None:
+    span = {"start_byte": -1, "end_byte": -1, "start_token": 213, "end_token": 215}
+    prediction = {
+        "example_id": 1,
+        "long_answer": {"start_byte": 9, "end_byte": 99, "start_token": 212, "end_token": 310},
+        "long_answer_score": 13.5,
+        "short_answers": [span],
+        "short_answers_score": 26.4,
+        "yes_no_answer": "NONE",
+    }
+    expected = Label(Span(9, 99, 212, 310), (tokens(213, 215),), "none", 13.5, 26.4)
+    assert Label.from_json(prediction) == expected
+    with pytest.raises(ValueError, match="yes_no_answer is yes with short answers"):
+        Label.from_json(prediction | {"yes_no_answer": "YES"})
+    with pytest.raises(ValueError, match="'perhaps'; allowed: yes, no, none"):
+        Label.from_json({"yes_no_answer": "perhaps"})
+    simplified = {"long_answer": {"start_token": -1, "end_token": -1}, "short_answers": []}
+    assert Label.from_json(simplified) == NOTHING
+
+
+def test_refuses_other_questions() -> None:
+    with pytest.raises(ValueError, match="2 is not in both gold and predictions"):
+        evaluate({1: answers(), 2: answers()}, {1: NOTHING})
+    with pytest.raises(ValueError, match="0 questions"):
+        evaluate({}, {})
