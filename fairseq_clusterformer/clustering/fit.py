@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .fitted import AT_ONCE, Clusters, NearestCentroids, NeuralClusters
+from .fitted import AT_ONCE, Clusters, NearestCentroids, NeuralClusters, Unprojected
 from .fuzzy import SIMILARITIES
 from .matrices import InputError
 from .neural import NeuralClustering
@@ -116,17 +116,17 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
     first = x[torch.randperm(len(x), generator=generator)[:num_clusters]]
     shape = {"similarity": options.similarity, "temperature": options.temperature}
     # Learned with the paper's normaliser, over the minibatch; assigned with that over all of x.
-    learner = NeuralClustering(x.size(1), num_clusters, normalizer="sentence", **shape)
-    fitted = NeuralClustering(x.size(1), num_clusters, normalizer="average", **shape)
+    clustering = NeuralClustering if options.w_c == "learned" else Unprojected
+    learner = clustering(x.size(1), num_clusters, normalizer="sentence", **shape)
+    fitted = clustering(x.size(1), num_clusters, normalizer="average", **shape)
     with torch.no_grad():
-        learner.w_c.weight.copy_(torch.eye(x.size(1)))
         learner.centroids.copy_(learner.similarity.vectors(first))
     unit = options.learning_rate * float(learner.centroids.detach().square().mean().sqrt())
     groups = [{"params": [learner.centroids], "lr": unit}]
     if options.w_c == "learned":
+        torch.nn.init.eye_(learner.w_c.weight)
         # As slow as that: each number of X W_c is a sum of D.
         groups.append({"params": [learner.w_c.weight], "lr": unit / x.size(1) ** 0.5})
-    learner.w_c.requires_grad_(options.w_c == "learned")
     batch_size = min(options.batch_size, len(x))
     updates = options.epochs * (len(x) // batch_size)
     optimizer = torch.optim.Adam(groups)

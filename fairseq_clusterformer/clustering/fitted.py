@@ -20,6 +20,17 @@ _LOADING = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError,
 _LOADING = (*_LOADING, zipfile.BadZipFile)
 
 
+class Unprojected(NeuralClustering):
+    """Neural clustering whose W_c is the identity, which nothing is multiplied by."""
+
+    def __init__(self, embed_dim: int, num_clusters: int, **options):
+        super().__init__(embed_dim, num_clusters, **options)
+        del self.w_c
+
+    def _keys(self, x: Tensor) -> Tensor:
+        return x
+
+
 class NeuralClusters:
     """Learned fuzzy clusters: each vector goes where eq. 4 puts it, with eq. 2 over all of x.
 
@@ -48,10 +59,12 @@ class NeuralClusters:
 
     def save(self, file: Path | str | IO[bytes]) -> None:
         """Write all that :meth:`assign` needs as an npz file of arrays."""
+        learned = {"centroids": self.centroids.numpy()}
+        if not isinstance(self.clustering, Unprojected):
+            learned["w_c"] = self.clustering.w_c.weight.detach().numpy()
         np.savez(
             file,
-            centroids=self.centroids.numpy(),
-            w_c=self.clustering.w_c.weight.detach().numpy(),
+            **learned,
             log_normalizer=self.clustering.log_normalizer.numpy(),
             similarity=np.array(self.clustering.similarity.kind),
             temperature=np.array(self.clustering.temperature),
@@ -104,7 +117,7 @@ def load_clusters(path: Path | str) -> Clusters:
         centroids = torch.from_numpy(arrays["centroids"])
         if "spherical" in arrays:
             return NearestCentroids(centroids, spherical=bool(arrays["spherical"]))
-        clustering = NeuralClustering(
+        clustering = (NeuralClustering if "w_c" in arrays else Unprojected)(
             centroids.size(1),
             centroids.size(0),
             similarity=str(arrays["similarity"]),
@@ -113,7 +126,8 @@ def load_clusters(path: Path | str) -> Clusters:
         )
         with torch.no_grad():
             clustering.centroids.copy_(centroids)
-            clustering.w_c.weight.copy_(torch.from_numpy(arrays["w_c"]))
+            if "w_c" in arrays:
+                clustering.w_c.weight.copy_(torch.from_numpy(arrays["w_c"]))
             clustering.log_normalizer.copy_(torch.from_numpy(arrays["log_normalizer"]))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None

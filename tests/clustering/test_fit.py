@@ -10,9 +10,8 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.cluster import contingency_matrix
 
 from fairseq_clusterformer.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
-from fairseq_clusterformer.clustering.fitted import load_clusters
+from fairseq_clusterformer.clustering.fitted import Unprojected, load_clusters
 from fairseq_clusterformer.clustering.matrices import InputError
-from fairseq_clusterformer.clustering.neural import NeuralClustering
 from fairseq_clusterformer.clustering.statistics import majority_accuracy
 
 NEURAL = NeuralOptions(epochs=10, batch_size=100)
@@ -75,6 +74,13 @@ def test_kept_in_a_file(method, blobs, tmp_path):
     assert torch.equal(loaded.assign(x), clusters.assign(x))
 
 
+def test_a_learned_w_c_is_kept_too(blobs, tmp_path):
+    x, _ = blobs
+    clusters = fit("neural", x, 8, options=replace(NEURAL, w_c="learned"))
+    clusters.save(tmp_path / "clusters.npz")
+    assert torch.equal(load_clusters(tmp_path / "clusters.npz").assign(x), clusters.assign(x))
+
+
 def test_a_vector_is_assigned_alone_as_among_others(method, blobs):
     x, _ = blobs
     clusters = quick_fit(method, x, 8)
@@ -89,8 +95,10 @@ def test_neural_assigns_by_the_equations_over_all_vectors(w_c, blobs):
     """CF22 eq. 2 and 4 over all of x as one sentence, written out."""
     x, _ = blobs
     fitted = fit("neural", x, 8, options=replace(NEURAL, w_c=w_c))
-    weight = fitted.clustering.w_c.weight.detach().double()
-    assert torch.equal(weight, torch.eye(6).double()) == (w_c == "identity")
+    weight = torch.eye(6).double()
+    if w_c == "learned":
+        weight = fitted.clustering.w_c.weight.detach().double()
+        assert not torch.equal(weight, torch.eye(6).double())
     keys = torch.nn.functional.normalize(torch.from_numpy(x).double() @ weight.T, dim=-1)
     centroids = torch.nn.functional.normalize(fitted.centroids.double(), dim=-1)
     u = torch.softmax(centroids @ keys.T / 0.1, dim=1)
@@ -102,7 +110,7 @@ def test_neural_learning_lowers_its_loss(blobs):
 
     @torch.no_grad()
     def loss(fitted) -> float:
-        clustering = NeuralClustering(6, 8)
+        clustering = Unprojected(6, 8)
         clustering.load_state_dict(fitted.clustering.state_dict(), strict=False)
         return float(clustering(torch.from_numpy(x).unsqueeze(0))[1].clustering_loss)
 
