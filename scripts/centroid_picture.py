@@ -50,7 +50,7 @@ def draw(clusters: Path, out: Path) -> int:
     for axes in grid:
         axes.axis("off")
     for axes, centroid in zip(grid, centroids, strict=False):
-        axes.imshow(centroid.view(side, side), cmap="gray_r", vmin=0, aspect="auto")
+        axes.imshow(centroid.view(side, side).numpy(), cmap="gray_r", vmin=0, aspect="auto")
     figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
     partial = out.with_name(out.name + ".partial")
     try:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .fit import METHODS, W_C, fit
+from .fit import METHODS, W_C, Options, check, fit
 from .fitted import load_clusters
 from .fuzzy import SIMILARITIES
 from .matrices import FORMATS, InputError, read_labels, read_matrix
@@ -130,11 +130,13 @@ def run_fit(args: argparse.Namespace) -> None:
 def _data(
     args: argparse.Namespace,
 ) -> tuple[np.ndarray, Tensor | None, np.ndarray | None, Tensor | None]:
-    for name in ("test", "test_labels"):
-        if (getattr(args, name) is None) != (args.test is None) or (
-            getattr(args, name) is not None and args.labels is None
-        ):
-            raise InputError("allowed: --test, --test-labels and --labels, or --labels alone")
+    names = ("labels", "test", "test_labels")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if given not in ([], ["--labels"], ["--labels", "--test", "--test-labels"]):
+        raise InputError(
+            f"given are {' and '.join(given)}; allowed: --labels, or it with --test and "
+            "--test-labels, or none"
+        )
     x = read_matrix(args.input)
     labels = test = test_labels = None
     if args.labels is not None:
@@ -151,12 +153,8 @@ def _data(
 
 
 def _check(args: argparse.Namespace, plan: list[tuple[str, int, int]], length: int) -> None:
-    for num_clusters in args.num_clusters:
-        if not 1 <= num_clusters <= length:
-            raise InputError(
-                f"--num-clusters is {num_clusters}; allowed: 1 to {length:,}, the rows of "
-                f"{args.input}"
-            )
+    for method, num_clusters, _ in plan:
+        check(method, num_clusters, length, _options(args, method))
     for seed in args.seed:
         if not 0 <= seed < 2**31:
             raise InputError(f"--seed is {seed}; allowed: 0 to 2147483647")
@@ -170,7 +168,7 @@ def _check(args: argparse.Namespace, plan: list[tuple[str, int, int]], length: i
             raise InputError(f"--{name} is {path}; allowed: a file in a folder that exists")
 
 
-def _options(args: argparse.Namespace, method: str):
+def _options(args: argparse.Namespace, method: str) -> Options:
     kind = METHODS[method][0]
     prefix = method.removeprefix("spherical-")
     return kind(**{f.name: getattr(args, f"{prefix}_{f.name}") for f in fields(kind)})

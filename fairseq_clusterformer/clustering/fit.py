@@ -7,6 +7,8 @@
 CF22 appendix A. Shape letters: N vectors, D width, K clusters.
 """
 
+import importlib.util
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,7 @@ from .matrices import InputError
 from .neural import NeuralClustering
 
 W_C = ("identity", "learned")
+_CHOICES = {"similarity": SIMILARITIES, "w_c": W_C}
 _MAY_BE_ZERO = ("sorting_weight",)
 
 
@@ -70,13 +73,16 @@ class SomOptions:
     sigma: float = 1.0
 
 
+Options = NeuralOptions | KMeansOptions | SomOptions
+
+
 def fit(
     method: str,
     x: np.ndarray | Tensor,
     num_clusters: int,
     *,
     seed: int = 1,
-    options: NeuralOptions | KMeansOptions | SomOptions | None = None,
+    options: Options | None = None,
 ) -> Clusters:
     """Fit K centroids to vectors.
 
@@ -89,29 +95,40 @@ def fit(
 
     Raises:
         InputError: an unknown method, K above N or below 1, options of another method, or a value
-            that is not allowed.
+            that is not allowed; or "som" without its library.
     """
-    if method not in METHODS:
-        raise InputError(f"method is {method}; allowed: {', '.join(METHODS)}")
     x = torch.as_tensor(x, dtype=torch.float32)
-    if not 1 <= num_clusters <= len(x):
-        raise InputError(f"--num-clusters is {num_clusters}; allowed: 1 to N, here {len(x):,}")
-    kind, function = METHODS[method]
+    options = check(method, num_clusters, len(x), options)
+    return METHODS[method][1](x, num_clusters, seed, options)
+
+
+def check(method: str, num_clusters: int, length: int, options: Options | None = None) -> Options:
+    """Raise what :func:`fit` would for `length` vectors; return the options it would take."""
+    if method not in METHODS:
+        raise InputError(f"--method is {method}; allowed: {', '.join(METHODS)}")
+    if not 1 <= num_clusters <= length:
+        raise InputError(f"--num-clusters is {num_clusters}; allowed: 1 to N, here {length:,}")
+    kind, _ = METHODS[method]
     options = kind() if options is None else options
     if not isinstance(options, kind):
-        raise InputError(f"options of {method} are {type(options).__name__}; allowed: {kind}")
+        given = type(options).__name__
+        raise InputError(f"options of {method} are {given}; allowed: {kind.__name__}")
     for name, value in vars(options).items():
-        if isinstance(value, str) or value > 0 or (name in _MAY_BE_ZERO and value == 0):
-            continue
-        allowed = "0 or more" if name in _MAY_BE_ZERO else "above 0"
-        raise InputError(f"{name} of {method} is {value}; allowed: {allowed}")
-    return function(x, num_clusters, seed, options)
+        if name in _CHOICES:
+            good, allowed = value in _CHOICES[name], ", ".join(_CHOICES[name])
+        elif name in _MAY_BE_ZERO:
+            good, allowed = 0 <= value < math.inf, "0 or more"
+        else:
+            good, allowed = 0 < value < math.inf, "above 0"
+        if not good:
+            raise InputError(f"{name} of {method} is {value}; allowed: {allowed}")
+    if method == "som" and importlib.util.find_spec("minisom") is None:
+        needed = 'pip install "fairseq_clusterformer[clustering]"'
+        raise InputError(f"--method som needs the library minisom: {needed}")
+    return options
 
 
 def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> NeuralClusters:
-    for name, allowed in (("similarity", SIMILARITIES), ("w_c", W_C)):
-        if getattr(options, name) not in allowed:
-            raise InputError(f"{name} is {getattr(options, name)}; allowed: {', '.join(allowed)}")
     generator = torch.Generator().manual_seed(seed)
     first = x[torch.randperm(len(x), generator=generator)[:num_clusters]]
     shape = {"similarity": options.similarity, "temperature": options.temperature}
@@ -177,12 +194,8 @@ def _spherical_kmeans(
 
 
 def _som(x: Tensor, num_clusters: int, seed: int, options: SomOptions) -> NearestCentroids:
-    try:
-        from minisom import MiniSom
-    except ImportError:
-        raise InputError(
-            'method som needs minisom: pip install "fairseq_clusterformer[clustering]"'
-        ) from None
+    from minisom import MiniSom
+
     # The most square map of K units.
     rows = next(n for n in range(int(num_clusters**0.5), 0, -1) if num_clusters % n == 0)
     som = MiniSom(

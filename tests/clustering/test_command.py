@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+import sys
 
 import numpy as np
 import pytest
@@ -77,11 +78,14 @@ def test_without_labels_there_is_no_accuracy(folder, capsys):
     ("line", "message"),
     [
         ("fit none.npy --num-clusters 3", "none.npy: no such file"),
-        ("fit x.npy --num-clusters 3 241", "--num-clusters is 241; allowed: 1 to 240"),
+        ("fit x.npy --num-clusters 3 241", "--num-clusters is 241; allowed: 1 to N, here 240"),
         ("fit x.npy --num-clusters 3 --seed -1", "--seed is -1; allowed: 0 to"),
         ("fit x.npy --num-clusters 3 --labels ty.csv", "90 labels; allowed: 240"),
-        ("fit x.npy --num-clusters 3 --test t.npy", "--test, --test-labels and --labels"),
-        ("fit x.npy --num-clusters 3 --labels y.csv --test-labels ty.csv", "--labels alone"),
+        ("fit x.npy --num-clusters 3 --test t.npy", "given are --test; allowed: --labels, or"),
+        (
+            "fit x.npy --num-clusters 3 --labels y.csv --test-labels ty.csv",
+            "--labels and --test-labels; a",
+        ),
         (
             "fit x.npy --num-clusters 3 --labels y.csv --test y.csv --test-labels y.csv",
             "--test y.csv has 1 columns; allowed: 5",
@@ -90,6 +94,7 @@ def test_without_labels_there_is_no_accuracy(folder, capsys):
         ("fit x.npy --num-clusters 3 --out c.npy", "--out is c.npy; allowed: a name .* .npz"),
         ("fit x.npy --num-clusters 3 --json no/c.json", "--json is no/c.json; allowed: a file"),
         ("fit x.npy --num-clusters 3 --neural-temperature 0", "temperature of neural is 0.0"),
+        ("fit x.npy --num-clusters 3 --methods neural kmeans --kmeans-redos 0", "redos of kmeans"),
         ("assign x.npy x.npy --out a.npy", "x.npy: not fitted clusters"),
     ],
 )
@@ -101,6 +106,14 @@ def test_mistakes_are_one_line(line, message, folder, capsys):
     assert err.count("\n") == 1
     assert re.search(message, err), err
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_missing_library_is_named_before_any_fit(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "minisom", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run("fit x.npy --num-clusters 3 --methods all --json runs.json") == 1
+    assert "som needs the library minisom: pip install" in capsys.readouterr().err
+    assert not (folder / "runs.json").exists()
 
 
 def test_options_that_do_not_exist_are_refused(folder, capsys):

@@ -144,7 +144,7 @@ def test_majority_accuracy_is_that_of_the_contingency_matrix():
     [
         ({"num_clusters": 401}, "--num-clusters is 401; allowed: 1 to N, here 400"),
         ({"num_clusters": 0}, "--num-clusters is 0"),
-        ({"method": "dbscan"}, "method is dbscan; allowed: neural, kmeans"),
+        ({"method": "dbscan"}, "--method is dbscan; allowed: neural, kmeans"),
         ({"options": SomOptions()}, "options of neural are SomOptions"),
         (
             {"options": NeuralOptions(temperature=0)},
@@ -157,9 +157,12 @@ def test_majority_accuracy_is_that_of_the_contingency_matrix():
         ),
         (
             {"options": NeuralOptions(similarity="l2")},
-            "similarity is l2; allowed: dot, scaled-dot",
+            "similarity of neural is l2; allowed: dot, scaled-dot",
         ),
-        ({"options": NeuralOptions(w_c="none")}, "w_c is none; allowed: identity, learned"),
+        (
+            {"options": NeuralOptions(w_c="none")},
+            "w_c of neural is none; allowed: identity, learned",
+        ),
     ],
 )
 def test_what_is_not_allowed_is_named(arguments, message, blobs):
