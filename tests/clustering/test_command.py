@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import statistics
 import sys
 
@@ -12,6 +13,7 @@ import torch
 from fairseq_clusterformer.clustering import __main__ as command
 from fairseq_clusterformer.clustering.fitted import load_clusters
 from fairseq_clusterformer.clustering.statistics import majority_accuracy
+from tests.conftest import REPO_ROOT
 
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --kmeans-redos 1"
 
@@ -131,3 +133,12 @@ def test_as_a_program(folder, run_cli):
     lines = done.stdout.splitlines()  # with stderr, where faiss would log how it loads
     assert len(lines) == 3
     assert lines[2].startswith("| kmeans | 3 |")
+
+
+def test_commands_of_the_example_parse():
+    text = (REPO_ROOT / "examples" / "clustering" / "README.md").read_text()
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
+    lines = [line for line in blocks.replace("\\\n", " ").splitlines() if command.PROGRAM in line]
+    assert len(lines) == 3
+    for line in lines:
+        command.parser().parse_args(shlex.split(line.removeprefix(command.PROGRAM)))
