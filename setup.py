@@ -47,13 +47,16 @@ setup(
         "sacremoses",
         "sentencepiece>=0.2.3",
         "subword-nmt",
+        "tqdm",
     ],
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
+        # clustering: the self-organising map that neural clustering is compared with
         # matplotlib: the pictures of scripts/; setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
             "matplotlib",
+            "minisom",
             "pytest>=8",
             "pytest-xdist",
             "ruff>=0.17,<0.18",
@@ -61,6 +64,7 @@ setup(
             "triton>=3.9",
             "wheel",
         ],
+        "clustering": ["minisom"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },
 )

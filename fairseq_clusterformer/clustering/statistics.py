@@ -1,4 +1,4 @@
-"""How evenly clusters are used, and what a criterion is told of it."""
+"""How evenly clusters are used, what a criterion is told of it, and how well they match labels."""
 
 from typing import NamedTuple
 
@@ -94,3 +94,22 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
         if of_side:
             found[f"{side}_cluster_effective"] = mean([use.effective for use in of_side])
     return found
+
+
+def majority_accuracy(
+    train_clusters: Tensor,
+    train_labels: Tensor,
+    clusters: Tensor,
+    labels: Tensor,
+) -> float:
+    """Share of vectors that have their cluster's label, from 0 to 1.
+
+    A cluster's label is the most frequent one of its members in training (the lowest of several);
+    a vector in a cluster that had none counts as wrong. All int64, [N] of training and [M].
+    """
+    size = (int(max(train_clusters.max(), clusters.max())) + 1, int(train_labels.max()) + 1)
+    counts = torch.zeros(size, dtype=torch.long)
+    counts.index_put_((train_clusters, train_labels), torch.tensor(1), accumulate=True)
+    most, majority = counts.max(1)
+    majority = torch.where(most > 0, counts.argmax(1), -1)
+    return float((majority[clusters] == labels).double().mean())

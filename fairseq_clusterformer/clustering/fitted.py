@@ -1,0 +1,147 @@
+"""Fitted clusters: they assign vectors, and are kept in files.
+
+Shape letters: N vectors, D width, K clusters.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .matrices import InputError
+from .neural import NeuralClustering
+
+AT_ONCE = 4096  # vectors that are assigned at once
+# What loading something else ends in.
+_LOADING = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, AttributeError)
+_LOADING = (*_LOADING, zipfile.BadZipFile)
+
+
+class Unprojected(NeuralClustering):
+    """Neural clustering whose W_c is the identity, which nothing is multiplied by."""
+
+    def __init__(self, embed_dim: int, num_clusters: int, **options):
+        super().__init__(embed_dim, num_clusters, **options)
+        del self.w_c
+
+    def _keys(self, x: Tensor) -> Tensor:
+        return x
+
+
+class NeuralClusters:
+    """Learned fuzzy clusters: each vector goes where eq. 4 puts it, with eq. 2 over all of x.
+
+    Attributes:
+        clustering: its normaliser is "average", here the mean over the vectors it learned from,
+            so that a vector's cluster does not depend on what else is assigned.
+    """
+
+    def __init__(self, clustering: NeuralClustering):
+        self.clustering = clustering.eval()
+
+    @property
+    def centroids(self) -> Tensor:
+        """Float32 [K, D], in the space of X W_c."""
+        return self.clustering.centroids.detach()
+
+    @torch.no_grad()
+    def assign(self, x: np.ndarray | Tensor) -> Tensor:
+        """The cluster of each vector: x [N, D] to int64 [N].
+
+        Raises:
+            InputError: vectors of another width.
+        """
+        parts = _vectors(x, self.centroids).split(AT_ONCE)
+        return torch.cat([self.clustering(part.unsqueeze(0))[0].squeeze(0) for part in parts])
+
+    def save(self, file: Path | str | IO[bytes]) -> None:
+        """Write all that :meth:`assign` needs as an npz file of arrays."""
+        learned = {"centroids": self.centroids.numpy()}
+        if not isinstance(self.clustering, Unprojected):
+            learned["w_c"] = self.clustering.w_c.weight.detach().numpy()
+        np.savez(
+            file,
+            **learned,
+            log_normalizer=self.clustering.log_normalizer.numpy(),
+            similarity=np.array(self.clustering.similarity.kind),
+            temperature=np.array(self.clustering.temperature),
+        )
+
+
+class NearestCentroids:
+    """Clusters of K-Means and of self-organising maps.
+
+    Attributes:
+        centroids: float32 [K, D].
+        spherical: nearest by cosine; else by Euclidean distance.
+    """
+
+    def __init__(self, centroids: Tensor, *, spherical: bool = False):
+        self.centroids, self.spherical = centroids, spherical
+
+    def assign(self, x: np.ndarray | Tensor) -> Tensor:
+        """The cluster of each vector: x [N, D] to int64 [N].
+
+        Raises:
+            InputError: vectors of another width.
+        """
+        import faiss
+
+        x = _vectors(x, self.centroids)
+        index = (faiss.IndexFlatIP if self.spherical else faiss.IndexFlatL2)(x.size(-1))
+        index.add(
+            self.centroids.numpy()
+        )  # the nearest by cosine: a vector's length does not matter
+        return torch.from_numpy(index.search(x.numpy(), 1)[1][:, 0])
+
+    def save(self, file: Path | str | IO[bytes]) -> None:
+        """Write all that :meth:`assign` needs as an npz file of arrays."""
+        np.savez(file, centroids=self.centroids.numpy(), spherical=np.array(self.spherical))
+
+
+Clusters = NeuralClusters | NearestCentroids
+
+
+def load_clusters(path: Path | str) -> Clusters:
+    """Read what ``save`` of either class wrote.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        centroids = torch.from_numpy(arrays["centroids"])
+        if "spherical" in arrays:
+            return NearestCentroids(centroids, spherical=bool(arrays["spherical"]))
+        clustering = (NeuralClustering if "w_c" in arrays else Unprojected)(
+            centroids.size(1),
+            centroids.size(0),
+            similarity=str(arrays["similarity"]),
+            temperature=float(arrays["temperature"]),
+            normalizer="average",
+        )
+        with torch.no_grad():
+            clustering.centroids.copy_(centroids)
+            if "w_c" in arrays:
+                clustering.w_c.weight.copy_(torch.from_numpy(arrays["w_c"]))
+            clustering.log_normalizer.copy_(torch.from_numpy(arrays["log_normalizer"]))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except _LOADING as error:
+        raise InputError(
+            f"{path}: not fitted clusters ({error}); allowed: a file that --out wrote"
+        ) from None
+    return NeuralClusters(clustering)
+
+
+def _vectors(x: np.ndarray | Tensor, centroids: Tensor) -> Tensor:
+    x = torch.as_tensor(x, dtype=torch.float32).contiguous()
+    if x.dim() != 2 or x.size(1) != centroids.size(1):
+        raise InputError(
+            f"vectors of shape {tuple(x.shape)}; allowed: [N, {centroids.size(1)}], as fitted"
+        )
+    return x

@@ -1,0 +1,182 @@
+"""Clustering on its own: every method finds what is there, and its fits can be kept."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_blobs
+from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.cluster import contingency_matrix
+
+from fairseq_clusterformer.clustering.fit import METHODS, NeuralOptions, SomOptions, fit
+from fairseq_clusterformer.clustering.fitted import Unprojected, load_clusters
+from fairseq_clusterformer.clustering.matrices import InputError
+from fairseq_clusterformer.clustering.statistics import majority_accuracy
+
+NEURAL = NeuralOptions(epochs=10, batch_size=100)
+QUICK = {"neural": NEURAL, "som": SomOptions(epochs=3)}
+BLOBS = 4
+
+
+@pytest.fixture
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    """Four of 100 vectors around the points of the axes, in every direction."""
+    centres = 10 * np.eye(BLOBS, 6)
+    x, y = make_blobs([100] * BLOBS, centers=centres, cluster_std=0.7, random_state=0)
+    return x.astype(np.float32), y
+
+
+@pytest.fixture(params=METHODS)
+def method(request) -> str:
+    if request.param == "som":
+        pytest.importorskip("minisom", reason="minisom is not installed")
+    return request.param
+
+
+def quick_fit(method, x, num_clusters, seed=1):
+    return fit(method, x, num_clusters, seed=seed, options=QUICK.get(method))
+
+
+def test_blobs_are_recovered(method, blobs):
+    """The best of a few seeds finds them exactly: one may begin with two vectors of one blob."""
+    x, y = blobs
+    scores = [adjusted_rand_score(y, quick_fit(method, x, BLOBS, s).assign(x)) for s in range(6)]
+    assert max(scores) == 1.0
+
+
+def test_more_clusters_than_blobs_never_mix_them(method, blobs):
+    x, y = blobs
+    clusters = quick_fit(method, x, 16)
+    assert clusters.centroids.shape == (16, 6)
+    counts = contingency_matrix(y, clusters.assign(x))
+    assert ((counts > 0).sum(0) == 1).all()
+
+
+def test_seeds_decide(method, blobs):
+    x, _ = blobs
+    torch.manual_seed(5)
+    one = quick_fit(method, x, 8)
+    torch.manual_seed(6)  # and nothing else does
+    again, other = quick_fit(method, x, 8), quick_fit(method, x, 8, seed=2)
+    assert torch.equal(one.centroids, again.centroids)
+    assert torch.equal(one.assign(x), again.assign(x))
+    assert not torch.equal(one.centroids, other.centroids)
+
+
+def test_kept_in_a_file(method, blobs, tmp_path):
+    x, _ = blobs
+    clusters = quick_fit(method, x, 8)
+    clusters.save(tmp_path / "clusters.npz")
+    loaded = load_clusters(tmp_path / "clusters.npz")
+    assert type(loaded) is type(clusters)
+    assert torch.equal(loaded.centroids, clusters.centroids)
+    assert torch.equal(loaded.assign(x), clusters.assign(x))
+
+
+def test_a_learned_w_c_is_kept_too(blobs, tmp_path):
+    x, _ = blobs
+    clusters = fit("neural", x, 8, options=replace(NEURAL, w_c="learned"))
+    clusters.save(tmp_path / "clusters.npz")
+    assert torch.equal(load_clusters(tmp_path / "clusters.npz").assign(x), clusters.assign(x))
+
+
+def test_a_vector_is_assigned_alone_as_among_others(method, blobs):
+    x, _ = blobs
+    clusters = quick_fit(method, x, 8)
+    alone = torch.cat([clusters.assign(x[i : i + 1]) for i in range(0, 400, 9)])
+    assert torch.equal(alone, clusters.assign(x)[::9])
+    with pytest.raises(InputError, match=r"shape \(400, 5\); allowed: \[N, 6\]"):
+        clusters.assign(x[:, :5])
+
+
+@pytest.mark.parametrize("w_c", ["identity", "learned"])
+def test_neural_assigns_by_the_equations_over_all_vectors(w_c, blobs):
+    """CF22 eq. 2 and 4 over all of x as one sentence, written out."""
+    x, _ = blobs
+    fitted = fit("neural", x, 8, options=replace(NEURAL, w_c=w_c))
+    weight = torch.eye(6).double()
+    if w_c == "learned":
+        weight = fitted.clustering.w_c.weight.detach().double()
+        assert not torch.equal(weight, torch.eye(6).double())
+    keys = torch.nn.functional.normalize(torch.from_numpy(x).double() @ weight.T, dim=-1)
+    centroids = torch.nn.functional.normalize(fitted.centroids.double(), dim=-1)
+    u = torch.softmax(centroids @ keys.T / 0.1, dim=1)
+    assert torch.equal(fitted.assign(x), u.argmax(0))
+
+
+def test_neural_learning_lowers_its_loss(blobs):
+    x, _ = blobs
+
+    @torch.no_grad()
+    def loss(fitted) -> float:
+        clustering = Unprojected(6, 8)
+        clustering.load_state_dict(fitted.clustering.state_dict(), strict=False)
+        return float(clustering(torch.from_numpy(x).unsqueeze(0))[1].clustering_loss)
+
+    begun = fit("neural", x, 8, options=replace(NEURAL, epochs=1, learning_rate=1e-9))
+    assert loss(fit("neural", x, 8, options=NEURAL)) < loss(begun) - 0.001
+
+
+def test_neural_is_the_same_at_any_scale(blobs):
+    x, _ = blobs
+    small, large = (fit("neural", x * scale, 8, options=NEURAL) for scale in (2.0**-10, 2.0**10))
+    assert torch.equal(small.assign(x), large.assign(x))
+
+
+def test_majority_accuracy_is_that_of_the_contingency_matrix():
+    random = np.random.default_rng(0)
+    train, test = (random.integers(0, (12, 5), (n, 2)) for n in (70, 90))
+    train = train[train[:, 0] != 7]  # a cluster that only the test set meets: always wrong
+    counts = contingency_matrix(train[:, 1], train[:, 0])
+    label_of = dict(zip(np.unique(train[:, 0]), counts.argmax(0), strict=True))
+    right = [label_of.get(cluster) == label for cluster, label in test]
+    assert 0 < sum(right) < 90
+    assert 7 in test[:, 0]
+    parts = [torch.from_numpy(a[:, i].copy()) for a in (train, test) for i in (0, 1)]
+    assert majority_accuracy(*parts) == pytest.approx(np.mean(right))
+    purity = counts.max(0).sum() / len(train)
+    assert majority_accuracy(*parts[:2], *parts[:2]) == pytest.approx(purity)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_clusters": 401}, "--num-clusters is 401; allowed: 1 to N, here 400"),
+        ({"num_clusters": 0}, "--num-clusters is 0"),
+        ({"method": "dbscan"}, "--method is dbscan; allowed: neural, kmeans"),
+        ({"options": SomOptions()}, "options of neural are SomOptions"),
+        (
+            {"options": NeuralOptions(temperature=0)},
+            "temperature of neural is 0; allowed: above 0",
+        ),
+        ({"options": NeuralOptions(learning_rate=float("nan"))}, "learning_rate of neural is nan"),
+        (
+            {"options": NeuralOptions(sorting_weight=-1)},
+            "sorting_weight .* -1; allowed: 0 or more",
+        ),
+        (
+            {"options": NeuralOptions(similarity="l2")},
+            "similarity of neural is l2; allowed: dot, scaled-dot",
+        ),
+        (
+            {"options": NeuralOptions(w_c="none")},
+            "w_c of neural is none; allowed: identity, learned",
+        ),
+    ],
+)
+def test_what_is_not_allowed_is_named(arguments, message, blobs):
+    with pytest.raises(InputError, match=message):
+        fit(**{"method": "neural", "x": blobs[0], "num_clusters": 4} | arguments)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 cut off"])
+def test_something_else_than_clusters_is_named(content, tmp_path):
+    (tmp_path / "clusters.npz").write_bytes(content)
+    with pytest.raises(InputError, match="not fitted clusters"):
+        load_clusters(tmp_path / "clusters.npz")
+    np.savez(tmp_path / "clusters.npz", centroids=np.zeros((3, 2)))
+    with pytest.raises(InputError, match="not fitted clusters"):
+        load_clusters(tmp_path / "clusters.npz")
+    with pytest.raises(InputError, match="no such file"):
+        load_clusters(tmp_path / "none.npz")
