@@ -150,6 +150,7 @@ class Clustered(Attention):
             kind,
             config,
             embed_dim=setting.heads * setting.width,
+            head_dim=setting.width,
             num_heads=setting.heads,
             causal=setting.causal,
         )

@@ -208,7 +208,7 @@ def train(setting: Setting, seed: int) -> dict:
 
 def clustering_losses(reports: list[list]) -> Tensor | float:
     """Sum of both losses of CF22 (eq. 6 and 11), each a mean over the layers that cluster."""
-    clustered = [r for of_layer in reports for r in of_layer if r.cluster_sizes is not None]
+    clustered = [r for of_layer in reports for r in of_layer if r.sorting_loss is not None]
     losses = [report.clustering_loss + report.sorting_loss for report in clustered]
     return torch.stack(losses).mean() if losses else 0.0
 

@@ -10,6 +10,7 @@ from .base import (
     build_router,
     register_attention,
 )
+from .gated import Gated
 from .multihead import MultiheadAttention
 from .neural import Neural
 from .spec import parse_attention
@@ -18,6 +19,7 @@ from .window import Full, Window
 __all__ = [
     "AttentionConfig",
     "Full",
+    "Gated",
     "MultiheadAttention",
     "Neural",
     "Ring",

@@ -125,10 +125,11 @@ class Step(NamedTuple):
 class Router(nn.Module, ABC):
     """A kind of attention for some heads of a layer.
 
-    Subclasses take ``(config, *, embed_dim, num_heads, causal)``. What a router learns from data
-    other than by gradient must not change while a batch runs, or activation checkpointing would
-    compute the batch twice in different ways: ``forward`` returns an observation, ``observe``
-    stores it once the forward pass is over, and ``commit`` applies it before the next update.
+    Subclasses take ``(config, *, embed_dim, num_heads, head_dim, causal)``: D, H, E. What a router
+    learns from data other than by gradient must not change while a batch runs, or activation
+    checkpointing would compute the batch twice in different ways: ``forward`` returns an
+    observation, ``observe`` stores it once the forward pass is over, and ``commit`` applies it
+    before the next update.
     """
 
     #: keys that a step-by-step decoder keeps of each ring; None: all of them
@@ -143,7 +144,15 @@ class Router(nn.Module, ABC):
     #: whether ``step`` can equal ``forward``: no output depends on a later token
     can_step: bool
 
-    def __init__(self, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool):
+    def __init__(
+        self,
+        config: AttentionConfig,
+        *,
+        embed_dim: int,
+        num_heads: int,
+        head_dim: int,
+        causal: bool,
+    ):
         super().__init__()
         self.config = config
         self.causal = causal
@@ -232,7 +241,24 @@ def attention_kinds() -> tuple[str, ...]:
 
 
 def build_router(
-    kind: str, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool
+    kind: str,
+    config: AttentionConfig,
+    *,
+    embed_dim: int,
+    num_heads: int,
+    head_dim: int,
+    causal: bool,
 ) -> Router:
-    """Make the router of a registered kind."""
-    return _KINDS[kind](config, embed_dim=embed_dim, num_heads=num_heads, causal=causal)
+    """Make the router of a registered kind.
+
+    Args:
+        kind: its name.
+        config: its options.
+        embed_dim: D.
+        num_heads: H, heads of this kind.
+        head_dim: E.
+        causal: a query sees no later token.
+    """
+    return _KINDS[kind](
+        config, embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim, causal=causal
+    )

@@ -68,6 +68,7 @@ class MultiheadAttention(nn.Module):
                 config,
                 embed_dim=embed_dim,
                 num_heads=num_heads // len(kinds),
+                head_dim=self.head_dim,
                 causal=causal,
             )
             for kind in kinds

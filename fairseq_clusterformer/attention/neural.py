@@ -11,8 +11,8 @@ from .layout import chunk_layout, cluster_layout
 class Neural(Router):
     """One clustering of the layer's input, shared by the heads; queries and keys alike."""
 
-    def __init__(self, config: AttentionConfig, *, embed_dim: int, num_heads: int, causal: bool):
-        super().__init__(config, embed_dim=embed_dim, num_heads=num_heads, causal=causal)
+    def __init__(self, config: AttentionConfig, *, embed_dim: int, causal: bool, **kwargs):
+        super().__init__(config, embed_dim=embed_dim, causal=causal, **kwargs)
         if causal and config.cluster_rule == "chunk":
             raise ValueError(
                 "the cluster rule is 'chunk', which is not causal: where a chunk begins depends "

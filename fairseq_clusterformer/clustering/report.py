@@ -17,7 +17,8 @@ class Report(NamedTuple):
     Attributes:
         clustering_loss: float32 scalar, CF22 eq. 6, a mean over real tokens.
         sorting_loss: float32 scalar, CF22 eq. 11, a mean over rows weighted by their real tokens.
-        cluster_sizes: tokens in each cluster over the batch, float32 [K].
+        cluster_sizes: tokens in each cluster over the batch, float32 [K]; of several clusterings
+            in one layer, [..., K].
         centroids: updated centroids for the next layer, CF22 eq. 3, float32 [B, K, D].
         observation: what the router wants to remember of a training batch, once the forward
             pass is over; of a shape that the kind chooses.

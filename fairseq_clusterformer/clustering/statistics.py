@@ -25,15 +25,16 @@ class ClusterUse(NamedTuple):
 
 
 def cluster_use(sizes: Tensor) -> ClusterUse:
-    """Statistics of the tokens in each cluster [K]; all zeros count as one empty use."""
+    """Statistics of the tokens in each cluster [K], or means over several clusterings [..., K];
+    all zeros count as one empty use."""
     sizes = sizes.float()
-    share = sizes / sizes.sum().clamp(min=1.0)
-    entropy = -torch.special.xlogy(share, share).sum()
+    share = sizes / sizes.sum(-1, keepdim=True).clamp(min=1.0)
+    entropy = -torch.special.xlogy(share, share).sum(-1)
     return ClusterUse(
-        entropy=entropy,
-        effective=entropy.exp(),
-        largest=share.max(),
-        empty=(sizes == 0).sum().float(),
+        entropy=entropy.mean(),
+        effective=entropy.exp().mean(),
+        largest=share.amax(-1).mean(),
+        empty=(sizes == 0).sum(-1).float().mean(),
     )
 
 
@@ -59,10 +60,11 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
     def mean(values: list[Tensor]) -> Tensor:
         return torch.stack(values).mean()
 
-    found = {
-        name: mean([getattr(report, name) for report in clustered])
-        for name in ("clustering_loss", "sorting_loss")
-    }
+    found = {}
+    for name in ("clustering_loss", "sorting_loss"):
+        losses = [getattr(report, name) for report in clustered]
+        losses = [loss for loss in losses if loss is not None]
+        found[name] = mean(losses) if losses else clustered[0].cluster_sizes.new_zeros(())
     uses = {
         side: [cluster_use(report.cluster_sizes.detach()) for report in of_side]
         for side, of_side in sides.items()
