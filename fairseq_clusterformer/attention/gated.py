@@ -1,12 +1,13 @@
 """Gated clustering: clusters that the task teaches.
 
 In the papers one clustering serves a token as query and as key, and no gradient of the task
-reaches it. Here a query and a key of a head are assigned apart, and how sure each was of its
-cluster weighs what the query sees there: with p the softmax over clusters of the scores,
+reaches it. Here a query and a key of a head are assigned apart, and how sure a key was of its
+cluster weighs what it gives there: with p the softmax over clusters of the key's scores,
 
-    logit of another key = q . k / sqrt(E) + log p_query(cluster) + log p_key(cluster)
+    logit of an earlier key = q . k / sqrt(E) + log p(cluster of the key)
 
-and the query's own key, which may lie in another cluster, has q . k / sqrt(E).
+so a key that helps nobody in its cluster is pushed out of it, until it comes to where it helps.
+A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
@@ -52,7 +53,7 @@ class Gated(Router):
         centroids: Tensor | None = None,
     ) -> Routing:
         scores = self._scores(q, k, padding_mask)
-        clusters, log_shares = self._assign(scores)
+        clusters, log_share = self._assign(scores)
         layout = cluster_layout(
             clusters[0],
             self.num_rings,
@@ -64,21 +65,18 @@ class Gated(Router):
         )
         own = own_layout(
             x,
-            # The query's share weighs all other keys: the same as dividing its own key's by it.
-            key_bias=-log_shares[0],
             # Not causal: a query sees its own key among those of its cluster, if it lies there.
             hidden=None if self.causal else clusters[0] == clusters[1],
             padding_mask=padding_mask,
         )
         report = self._report(scores, clusters, padding_mask)
-        return Routing((replace(layout, key_bias=log_shares[1]), own), report)
+        return Routing((replace(layout, key_bias=log_share), own), report)
 
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        clusters, log_shares = self._assign(self._scores(q, k, padding_mask))
-        (query, key), (query_share, key_share) = clusters.squeeze(-1), log_shares.squeeze(-1)
-        return Step((Ring(query, key, key_share),), state, own_bias=-query_share)
+        (query, key), log_share = self._assign(self._scores(q, k, padding_mask))
+        return Step((Ring(query.squeeze(-1), key.squeeze(-1), log_share.squeeze(-1)),), state)
 
     def nothing_observed(self) -> Tensor | None:
         return self.normalizer.nothing_observed()
@@ -100,12 +98,13 @@ class Gated(Router):
             return vectors @ centroids.transpose(-1, -2) / self.config.cluster_temperature
 
     def _assign(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Clusters of queries and keys, int64 [2, B, H, N], and the logs of their shares."""
+        """Clusters of queries and keys, int64 [2, B, H, N], and the log of each key's share
+        of its cluster [B, H, N]."""
         log_normalizer = self.normalizer.log_normalizer.to(scores.dtype)
         scores = scores - log_normalizer[:, None, :, None]
         clusters = lowest_argmax(scores)
-        log_shares = scores.log_softmax(-1).gather(-1, clusters.unsqueeze(-1))
-        return clusters, log_shares.squeeze(-1)
+        log_shares = scores[1].log_softmax(-1)
+        return clusters, log_shares.gather(-1, clusters[1].unsqueeze(-1)).squeeze(-1)
 
     @torch.no_grad()
     def _report(self, scores: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Report:
