@@ -130,6 +130,22 @@ def test_what_is_reported():
     torch.testing.assert_close(router.normalizer.log_normalizer.double(), expected)
 
 
+def test_two_workers_observe_what_one_does_with_twice_the_batch():
+    together, apart = make().routers[0], make().routers[0]
+    apart.load_state_dict(together.state_dict())
+    q, k = torch.randn(2, 4, HEADS, LENGTH, WIDTH, dtype=torch.float64)
+    x = torch.zeros(4, LENGTH, HEADS * WIDTH, dtype=torch.float64)
+    mask = pads([LENGTH, 3, 1, 0], LENGTH, "right")
+    together.observe(together(x, q, k, mask).report.observation)
+    for part in (slice(0, 1), slice(1, 4)):
+        apart.observe(apart(x[part], q[part], k[part], mask[part]).report.observation)
+    apart.observe(apart.nothing_observed())
+    for router in (together, apart):
+        router.commit()
+    averages = [router.normalizer.log_normalizer for router in (together, apart)]
+    torch.testing.assert_close(*averages)
+
+
 def test_ties_go_to_the_lowest_cluster():
     module = make()
     router = module.routers[0]

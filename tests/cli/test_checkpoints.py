@@ -25,7 +25,10 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("options", ["", "--attention window*3,neural --checkpoint-activations"])
+@pytest.mark.parametrize(
+    "options",
+    ["", "--attention window*3,neural --checkpoint-activations", "--attention window+gated"],
+)
 def test_resuming_in_mid_epoch_equals_never_stopping(
     options: str, byte_data: Path, tmp_path: Path
 ) -> None:
