@@ -90,7 +90,8 @@ class Gated(Router):
     def _scores(self, q: Tensor, k: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Exponents of CF22 eq. 2 of queries and keys [2, B, H, N, K]."""
         with torch.autocast(q.device.type, enabled=False):
-            both = at_least_float32(torch.stack([q, k]))
+            # No gradient reaches queries here: an argmax is all that is made of their scores.
+            both = at_least_float32(torch.stack([q.detach(), k]))
             if padding_mask is not None:
                 both = both.masked_fill(padding_mask[:, None, :, None], 0.0)
             centroids = self.similarity.vectors(self.centroids.to(both.dtype))
