@@ -156,7 +156,7 @@ class Clustered(Attention):
         )
 
     def route(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Layout, list[Tensor]]:
-        (layout,), report, _ = self.router(x, q, k)
+        (layout,), report = self.router(x, q, k)
         return layout, [report.clustering_loss, report.sorting_loss] if self.losses else []
 
     def forward(self, x, q, k, v):

@@ -18,6 +18,8 @@ CAUSAL = {
     "neural, dot": (("neural",), {"cluster_similarity": "dot", "cluster_temperature": 1.0}),
     "neural, one cluster": (("neural",), {"num_clusters": 1}),
     "neural, many clusters": (("neural",), {"num_clusters": 100}),
+    "gated": (("gated",), {}),
+    "gated, many clusters": (("gated",), {"num_clusters": 100}),
     "window+neural": (("window", "neural"), {}),
     "lsh": (("lsh",), {}),
     "window+lsh, many buckets": (("window", "lsh"), {"num_clusters": 100, "hash_rounds": 3}),
@@ -36,6 +38,7 @@ BIDIRECTIONAL = {
         {"cluster_rule": "chunk", "own_centroids": False},
     ),
     "neural, chunk, many clusters": (("neural",), {"cluster_rule": "chunk", "num_clusters": 100}),
+    "gated": (("gated",), {}),
     "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
     "lsh, chunk": (("lsh",), {"cluster_rule": "chunk"}),
     "lsh, recent": (("lsh",), {"cluster_rule": "recent"}),
@@ -58,7 +61,7 @@ BIDIRECTIONAL = {
 OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
-BY_TRITON = ("neural, many clusters", "window+neural", "lsh")
+BY_TRITON = ("neural, many clusters", "gated", "window+neural", "lsh")
 _CAUSAL = [("blocks", kind) for kind in CAUSAL] + [("triton", kind) for kind in BY_TRITON]
 _BIDIRECTIONAL = [("blocks", kind) for kind in BIDIRECTIONAL]
 _BIDIRECTIONAL += [("triton", kind) for kind in ("window+neural", "routing, chunk")]

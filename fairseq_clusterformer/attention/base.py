@@ -101,12 +101,10 @@ class Routing(NamedTuple):
         layouts: who sees whom; the results of several are joined by their log-sum-exp, as if each
             query had one softmax over all that it sees (what two layouts show it counts twice).
         report: for the losses, the log and the layer above.
-        gate: multiplies what each query gets, [B, 1 or H, N]; None: 1.
     """
 
     layouts: tuple[Layout, ...]
     report: Report = Report()
-    gate: Tensor | None = None
 
 
 class Ring(NamedTuple):
@@ -129,21 +127,19 @@ class Step(NamedTuple):
     Attributes:
         rings: for each layout that looks back.
         state: for the next step; every tensor has batch first.
-        gate: as of :class:`Routing`, [B, 1 or H].
         own_bias: where ``own_apart``, the bias of the token's own key, [B, 1 or H]; None: 0.
     """
 
     rings: tuple[Ring, ...]
     state: State
-    gate: Tensor | None = None
     own_bias: Tensor | None = None
 
 
 class Router(nn.Module, ABC):
     """A kind of attention for some heads of a layer.
 
-    Subclasses take ``(config, *, embed_dim, num_heads, head_dim, causal)``. What a router learns
-    from data other than by gradient must not change while a batch runs, or activation
+    Subclasses take ``(config, *, embed_dim, num_heads, head_dim, causal)``: D, H, E. What a router
+    learns from data other than by gradient must not change while a batch runs, or activation
     checkpointing would compute the batch twice in different ways: ``forward`` returns an
     observation, ``observe`` stores it once the forward pass is over, and ``commit`` applies it
     before the next update.

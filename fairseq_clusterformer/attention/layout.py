@@ -97,15 +97,25 @@ def cluster_layout(
 
 
 def own_layout(
-    like: Tensor, *, key_bias: Tensor | None = None, padding_mask: Tensor | None = None
+    like: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    hidden: Tensor | None = None,
+    padding_mask: Tensor | None = None,
 ) -> Layout:
     """Each query sees its own key, and nothing else.
 
     Args:
         like: [B, N, ...], for its length and device.
         key_bias: [B, 1 or H, N].
+        hidden: of queries that do not see even that, bool [B, G, N]; None: no query.
         padding_mask: bool [B, N].
     """
+    if hidden is not None:
+        alike = torch.zeros_like(hidden, dtype=torch.long)
+        layout = cluster_layout(alike, 1, 1, causal=True, padding_mask=padding_mask)
+        hi = torch.where(hidden.gather(-1, layout.query_order), layout.lo, layout.hi)
+        return replace(layout, hi=hi, key_bias=key_bias)
     layout = window_layout(
         like.size(1), 1, causal=True, padding_mask=padding_mask, device=like.device
     )

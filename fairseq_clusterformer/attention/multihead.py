@@ -107,7 +107,7 @@ class MultiheadAttention(nn.Module):
                     for layout in routing.layouts
                 ]
             )
-            outputs.append(_gated(out, routing.gate))
+            outputs.append(out)
             reports.append(routing.report)
         return self._merge(outputs), reports
 
@@ -149,7 +149,7 @@ class MultiheadAttention(nn.Module):
                 padding_mask=padding_mask,
                 impl=self.impl,
             )
-            outputs.append(_gated(out, None if step.gate is None else step.gate.unsqueeze(-1)))
+            outputs.append(out)
             new_state.update({f"{i}.routing.{name}": t for name, t in step.state.items()})
             new_state.update({f"{i}.kept.{name}": t for name, t in kept.items()})
         return self._merge(outputs), new_state
@@ -183,10 +183,6 @@ class MultiheadAttention(nn.Module):
     def _merge(self, outputs: list[Tensor]) -> Tensor:
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.out_proj(out.transpose(1, 2).flatten(2))
-
-
-def _gated(out: Tensor, gate: Tensor | None) -> Tensor:
-    return out if gate is None else out * gate.unsqueeze(-1).to(out.dtype)
 
 
 def _under(state: State, prefix: str) -> State:

@@ -1,10 +1,12 @@
 """Centroids: how they are learned, and how tokens are assigned to them."""
 
+from .average import AverageNormalizer
 from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
 from .statistics import ClusterUse, cluster_sizes, cluster_use, summary
 
 __all__ = [
+    "AverageNormalizer",
     "ClusterUse",
     "NeuralClustering",
     "Report",

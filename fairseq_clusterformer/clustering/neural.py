@@ -8,12 +8,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..precision import HALF, at_least_float32
+from ..precision import at_least_float32
+from .average import AverageNormalizer
 from .fuzzy import Similarity, cluster_sums, exponents, fuzzy_clusters, lowest_argmax
 from .report import Report, State
 
 
-class NeuralClustering(nn.Module):
+class NeuralClustering(AverageNormalizer):
     """Assigns tokens to K centroids, and returns the losses that teach them.
 
     Equation numbers are CF22's. Everything is computed in float32 (float64 for a float64 model)
@@ -45,34 +46,14 @@ class NeuralClustering(nn.Module):
         momentum: float = 0.9,
         own_centroids: bool = True,
     ):
-        super().__init__()
+        super().__init__((num_clusters,) if normalizer == "average" else None, momentum=momentum)
         self.num_clusters = num_clusters
         self.similarity = Similarity(similarity)
         self.temperature = temperature
         self.normalizer = normalizer
-        self.momentum = momentum
         self.centroids = initial_centroids(num_clusters, embed_dim) if own_centroids else None
         self.w_c = nn.Linear(embed_dim, embed_dim, bias=False)
         nn.init.xavier_uniform_(self.w_c.weight)
-        if normalizer == "average":
-            self._register_average()
-
-    def _register_average(self) -> None:
-        # Log of the average of exp(s_i) over tokens; what was seen since the last update, as a
-        # log-sum-exp, and of how many tokens.
-        self.register_buffer("log_normalizer", torch.zeros(self.num_clusters))
-        self.register_buffer("pending_log_mass", torch.full((self.num_clusters,), -math.inf))
-        self.register_buffer("pending_tokens", torch.zeros(()))
-        self.register_buffer("updates", torch.zeros(()))  # floating point for averages of models
-
-    def _apply(self, fn, recurse=True):
-        before = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)
-        for name, value in before.items():
-            moved = getattr(self, name)
-            if moved.dtype in HALF:  # an average needs the bits that half precision drops
-                setattr(self, name, value.to(moved.device))
-        return self
 
     def forward(
         self,
@@ -165,42 +146,8 @@ class NeuralClustering(nn.Module):
         with torch.no_grad():
             sizes = torch.zeros(self.num_clusters, device=x.device, dtype=x.dtype)
             sizes.index_add_(0, clusters.flatten(), real.flatten())
-            observation = None
-            if self.normalizer == "average":
-                observation = torch.cat([torch.logsumexp(log_mass, dim=0), tokens.view(1)])
+            observation = self.observation(torch.logsumexp(log_mass, dim=0), tokens)
         return Report(clustering_loss, sorting_loss, sizes, updated, observation)
-
-    @torch.no_grad()
-    def observe(self, observation: Tensor) -> None:
-        """Remember a training batch's observation for the moving average; may be repeated."""
-        log_mass = observation[:-1].to(self.pending_log_mass.dtype)
-        self.pending_log_mass.copy_(torch.logaddexp(self.pending_log_mass, log_mass))
-        self.pending_tokens += observation[-1]
-
-    def nothing_observed(self) -> Tensor | None:
-        """The observation of a batch without tokens; None if the normalizer is no average."""
-        if self.normalizer != "average":
-            return None
-        log_mass = torch.full_like(self.log_normalizer, -math.inf)
-        return torch.cat([log_mass, log_mass.new_zeros(1)])
-
-    @torch.no_grad()
-    def commit(self) -> None:
-        """Move the average by what was observed since the last update, if anything was.
-
-        What is not finite (an overflow that a loss scaler skips) is dropped.
-        """
-        if self.normalizer != "average":
-            return
-        seen = self.pending_log_mass - self.pending_tokens.log()
-        usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
-        # The first observation is taken as it is.
-        share = torch.where(self.updates > 0, 1.0 - self.momentum, 1.0).to(seen.dtype)
-        moved = torch.lerp(self.log_normalizer, seen, share)
-        self.log_normalizer.copy_(torch.where(usable, moved, self.log_normalizer))
-        self.updates += usable
-        self.pending_log_mass.fill_(-math.inf)
-        self.pending_tokens.zero_()
 
 
 def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:

@@ -125,6 +125,9 @@ def test_earlier_keys_and_ones_own_apart(window):
         options = {"causal": True, "padding_mask": mask, "key_clusters": keys}
         earlier = seen(cluster_layout(queries, 4, window, own=False, **options), 17)
         own = seen(own_layout(queries[:, 0], padding_mask=mask), 17)
+        hidden = queries == keys
+        some = seen(own_layout(queries[:, 0], hidden=hidden, padding_mask=mask), 17)
+        assert torch.equal(some, own * ~hidden.transpose(1, 2))
         for b in range(BATCH):
             real = [j for j in range(17) if mask is None or not mask[b, j]]
             expected = torch.zeros(2, 17, 17, dtype=torch.long)

@@ -31,6 +31,7 @@ NEW = {
         "",
         "--attention window*3,neural --checkpoint-activations",
         "--attention lsh+routing,strided --checkpoint-activations",
+        "--attention window+gated",
     ],
 )
 def test_resuming_in_mid_epoch_equals_never_stopping(

@@ -212,15 +212,21 @@ def test_a_negative_weight_is_refused():
         make_criterion(make_task(), clustering_loss_weight=-1.0)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_activation_checkpointing_changes_no_number(rate):
+@pytest.mark.parametrize(
+    ("attention", "rate"), [("window+neural", 0.0), ("window+neural", 0.1), ("window+gated", 0.1)]
+)
+def test_activation_checkpointing_changes_no_number(attention, rate):
     """Losses that a layer returns keep their gradient, and averages are moved once."""
     results = []
     for checkpoint in (False, True):
         torch.manual_seed(1)
         task = make_task()
         model = make_model(
-            task, checkpoint_activations=checkpoint, dropout=rate, attention_dropout=rate
+            task,
+            attention=attention,
+            checkpoint_activations=checkpoint,
+            dropout=rate,
+            attention_dropout=rate,
         ).train()
         sample = make_sample(task)
         criterion = make_criterion(task)

@@ -1,0 +1,76 @@
+"""A normaliser of eq. 2 that no later token changes: a moving average over training batches.
+
+Equation numbers are CF22's. Shape letters: B batch, N tokens, K clusters.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..precision import Float32Buffers
+
+
+class AverageNormalizer(Float32Buffers):
+    """Keeps, for each cluster, the log of the average of exp(s) over the tokens seen in training.
+
+    It is fixed while a batch runs: :meth:`observe` stores what a batch holds, and :meth:`commit`
+    applies it before the next update.
+
+    Args:
+        shape: of what is kept, the clusters last; None: nothing is kept, or observed.
+        momentum: of the moving average.
+
+    Attributes:
+        log_normalizer: float32 of ``shape``, to subtract from the exponents of eq. 2.
+    """
+
+    def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9):
+        super().__init__()
+        self.averages = shape is not None
+        self.momentum = momentum
+        if shape is not None:
+            self.register_buffer("log_normalizer", torch.zeros(shape))
+            # What was seen since the last update, as a log-sum-exp, and of how many tokens.
+            self.register_buffer("pending_log_mass", torch.full(shape, -math.inf))
+            self.register_buffer("pending_tokens", torch.zeros(()))
+            self.register_buffer("updates", torch.zeros(()))  # floating point: models are averaged
+
+    def observation(self, log_mass: Tensor, tokens: Tensor) -> Tensor | None:
+        """What :meth:`observe` takes: the log of the sum of exp(s) over a batch's tokens, of
+        ``shape``, and the number of tokens, a scalar; None if nothing is kept."""
+        if not self.averages:
+            return None
+        return torch.cat([log_mass.flatten(), tokens.view(1)])
+
+    def nothing_observed(self) -> Tensor | None:
+        """The observation of a batch without tokens; None if nothing is kept."""
+        if not self.averages:
+            return None
+        empty = torch.full_like(self.log_normalizer, -math.inf)
+        return self.observation(empty, empty.new_zeros(()))
+
+    @torch.no_grad()
+    def observe(self, observation: Tensor) -> None:
+        """Remember a training batch's observation; may be repeated."""
+        log_mass = observation[:-1].to(self.pending_log_mass).view_as(self.pending_log_mass)
+        self.pending_log_mass.copy_(torch.logaddexp(self.pending_log_mass, log_mass))
+        self.pending_tokens += observation[-1]
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the average by what was observed since the last update, if anything was.
+
+        What is not finite (an overflow that a loss scaler skips) is dropped.
+        """
+        if not self.averages:
+            return
+        seen = self.pending_log_mass - self.pending_tokens.log()
+        usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
+        # The first observation is taken as it is.
+        share = torch.where(self.updates > 0, 1.0 - self.momentum, 1.0).to(seen.dtype)
+        moved = torch.lerp(self.log_normalizer, seen, share)
+        self.log_normalizer.copy_(torch.where(usable, moved, self.log_normalizer))
+        self.updates += usable
+        self.pending_log_mass.fill_(-math.inf)
+        self.pending_tokens.zero_()

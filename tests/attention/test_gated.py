@@ -1,0 +1,168 @@
+"""The gated kind against a plain-loop transcription, in float64."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.clustering import cluster_use
+
+from ..kinds import pads
+
+BATCH, LENGTH, HEADS, WIDTH, CLUSTERS, WINDOW = 2, 15, 2, 4, 3, 2
+
+
+def make(causal=True, **options) -> MultiheadAttention:
+    options = {"window": WINDOW, "num_clusters": CLUSTERS, "cluster_temperature": 0.5, **options}
+    module = MultiheadAttention(
+        HEADS * WIDTH,
+        HEADS,
+        kinds=("gated",),
+        config=AttentionConfig(kernel="reference", **options),
+        causal=causal,
+    ).double()
+    module.routers[0].normalizer.log_normalizer.normal_()
+    return module
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(BATCH, LENGTH, HEADS * WIDTH, dtype=torch.float64)
+
+
+def assigned(vector, centroids, log_normalizer):
+    """Cluster of a query or a key, and the log of its share, one number at a time."""
+    scores = []
+    for centroid, log_mean in zip(centroids, log_normalizer.tolist(), strict=True):
+        cosine = float(vector @ centroid) / (float(vector.norm()) * float(centroid.norm()))
+        scores.append(cosine / 0.5 - log_mean)
+    cluster = max(range(len(scores)), key=scores.__getitem__)
+    return cluster, scores[cluster] - math.log(sum(math.exp(s) for s in scores))
+
+
+def attended(module, x, causal):
+    """The heads' outputs for one row [n, D] of real tokens."""
+    router = module.routers[0]
+    q, k, v = (t[0].detach() for t in module._project(x.unsqueeze(0)))
+    out = torch.zeros_like(q)
+    for h in range(HEADS):
+        centroids, normalizers = router.centroids[h].detach(), router.normalizer.log_normalizer
+        of_query = [assigned(query, centroids, normalizers[0, h]) for query in q[h]]
+        of_key = [assigned(key, centroids, normalizers[1, h]) for key in k[h]]
+        for i in range(len(x)):
+            cluster, _ = of_query[i]
+            members = [j for j in range(len(x)) if of_key[j][0] == cluster]
+            earlier = [j for j in members if j < i]
+            if causal:
+                seen = earlier[-WINDOW:]
+            else:
+                place = [j for j in members if j <= i]
+                later = [j for j in members if j > i]
+                seen = place[-WINDOW - 1 :] + later[:WINDOW]
+            logits = {j: q[h, i] @ k[h, j] / math.sqrt(WIDTH) + of_key[j][1] for j in seen}
+            logits.setdefault(i, q[h, i] @ k[h, i] / math.sqrt(WIDTH))
+            weights = torch.stack(list(logits.values())).softmax(0)
+            out[h, i] = sum(w * v[h, j] for w, j in zip(weights, logits, strict=True))
+    return out.transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@torch.no_grad()
+def test_the_definition(causal, side):
+    module, x = make(causal), inputs()
+    mask = pads([LENGTH, 6], LENGTH, side) if side else None
+    out, _ = module(x, mask)
+    for row in range(BATCH):
+        real = torch.ones(LENGTH, dtype=torch.bool) if mask is None else ~mask[row]
+        expected = module.out_proj(attended(module, x[row][real], causal))
+        torch.testing.assert_close(out[row][real], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_task_teaches_keys_and_centroids(causal):
+    """Through the bias of keys, which holds their shares, with assignments as they are."""
+    module = make(causal)
+    router = module.routers[0]
+    q, k = torch.randn(2, 1, HEADS, 7, WIDTH, dtype=torch.float64)
+    x = q.new_zeros(1, 7, HEADS * WIDTH)
+
+    def bias(k, centroids):
+        routing = torch.func.functional_call(router, {"centroids": centroids}, (x, q, k))
+        return routing.layouts[0].key_bias
+
+    k, centroids = (t.detach().requires_grad_() for t in (k, router.centroids))
+    assert torch.autograd.gradcheck(bias, (k, centroids), eps=1e-7, atol=1e-6)
+    for gradient in torch.autograd.grad(bias(k, centroids).square().sum(), (k, centroids)):
+        assert (gradient.abs().amax(-1) > 0).all()
+
+
+def test_every_parameter_learns_from_the_task():
+    module = make()
+    module(inputs())[0].square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_what_is_reported():
+    module, x = make(), inputs()
+    mask = pads([LENGTH, 6], LENGTH, "left")
+    _, (report,) = module(x, mask)
+    router = module.routers[0]
+    q, k, _ = (t.detach() for t in module._project(x))
+    sizes = torch.zeros(2, HEADS, CLUSTERS, dtype=torch.float64)
+    mass = torch.zeros_like(sizes)
+    for s, side in enumerate((q, k)):
+        for h in range(HEADS):
+            for vector in side[:, h][~mask]:
+                normalizer = router.normalizer.log_normalizer[s, h]
+                sizes[s, h, assigned(vector, router.centroids[h].detach(), normalizer)[0]] += 1
+                cosine = torch.cosine_similarity(vector, router.centroids[h].detach(), dim=-1)
+                mass[s, h] += (cosine / 0.5).exp()
+    torch.testing.assert_close(report.cluster_sizes, sizes)
+    tokens = torch.tensor([LENGTH + 6.0], dtype=torch.float64)
+    torch.testing.assert_close(report.observation, torch.cat([mass.log().flatten(), tokens]))
+    uses = [cluster_use(sizes[s, h]).effective for s in range(2) for h in range(HEADS)]
+    assert cluster_use(sizes).effective == pytest.approx(sum(uses).item() / 4)
+    router.observe(report.observation)
+    router.commit()
+    expected = (mass / tokens).log()
+    torch.testing.assert_close(router.normalizer.log_normalizer.double(), expected)
+
+
+def test_two_workers_observe_what_one_does_with_twice_the_batch():
+    together, apart = make().routers[0], make().routers[0]
+    apart.load_state_dict(together.state_dict())
+    q, k = torch.randn(2, 4, HEADS, LENGTH, WIDTH, dtype=torch.float64)
+    x = torch.zeros(4, LENGTH, HEADS * WIDTH, dtype=torch.float64)
+    mask = pads([LENGTH, 3, 1, 0], LENGTH, "right")
+    together.observe(together(x, q, k, mask).report.observation)
+    for part in (slice(0, 1), slice(1, 4)):
+        apart.observe(apart(x[part], q[part], k[part], mask[part]).report.observation)
+    apart.observe(apart.nothing_observed())
+    for router in (together, apart):
+        router.commit()
+    averages = [router.normalizer.log_normalizer for router in (together, apart)]
+    torch.testing.assert_close(*averages)
+
+
+def test_ties_go_to_the_lowest_cluster():
+    module = make()
+    router = module.routers[0]
+    with torch.no_grad():
+        router.centroids.copy_(router.centroids[:, :1].expand_as(router.centroids))
+        router.normalizer.log_normalizer.zero_()
+    _, (report,) = module(inputs())
+    assert report.cluster_sizes[..., 0].eq(BATCH * LENGTH).all()
+
+
+def test_a_query_alone_in_its_cluster_sees_itself():
+    """Also in an encoder: there is always a key in sight."""
+    for causal in (True, False):
+        module = make(causal, num_clusters=50)
+        x = inputs()[:, :2]
+        with torch.no_grad():
+            (report,) = module(x)[1]
+            out, _ = module(x[:, :1])
+        assert report.cluster_sizes.shape == (2, HEADS, 50)
+        torch.testing.assert_close(out, module.out_proj(module.v_proj(x[:, :1])))
