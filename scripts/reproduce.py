@@ -14,16 +14,18 @@ table5    what the two clustering losses are worth         (section 4.5)
 DATA holds what ``scripts/prepare_classification.py`` made. What a table trains stands in
 ``examples/classification/TABLE.yaml``: options that all runs share, a row for each model, and a
 column for each score with its data. A run is one model on one data set, fold and seed; its test
-score is of the epoch with the best validation score. All rows have the same budget.
+score is of the epoch with the best validation score.
 
-A run's result is one JSON file in OUT/TABLE, written when all of it is known. Runs that have one
-are not trained again: the command can be stopped and given again, and several can share the work
-by ``--only``. ``--quick`` makes a few updates of the first fold and seed, to see that all works.
+A run's result is one JSON file in OUT/TABLE, written when all of it is known. Runs that have one,
+made by the same options, are not trained again: the command can be stopped and given again, and
+several can share the work by ``--only``. ``--quick`` makes a few updates of the first fold and
+seed, to see that all works.
 
 Tables 4 and 7 and figures 3 and 4 (time and memory): ``scripts/reproduce_efficiency.py``;
 table 6 (clustering by itself): ``python -m fairseq_clusterformer.clustering``.
 """
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -35,6 +37,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 
 import yaml
@@ -138,20 +141,20 @@ def _scores(record: dict, prefix: str) -> dict[str, float]:
     return {k: float(v) for k, v in named.items() if not k.startswith(speed)}
 
 
-def _work(task: tuple[Run, Path, Path, Path]) -> tuple[str, str | None]:
-    """A worker's job: the run's name, and what went wrong."""
-    run, data, out, logs = task
+def _work(run: Run, data: Path, out: Path, logs: Path, sender: connection.Connection) -> None:
+    """A process's job: writes the result, and sends what went wrong, or None."""
     log = logs / f"{run.name}.log"
     try:
         write_aside(out / f"{run.name}.json", json.dumps(train(run, data, log), indent=1) + "\n")
     except (Exception, SystemExit):
-        return run.name, f"{traceback.format_exc().splitlines()[-1]} (log: {log})"
-    return run.name, None
+        sender.send(f"{traceback.format_exc().splitlines()[-1]} (log: {log})")
+    else:
+        sender.send(None)
 
 
 def train_all(runs: list[Run], args: Namespace, out: Path) -> list[str]:
     """Train what has no result yet, in processes of their own; what went wrong, a line each."""
-    todo = [run for run in runs if not (out / f"{run.name}.json").exists()]
+    todo = [run for run in runs if result_of(run, out) is None]
     missing = sorted({r.data for r in todo if not (args.data / r.data / "input0").is_dir()})
     if missing:
         raise UserError(
@@ -169,39 +172,71 @@ def train_all(runs: list[Run], args: Namespace, out: Path) -> list[str]:
 
     torch.set_num_threads(1)
     failures = []
-    with multiprocessing.get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
-        tasks = [(run, args.data, out, logs) for run in todo]
-        progress = tqdm(total=len(runs), initial=len(runs) - len(todo), desc=args.table)
-        for name, failure in pool.imap_unordered(_work, tasks):
-            progress.update()
-            progress.set_postfix_str(name)
-            if failure:
-                failures.append(f"{name}: {failure}")
-        progress.close()
+    progress = tqdm(total=len(runs), initial=len(runs) - len(todo), desc=args.table)
+    for name, failure in _in_processes([(r, args.data, out, logs) for r in todo], args.workers):
+        progress.update()
+        progress.set_postfix_str(name)
+        if failure:
+            failures.append(f"{name}: {failure}")
+    progress.close()
     return failures
 
 
-def results_of(out: Path) -> Iterator[dict]:
-    """Results that are there.
+def _in_processes(tasks: list[tuple], workers: int) -> Iterator[tuple[str, str | None]]:
+    """A process for each task: what dies in one, for want of memory say, ends that one alone."""
+    context = multiprocessing.get_context("fork")
+    running: dict = {}
+    waiting = iter(tasks)
+    try:
+        while True:
+            for task in itertools.islice(waiting, workers - len(running)):
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(*task, sender))
+                process.start()
+                sender.close()
+                running[process.sentinel] = process, receiver, task[0].name
+            if not running:
+                return
+            for sentinel in connection.wait(list(running)):
+                process, receiver, name = running.pop(sentinel)
+                process.join()
+                died = f"its process ended with status {process.exitcode}"
+                try:
+                    yield name, receiver.recv()
+                except EOFError:
+                    yield name, died
+    finally:
+        for process, *_ in running.values():
+            process.terminate()
+
+
+def result_of(run: Run, out: Path) -> dict | None:
+    """The result of a run, if it is there and of the same options.
 
     Raises:
-        UserError: a file that is not one.
+        UserError: a file that is no result.
     """
-    for path in sorted(out.glob("*.json")):
-        try:
-            result = json.loads(path.read_text())
-            yield result | {"set": result["data"].split("/")[0], "test": result["test"]}
-        except (ValueError, LookupError, AttributeError, TypeError):
-            raise UserError(f"{path} is no result of this command; allowed: remove it") from None
+    path = out / f"{run.name}.json"
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        if result["command"] != shown_command(run):
+            return None
+        return result | {"set": result["data"].split("/")[0], "test": result["test"]}
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise UserError(f"{path} is no result of this command; allowed: remove it") from None
 
 
 def table(suite: dict, results: list[dict]) -> str:
     """Markdown: a row for each model; mean and spread over folds and seeds, the paper's number
     beside it."""
     columns = suite["columns"]
+    alike = len({column["score"] for column in columns.values()}) == 1
+    shown = [*columns, "mean"] if alike else list(columns)
     lines = [
-        "| model | " + " | ".join(f"{name} | paper" for name in columns) + " | mean | paper |",
-        "| --- |" + " ---: |" * (2 * len(columns) + 2),
+        "| model | " + " | ".join(f"{name} | paper" for name in shown) + " |",
+        "| --- |" + " ---: |" * (2 * len(shown)),
     ]
     for row, model in suite["rows"].items():
         cells, means, papers = [], [], []
@@ -217,7 +252,7 @@ def table(suite: dict, results: list[dict]) -> str:
             number = model.get("paper", {}).get(name)
             papers += [] if number is None else [number]
             cells.append("-" if number is None else str(number))
-        for numbers in (means, papers):
+        for numbers in (means, papers) if alike else ():
             complete = len(numbers) == len(columns)
             cells.append(f"{statistics.mean(numbers):.1f}" if complete else "-")
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
@@ -273,6 +308,10 @@ def settle(parser: Parser, args: Namespace) -> dict:
             described["folds"] = min(args.folds, described["folds"])
     columns = suite["columns"].items()
     suite["columns"] = {name: c for name, c in columns if c["data"] in suite["data"]}
+    if args.plot and len(suite["data"]) > 1:
+        parser.error(
+            f"--plot without --only; allowed: one data set, of {', '.join(suite['data'])}"
+        )
     if not args.show and (args.data is None or not args.data.is_dir()):
         parser.error(
             f"--data is {args.data}; allowed: a folder of data sets, see "
@@ -288,10 +327,11 @@ def main(argv: list[str] | None = None) -> int:
     out = args.out / (args.table + ("-quick" if args.quick else ""))
     try:
         failures = []
+        runs = runs_of(suite, args.quick)
         if not args.show:
             out.mkdir(parents=True, exist_ok=True)
-            failures = train_all(runs_of(suite, args.quick), args, out)
-        results = [result for result in results_of(out) if result["set"] in suite["data"]]
+            failures = train_all(runs, args, out)
+        results = [result for run in runs if (result := result_of(run, out))]
         if args.plot:
             draw(suite, results, args.plot)
     except UserError as error:

@@ -111,15 +111,12 @@ def own_layout(
         hidden: of queries that do not see even that, bool [B, G, N]; None: no query.
         padding_mask: bool [B, N].
     """
-    if hidden is not None:
-        alike = torch.zeros_like(hidden, dtype=torch.long)
-        layout = cluster_layout(alike, 1, 1, causal=True, padding_mask=padding_mask)
-        hi = torch.where(hidden.gather(-1, layout.query_order), layout.lo, layout.hi)
-        return replace(layout, hi=hi, key_bias=key_bias)
-    layout = window_layout(
-        like.size(1), 1, causal=True, padding_mask=padding_mask, device=like.device
-    )
-    return replace(layout, key_bias=key_bias)
+    slot = torch.arange(like.size(1), device=like.device).view(1, 1, -1)
+    lo, hi = slot, slot + 1
+    for unseen in (hidden, None if padding_mask is None else padding_mask.unsqueeze(1)):
+        if unseen is not None:
+            hi = torch.where(unseen, lo, hi)
+    return Layout(lo=lo.expand_as(hi), hi=hi, key_bias=key_bias)
 
 
 def without_own(layout: Layout) -> tuple[Layout, Layout]:
@@ -180,10 +177,11 @@ def chunk_layout(
 def top_layout(
     clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None
 ) -> Layout:
-    """Top rule (Routing Transformer): a query sees the ceil(n / K) keys that are most similar to
+    """Top rule (Routing Transformer): a query sees the 2 ceil(n / K) keys that are most similar to
     the centroid of its cluster, wherever they stand; n is the row's number of real tokens.
 
-    In the paper a cluster has its most similar queries as well: some are in several clusters,
+    In the paper they are n / K: twice as many are what a query sees by the chunk rule with as many
+    clusters. There a cluster has its most similar queries as well: some are in several clusters,
     some in none. Here every query is in its nearest cluster alone, and so is never without keys.
 
     Args:
@@ -197,8 +195,9 @@ def top_layout(
     if padding_mask is not None:
         real = (~padding_mask).sum(-1, keepdim=True).expand(order.shape[:-1])
         similarity = similarity.masked_fill(padding_mask[:, None, :, None], -torch.inf)
-    count = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor").unsqueeze(-1)
-    most = -(-length // num_clusters)
+    chunk = torch.div(real + num_clusters - 1, num_clusters, rounding_mode="floor")
+    count = torch.minimum(2 * chunk, real).unsqueeze(-1)
+    most = min(2 * -(-length // num_clusters), length)
     top = similarity.transpose(-1, -2).topk(most, dim=-1).indices.flatten(-2)
 
     # One slot too many where N would do: tokens may stand in several of them, or in none.

@@ -46,7 +46,7 @@ def test_what_is_seen(num_clusters, form):
         own = nearest(q[row, head, query], centroids)
         if form == "chunk":
             near = [cosine(key, centroids[own]) for key in k[row, head]]
-            return sorted(range(LENGTH), key=lambda j: -near[j])[: -(-LENGTH // num_clusters)]
+            return sorted(range(LENGTH), key=lambda j: -near[j])[: 2 * -(-LENGTH // num_clusters)]
         same = [j for j in range(LENGTH) if nearest(k[row, head, j], centroids) == own]
         before = [j for j in same if j < query]
         if form == "causal":

@@ -1,6 +1,8 @@
 """The paper's tables: equal budgets, nothing trained twice, and what they print."""
 
 import json
+import os
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -62,7 +64,8 @@ def test_quick_is_one_run_a_row_and_data_set():
 @pytest.mark.parametrize("name", reproduce.TABLES)
 def test_rows_of_a_table_differ_in_attention_or_losses_alone(name):
     suite = yaml.safe_load((reproduce.SUITES / f"{name}.yaml").read_text())
-    allowed = {"encoder-attention", "clustering-loss-weight", "centroid-sorting-loss-weight"}
+    allowed = {"encoder-attention", "hash-rounds"}  # of hashing, keys that a query sees
+    allowed |= {"clustering-loss-weight", "centroid-sorting-loss-weight"}
     for row in suite["rows"].values():
         assert row["options"].keys() <= allowed
         assert row.get("paper", {}).keys() <= suite["columns"].keys()
@@ -78,14 +81,23 @@ def test_the_table_has_means_spreads_and_the_papers_numbers():
     ]
     spread = statistics.stdev([80.0, 81.0])
     assert table(SUITE, results).splitlines()[2:] == [
-        f"| dense | 80.5 ± {spread:.1f} (2) | 80.0 | 50.0 | 60.0 | 65.2 | 70.0 |",
-        "| window | 70.0 | - | - | - | - | - |",
+        f"| dense | 80.5 ± {spread:.1f} (2) | 80.0 | 50.0 | 60.0 |",
+        "| window | 70.0 | - | - | - |",
+    ]
+
+
+def test_columns_of_one_score_have_a_mean():
+    columns = {"A": SUITE["columns"]["A"], "C": {"data": "c", "score": "accuracy"}}
+    results = [result("dense", "a", accuracy=80.0), result("dense", "c", accuracy=70.0)]
+    assert table(SUITE | {"columns": columns}, results).splitlines()[2:] == [
+        "| dense | 80.0 | 80.0 | 70.0 | - | 75.0 | - |",
+        "| window | - | - | - | - | - | - |",
     ]
 
 
 def fake_suite(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "SUITES", tmp_path)
-    (tmp_path / "table2.yaml").write_text(yaml.safe_dump(SUITE))
+    (tmp_path / "table2.yaml").write_text(yaml.safe_dump(SUITE, sort_keys=False))
     for folder in ("a/fold0", "a/fold1", "b"):
         (tmp_path / "data" / folder / "input0").mkdir(parents=True)
     out = tmp_path / "out"
@@ -99,30 +111,49 @@ def test_what_has_a_result_is_not_trained_again(tmp_path, monkeypatch, capsys):
         log.write_text("trained\n")
         if run.data == "a/fold1" and run.row == "window":
             raise ValueError("it broke")
+        if run.data == "b" and run.row == "window" and run.seed == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
         score = {"accuracy": 50.0 + run.seed, "map": run.seed / 10, "mrr": 0.0}
-        return {"row": run.row, "data": run.data, "test": score}
+        command = reproduce.shown_command(run)
+        return {"row": run.row, "data": run.data, "test": score, "command": command}
 
     monkeypatch.setattr(reproduce, "train", train)
     assert reproduce.main(words) == 1
     said = capsys.readouterr()
     assert "window-a-fold1-1: ValueError: it broke (log: " in said.err
+    assert "window-b-2: its process ended with status -9" in said.err
     assert "| dense | 51.0 ± 0.0 (2) | 80.0 | 20.0 ± 10.0 (3) | 60.0 |" in said.out
-    assert len(list(out.glob("*.json"))) == 9
+    assert len(list(out.glob("*.json"))) == 8
     for log in (out / "logs").iterdir():
         log.unlink()
 
     assert reproduce.main(words) == 1  # what broke is tried again, and nothing else
-    assert [log.name for log in (out / "logs").iterdir()] == ["window-a-fold1-1.log"]
+    assert {log.name for log in (out / "logs").iterdir()} == {
+        "window-a-fold1-1.log",
+        "window-b-2.log",
+    }
+
+
+def test_results_of_other_options_do_not_count(tmp_path, monkeypatch, capsys):
+    words, out = fake_suite(tmp_path, monkeypatch)
+    run = runs_of(SUITE, quick=False)[0]
+    out.mkdir(parents=True)
+    measured = result("dense", "a/fold0", accuracy=80.0) | {"command": "of another learning rate"}
+    (out / f"{run.name}.json").write_text(json.dumps(measured))
+    assert reproduce.main([*words, "--show"]) == 0
+    assert "| dense | - |" in capsys.readouterr().out
 
 
 def test_show_trains_nothing_and_plots(tmp_path, monkeypatch, capsys):
     words, out = fake_suite(tmp_path, monkeypatch)
     out.mkdir(parents=True)
+    run = next(run for run in runs_of(SUITE, quick=False) if run.data == "b")
     measured = result("dense", "b", map=0.5, mrr=0.6) | {"curve": [[1, 2.0], [2, 1.0]]}
-    (out / "x.json").write_text(json.dumps(measured))
+    measured["command"] = reproduce.shown_command(run)
+    (out / f"{run.name}.json").write_text(json.dumps(measured))
     picture = tmp_path / "curves.png"
     assert reproduce.main([*words, "--show", "--only", "b", "--plot", str(picture)]) == 0
-    assert "| dense | 50.0 | 60.0 | 50.0 | 60.0 |" in capsys.readouterr().out
+    assert "| dense | 50.0 | 60.0 |" in capsys.readouterr().out
     assert picture.stat().st_size > 1000
     assert not (out / "logs").exists()
 
@@ -133,6 +164,7 @@ def test_show_trains_nothing_and_plots(tmp_path, monkeypatch, capsys):
         ("--rows lstm", "--rows is lstm; allowed: dense, window"),
         ("--only c", "--only is c; allowed: a, b"),
         ("--workers 0", "'0'; allowed"),
+        ("--plot curves.png", "--plot without --only; allowed: one data set, of a, b"),
     ],
 )
 def test_bad_values_are_told(tmp_path, monkeypatch, capsys, words, message):
@@ -149,7 +181,7 @@ def test_missing_data_and_foreign_results_are_told(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit):
         reproduce.main(words)
     assert "which has no b; allowed" in capsys.readouterr().err
-    (out / "foreign.json").write_text("[1]")
+    (out / "dense-b-1.json").write_text("[1]")
     with pytest.raises(SystemExit):
         reproduce.main([*words, "--show"])
-    assert "foreign.json is no result of this command" in capsys.readouterr().err
+    assert "dense-b-1.json is no result of this command" in capsys.readouterr().err
