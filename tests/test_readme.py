@@ -18,6 +18,7 @@ from fairseq_clusterformer.criterions.clusterformer_sentence_prediction import (
     ClusterformerSentencePredictionConfig,
 )
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+from fairseq_clusterformer.kernels import ranged_attention
 from fairseq_clusterformer.models.clusterformer import ClusterformerOptions
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifierConfig
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
@@ -60,20 +61,20 @@ def commands() -> list[list[str]]:
 
 
 @pytest.fixture
-def modulo():
+def signs():
     """The router of "Adding a kind of attention", registered for one test."""
     block = next(b for b in blocks(README, "python") if "register_attention" in b)
     names: dict = {}
     exec(compile(block, "README.md", "exec"), names)
-    yield names["Modulo"]
-    del attention_base._KINDS["modulo"]
+    yield names["signs"]
+    del attention_base._KINDS["signs"]
 
 
 @torch.no_grad()
-def test_adding_a_kind(modulo):
-    assert "modulo" in attention_kinds()
+def test_adding_a_kind(signs):
+    assert "signs" in attention_kinds()
     config = AttentionConfig(window=2)
-    layer = MultiheadAttention(8, 2, kinds=("window", "modulo"), config=config, causal=True)
+    layer = MultiheadAttention(8, 2, kinds=("signs",), config=config, causal=True)
     layer = layer.double().eval()
     x = torch.randn(2, 40, 8, dtype=torch.float64)
     for mask in (None, pads([40, 21], 40, "left"), pads([40, 21], 40, "right")):
@@ -85,10 +86,21 @@ def test_adding_a_kind(modulo):
             step, state = layer.step(x[:, t : t + 1], state, step_mask)
             steps.append(step)
         torch.testing.assert_close(torch.cat(steps, 1)[real], out[real])
-    edited = x.clone()
-    edited[:, 3] += 1
-    changed = (layer(edited)[0] - layer(x)[0]).abs().amax((0, 2)) > 1e-9
-    assert changed.nonzero().flatten().tolist() == [3, 4, 19]  # itself, the next, 16 later
+    # Without its value, a token is missed by itself and by the next of its cluster, in each head.
+    q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in projections(layer))
+    codes = signs(k)[0]
+    layout = layer.routers[0](x, q, k).layouts[0]
+    edited = v.clone()
+    edited[0, :, 3] = 0
+    before, after = (ranged_attention(q, k, values, layout)[0] for values in (v, edited))
+    changed = (before - after).abs().amax(-1)[0] > 1e-12
+    for head in range(2):
+        same = (codes[head] == codes[head, 3]).nonzero().flatten()
+        assert torch.equal(changed[head].nonzero().flatten(), same[same >= 3][:2])
+
+
+def projections(layer: MultiheadAttention) -> tuple[torch.nn.Module, ...]:
+    return layer.q_proj, layer.k_proj, layer.v_proj
 
 
 def test_plain_torch_example():

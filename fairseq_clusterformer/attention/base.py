@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..clustering.fuzzy import SIMILARITIES
@@ -169,7 +168,7 @@ class Router(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.causal = causal
-        self.can_step = causal
+        self.can_step = causal and type(self).step is not Router.step
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [B, H, N, E] as this kind routes and attends them, made of the
@@ -205,15 +204,12 @@ class Router(nn.Module, ABC):
             padding_mask: bool [B, 1].
 
         Raises:
-            ValueError: ``can_step`` is false.
+            ValueError: the kind has no steps, or it sees later tokens.
         """
-        if not self.can_step:
-            raise ValueError(
-                "this attention sees later tokens, so it cannot decode step by step; "
-                "allowed: a causal one"
-            )
-        ring = x.new_zeros(x.size(0), 1, dtype=torch.long)
-        return Step((Ring(ring, ring),), state)
+        raise ValueError(
+            f"attention of kind {type(self).__name__} cannot decode step by step"
+            + ("" if self.causal else ", for it sees later tokens; allowed: a causal one")
+        )
 
     def nothing_observed(self) -> Tensor | None:
         """The observation of a batch without tokens, for a layer that was dropped or a worker that

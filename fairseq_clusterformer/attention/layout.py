@@ -215,7 +215,7 @@ def _sort_by_cluster(
     """Tokens by cluster, then position, padding last: (order, sorted codes), each [B, G, N]."""
     if padding_mask is not None:
         clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
-    return sort_by_cluster(clusters, num_clusters + 1)
+    return sort_by_cluster(clusters.contiguous(), num_clusters + 1)
 
 
 def _without_padding(

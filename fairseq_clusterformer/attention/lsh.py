@@ -31,8 +31,9 @@ class Lsh(Float32Buffers, Router):
     with the query in several rounds counts that often.
 
     Rule "recent": the W latest of the bucket; not causal: the W nearest on either side. Rule
-    "chunk", Reformer's: the tokens sorted by bucket and cut into K chunks, a query sees its own
-    chunk and the one before, whatever their buckets.
+    "chunk": the tokens sorted by bucket and cut into K chunks, a query sees its own chunk and the
+    one before, whatever their buckets (as the package reformer-pytorch does by default; the paper
+    also hides keys of other buckets, and counts a key once).
 
     Each training step draws its rotations anew, from torch's generator, whose state activation
     checkpoints replay; evaluation and decoding use those of the checkpoint.
@@ -68,24 +69,20 @@ class Lsh(Float32Buffers, Router):
         rounds = self._buckets(k)
         layouts: list = []
         for buckets in rounds:
-            if self.causal:
-                layout = cluster_layout(
-                    buckets,
-                    num_buckets,
-                    window,
-                    causal=True,
-                    own=False,
-                    padding_mask=padding_mask,
+            if self.config.cluster_rule == "chunk":
+                layouts += without_own(
+                    chunk_layout(buckets, num_buckets, padding_mask=padding_mask)
                 )
-                layouts.append(layout)
                 continue
-            if self.config.cluster_rule == "recent":
-                layout = cluster_layout(
-                    buckets, num_buckets, window, causal=False, padding_mask=padding_mask
-                )
-            else:
-                layout = chunk_layout(buckets, num_buckets, padding_mask=padding_mask)
-            layouts += without_own(layout)
+            layout = cluster_layout(
+                buckets,
+                num_buckets,
+                window,
+                causal=self.causal,
+                own=not self.causal,
+                padding_mask=padding_mask,
+            )
+            layouts += [layout] if self.causal else without_own(layout)
         own = own_layout(
             x, key_bias=x.new_full((1, 1, x.size(1)), LAST_RESORT), padding_mask=padding_mask
         )

@@ -1,8 +1,10 @@
 """Attention by position: ``full`` (every token) and ``window`` (the nearest W)."""
 
+import torch
 from torch import Tensor
 
-from .base import AttentionConfig, Router, Routing, register_attention
+from ..clustering import State
+from .base import AttentionConfig, Ring, Router, Routing, Step, register_attention
 from .layout import window_layout
 
 
@@ -28,6 +30,14 @@ class Full(Router):
             device=x.device,
         )
         return Routing((layout,))
+
+    def step(
+        self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
+    ) -> Step:
+        if not self.can_step:
+            return super().step(x, q, k, state, padding_mask)
+        ring = x.new_zeros(x.size(0), 1, dtype=torch.long)
+        return Step((Ring(ring, ring),), state)
 
 
 @register_attention("window")

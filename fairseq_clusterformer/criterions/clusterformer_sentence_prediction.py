@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -101,6 +102,8 @@ class SentencePredictionCriterion(FairseqCriterion):
 
 def _ranking(meters) -> RankingScores:
     question, line, score, relevant = meters["_candidates"].tensor.numpy().T
+    if np.isnan(score).any():  # of a model that diverged: logged, as its loss is
+        return RankingScores(math.nan, math.nan, 0)
     return ranking_scores(question, score, relevant, line.astype(int))
 
 

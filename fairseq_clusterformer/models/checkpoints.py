@@ -8,7 +8,7 @@ import functools
 import pickle
 from pathlib import Path
 
-from fairseq.checkpoint_utils import prune_state_dict
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
@@ -51,6 +51,28 @@ class ExplainedCheckpoints:
         if told:
             raise CheckpointError("; ".join(told))
         return result
+
+
+def read_checkpoint(path: str, option: str) -> dict:
+    """A checkpoint as fairseq reads it, onto the CPU.
+
+    Args:
+        path: the file.
+        option: that named it, for the error.
+
+    Raises:
+        CheckpointError: no such file, or one that fairseq cannot have written.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
+    try:
+        return load_checkpoint_to_cpu(path)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{option} is {path}: it cannot be read ({reason}); allowed: a checkpoint that "
+            "fairseq has written"
+        ) from error
 
 
 def explain_loading() -> None:

@@ -2,20 +2,17 @@
 
 import hashlib
 import logging
-import pickle
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from fairseq import utils
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import CheckpointError, ExplainedCheckpoints
+from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint
 from .encoder import ClusterformerEncoder
 from .options import EncoderClusteringOptions, attention_of
 
@@ -98,10 +95,6 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
             cfg, dictionary, embedding, kinds=attention.kinds, attention=attention.config
         )
 
-    def set_num_updates(self, num_updates: int) -> None:
-        super().set_num_updates(num_updates)
-        self.encoder.set_num_updates(num_updates)
-
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's.
 
@@ -119,16 +112,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         Raises:
             CheckpointError: a file that cannot be read, or an encoder that does not fit.
         """
-        option = f"--pretrained-checkpoint is {path}"
-        if not Path(path).is_file():
-            raise CheckpointError(f"{option}: no such file; allowed: a checkpoint")
-        try:
-            given = load_checkpoint_to_cpu(path)["model"]
-        except pickle.UnpicklingError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CheckpointError(
-                f"{option}: it cannot be read ({reason}); allowed: a checkpoint"
-            ) from None
+        given = read_checkpoint(path, "--pretrained-checkpoint")["model"]
         loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
         mine = self.state_dict()
         head = {name: t for name, t in mine.items() if not name.startswith(_PRETRAINED)}
@@ -136,8 +120,8 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
             self.load_state_dict(head | loaded)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{option}: it does not fit the model: {error}; allowed: a "
-                "clusterformer_masked_lm of the same sizes, attention and dictionary"
+                f"--pretrained-checkpoint is {path}: it does not fit the model: {error}; "
+                "allowed: a clusterformer_masked_lm of the same sizes, attention and dictionary"
             ) from None
         names = {
             "loaded": loaded,

@@ -23,7 +23,8 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
         Places in the dictionary, int64 [n], and vectors, float32 [n, width].
 
     Raises:
-        ValueError: no such file; a line that is no vector of this width; or none of the words.
+        ValueError: no such file; a line that is no vector of this width; none of the words; or
+            numbers that are all the same.
     """
 
     def wrong(what: str, allowed: str) -> ValueError:
@@ -47,7 +48,7 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
                 raise wrong(f"line {number} has {len(fields) - 1} numbers", shape)
             word, *values = line.rsplit(" ", width)
             place = dictionary.indices.get(word)
-            if place is None or place in found:
+            if place in (None, dictionary.pad()) or place in found:
                 continue
             try:
                 found[place] = [float(value) for value in values]
@@ -57,4 +58,7 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
                 raise wrong(f"line {number} has a number that is not finite", shape)
     if not found:
         raise wrong("none of the dictionary's words is in it", "a file of the data's words")
-    return torch.tensor(list(found)), torch.tensor(list(found.values()))
+    vectors = torch.tensor(list(found.values()))
+    if vectors.min() == vectors.max():
+        raise wrong(f"its numbers are all {vectors[0, 0]:g}", "vectors that differ")
+    return torch.tensor(list(found)), vectors

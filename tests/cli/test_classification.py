@@ -284,6 +284,7 @@ class TestWordVectors:
             (f"a{' 1' * 32}\nb{' 1' * 31}\n", "line 2 has 31 numbers; allowed"),
             (f"a{' 1' * 32}\nb{' 1' * 31} one\n", "line 2: could not convert string"),
             (f"a{' nan' * 32}\n", "line 1 has a number that is not finite"),
+            (f"a{' 0' * 32}\n", "its numbers are all 0; allowed: vectors that differ"),
             (f"nowhere{' 1' * 32}\n", "none of the dictionary's words is in it; allowed"),
             (None, "no such file; allowed: a text file"),
         ],
@@ -374,9 +375,12 @@ class TestPretrained:
         line = f"{self.LINE} --pretrained-checkpoint {path}"
         with pytest.raises(ValueError, match="no such file; allowed"):
             train(text_data, line, tmp_path)
-        path.write_text("no checkpoint")
-        with pytest.raises(ValueError, match="cannot be read"):
-            train(text_data, line, tmp_path)
+        torch.save({"weights": torch.zeros(3)}, path)
+        whole = path.read_bytes()
+        for damaged in (b"no checkpoint", b"", whole[: len(whole) // 2], whole):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="cannot be read"):
+                train(text_data, line, tmp_path)
         with pytest.raises(ValueError, match="allowed: one of them"):
             train(text_data, f"{line} --word-vectors {path}", tmp_path)
 

@@ -1,6 +1,7 @@
 """fairseq-train: every way of running it."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,29 @@ class TestLayerDrop:
         run.model.set_num_updates(1_000)
         for layer in run.model.decoder.layers.children():
             assert layer.self_attn.routers[0].clustering.pending_tokens == 0
+
+
+def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(
+    byte_data: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """The README's tenth kind, outside of the package: it trains, and writes text."""
+    readme = (REPO_ROOT / "README.md").read_text()
+    (kind,) = re.findall(r"```python\n([^`]*register_attention[^`]*)```", readme)
+    plugin = tmp_path / "my_plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(f"import fairseq_clusterformer\n{kind}")
+    installed = {"PYTHONPATH": str(REPO_ROOT)}
+    line = f"{CLUSTERFORMER} --attention window+signs"
+    run = run_cli(
+        *("fairseq-train", byte_data, *line.split(), "--save-dir", tmp_path / "saved"),
+        user_dir=plugin,
+        env=installed,
+    )
+    assert "done training" in run.stdout
+    run = run_cli(
+        *("fairseq-eval-lm", byte_data, "--path", tmp_path / "saved" / "checkpoint_last.pt"),
+        *("--tokens-per-sample", 64, "--gen-subset", "valid", "--cpu"),
+        user_dir=plugin,
+        env=installed,
+    )
+    assert "Perplexity: " in run.stdout + run.stderr
