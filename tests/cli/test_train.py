@@ -177,4 +177,4 @@ def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(
         user_dir=plugin,
         env=installed,
     )
-    assert "Perplexity: " in run.stdout + run.stderr
+    assert "Perplexity: " in run.stdout
