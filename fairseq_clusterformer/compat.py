@@ -19,6 +19,7 @@ from fairseq.data import data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
@@ -81,6 +82,7 @@ def apply() -> None:
     mend_ngram_blocking()
     keep_last_batches()
     gather_without_cuda()
+    announce_epochs()
     silence_known_warnings()
 
 
@@ -158,6 +160,23 @@ def gather_without_cuda() -> None:
         return everyone
 
     distributed_utils.all_gather_list = all_gather_list
+
+
+def announce_epochs() -> None:
+    """Tells models when an epoch begins, whatever the task: they have ``set_epoch`` for it, which
+    nothing calls.
+    """
+    begin = Trainer.begin_epoch
+    if hasattr(begin, "__wrapped__"):
+        return
+
+    @functools.wraps(begin)
+    def begin_epoch(self, epoch: int):
+        begin(self, epoch)
+        if hasattr(self.get_model(), "set_epoch"):
+            self.get_model().set_epoch(epoch)
+
+    Trainer.begin_epoch = begin_epoch
 
 
 def silence_known_warnings() -> None:

@@ -10,6 +10,7 @@ from .base import (
     build_router,
     register_attention,
 )
+from .kmeans import KMeans
 from .lsh import Lsh
 from .multihead import MultiheadAttention
 from .neural import Neural
@@ -21,6 +22,7 @@ from .window import Full, Window
 __all__ = [
     "AttentionConfig",
     "Full",
+    "KMeans",
     "Lsh",
     "MultiheadAttention",
     "Neural",

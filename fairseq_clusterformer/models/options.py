@@ -66,6 +66,14 @@ class ClusteringOptions(FairseqDataclass):
             "or the last token of each block of that many"
         },
     )
+    kmeans_bank_size: int = field(
+        default=_DEFAULTS.kmeans_bank_size,
+        metadata={"help": "latest states that kmeans heads find their centroids among"},
+    )
+    kmeans_interval: int = field(
+        default=_DEFAULTS.kmeans_interval,
+        metadata={"help": "updates after which they find them anew; 0: each epoch"},
+    )
 
 
 @dataclass
@@ -113,6 +121,8 @@ def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) 
         hash_rounds=options.hash_rounds,
         stride=options.stride,
         strided_pattern=options.strided_pattern,
+        kmeans_bank_size=options.kmeans_bank_size,
+        kmeans_interval=options.kmeans_interval,
         kernel=options.attention_kernel,
     )
 
