@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from ..clustering import Report, State, cluster_sizes
-from ..clustering.kmeans import KMeansClustering
+from ..clustering import KMeansClustering, Report, State, cluster_sizes
 from .base import AttentionConfig, Ring, Router, Routing, Step, check_rule, register_attention
 from .layout import cluster_layout, own_chunk_layout
 

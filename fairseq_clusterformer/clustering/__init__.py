@@ -1,11 +1,13 @@
 """Centroids: how they are learned, and how tokens are assigned to them."""
 
+from .kmeans import KMeansClustering
 from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
 from .statistics import ClusterUse, cluster_sizes, cluster_use, summary
 
 __all__ = [
     "ClusterUse",
+    "KMeansClustering",
     "NeuralClustering",
     "Report",
     "State",

@@ -8,11 +8,11 @@ import functools
 import pickle
 from pathlib import Path
 
-from fairseq.checkpoint_utils import prune_state_dict
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
-from torch import nn
+from torch import Tensor, nn
 
 
 class CheckpointError(ValueError):
@@ -51,6 +51,23 @@ class ExplainedCheckpoints:
         if told:
             raise CheckpointError("; ".join(told))
         return result
+
+
+def read_model(option: str, path: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that an option names.
+
+    Raises:
+        CheckpointError: it is missing, or cannot be read.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
+    try:
+        return load_checkpoint_to_cpu(path)["model"]
+    except pickle.UnpicklingError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{option} is {path}: it cannot be read ({reason}); allowed: a checkpoint"
+        ) from None
 
 
 def explain_loading() -> None:
