@@ -134,11 +134,11 @@ def nearest_neighbour_order(centroids: Tensor) -> Tensor:
     """
     unit = normalize(at_least_float32(centroids), dim=-1)
     cosines = unit @ unit.t()
-    order = [0]
+    order = [torch.zeros((), dtype=torch.long, device=cosines.device)]
     for _ in range(1, len(centroids)):
         cosines[:, order[-1]] = -torch.inf
-        order.append(int(cosines[order[-1]].argmax()))
-    return torch.tensor(order, device=centroids.device)
+        order.append(cosines[order[-1]].argmax())
+    return torch.stack(order)
 
 
 def gather_on_first(states: Tensor, device: torch.device) -> Tensor | None:

@@ -104,14 +104,19 @@ class EncoderClusteringOptions(ClusteringOptions):
     )
 
 
-def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) -> AttentionConfig:
+def attention_config(
+    options, cluster_rule: str, *, own_centroids: bool = True, window: int | None = None
+) -> AttentionConfig:
     """The options in the terms of the attention.
+
+    Args:
+        window: instead of ``options.attention_window``.
 
     Raises:
         ValueError: a value that is not allowed.
     """
     return AttentionConfig(
-        window=options.attention_window,
+        window=options.attention_window if window is None else window,
         num_clusters=options.num_clusters,
         cluster_rule=cluster_rule,
         cluster_similarity=options.cluster_similarity,
