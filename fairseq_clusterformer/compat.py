@@ -15,6 +15,7 @@ import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
+from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
@@ -83,6 +84,7 @@ def apply() -> None:
     keep_last_batches()
     gather_without_cuda()
     announce_epochs()
+    announce_saving()
     silence_known_warnings()
 
 
@@ -177,6 +179,25 @@ def announce_epochs() -> None:
             self.get_model().set_epoch(epoch)
 
     Trainer.begin_epoch = begin_epoch
+
+
+def announce_saving() -> None:
+    """Tells models that a checkpoint is about to be written: the first worker writes it alone, but
+    all of them come by, and can send it what they have.
+    """
+    save = checkpoint_utils.save_checkpoint
+    if hasattr(save, "__wrapped__"):
+        return
+
+    @functools.wraps(save)
+    def save_checkpoint(cfg, trainer, *args, **kwargs):
+        if not cfg.no_save:
+            for module in trainer.get_model().modules():
+                if hasattr(module, "consolidate"):
+                    module.consolidate()
+        return save(cfg, trainer, *args, **kwargs)
+
+    checkpoint_utils.save_checkpoint = save_checkpoint
 
 
 def silence_known_warnings() -> None:

@@ -1,73 +1,68 @@
-"""The hidden states that K-Means clusters, kept from the latest batches (CF20, Algorithm 1)."""
+"""The hidden states that K-Means clusters, and when it does (CF20, Algorithm 1)."""
+
+from collections import deque
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
-class OnCpu(nn.Module):
-    """Mixin: its own buffers stay on the CPU and keep their type, wherever the model goes."""
-
-    def _apply(self, fn, recurse=True):
-        return self
-
-
-class MemoryBank(OnCpu):
-    """The latest M states, first in, first out, in half precision; saved with the model.
+class MemoryBank:
+    """The latest states, first in, first out; on the CPU and in half precision.
 
     Args:
-        size: M.
-        width: D.
+        size: M, states that it keeps.
     """
 
-    def __init__(self, size: int, width: int):
-        super().__init__()
-        states = torch.zeros(size, width, dtype=torch.float16, device="cpu")
-        self.register_buffer("states", states)
-        self.register_buffer("added", torch.zeros((), dtype=torch.long, device="cpu"))
+    def __init__(self, size: int):
+        self.size = size
+        self._batches: deque[Tensor] = deque()
+        self._count = 0
 
-    def __len__(self) -> int:
-        return min(int(self.added), len(self.states))
-
-    @torch.no_grad()
     def add(self, states: Tensor) -> None:
         """Keep states [n, D], of which the last ones are the latest."""
-        size = len(self.states)
-        kept = states[-size:].to(self.states)
-        self.added += len(states)
-        place = torch.arange(-len(kept), 0, device="cpu") + self.added
-        self.states[place % size] = kept
+        if not len(states):
+            return
+        self._batches.append(states[-self.size :].detach().to("cpu", torch.float16))
+        self._count += len(self._batches[-1])
+        while self._count - len(self._batches[0]) >= self.size:
+            self._count -= len(self._batches.popleft())
 
     def latest(self, number: int) -> Tensor:
         """The latest states, the oldest of them first: float16 [min(number, kept), D]."""
-        number = min(number, len(self))
-        place = torch.arange(-number, 0, device="cpu") + self.added
-        return self.states[place % len(self.states)]
+        if not self._batches:
+            return torch.empty(0, 0, dtype=torch.float16, device="cpu")
+        number = min(number, self.size)
+        return torch.cat(list(self._batches))[-number:]
+
+    def fill(self, states: Tensor) -> None:
+        """Hold what ``latest`` returned, and nothing else."""
+        self._batches.clear()
+        self._count = 0
+        self.add(states)
 
 
-class Interval(OnCpu):
-    """When centroids are due anew; saved with the model.
+class Interval:
+    """When centroids are due anew.
 
     Args:
         updates: between two clusterings; 0: an epoch.
     """
 
     def __init__(self, updates: int):
-        super().__init__()
         self.updates = updates
-        # Nothing has been seen before the first update begins.
-        self.register_buffer("age", torch.full((), -1, dtype=torch.long, device="cpu"))
-        self.register_buffer("epoch", torch.zeros((), dtype=torch.long, device="cpu"))
+        self.age = -1  # nothing has been seen before the first update begins
+        self.epoch = 0
 
     def begin_update(self) -> bool:
         """Whether centroids are due; called before each update."""
         self.age += 1
-        due = self.updates > 0 and int(self.age) >= self.updates
+        due = 0 < self.updates <= self.age
         if due:
-            self.age.zero_()
+            self.age = 0
         return due
 
     def begin_epoch(self, epoch: int) -> bool:
         """Whether centroids are due; called before each epoch, or what is left of one."""
-        due = self.updates == 0 and epoch != int(self.epoch)
-        self.epoch.fill_(epoch)
+        due = self.updates == 0 and epoch != self.epoch
+        self.epoch = epoch
         return due

@@ -31,7 +31,9 @@ class KMeansClustering(Float32Buffers):
     length 1 they never overflow half precision.
 
     With several workers each keeps a bank of its own; the first clusters the latest M states of
-    all, equally many of each, and sends the centroids.
+    all, equally many of each, and sends the centroids. What a checkpoint holds are the banks of
+    all, if ``consolidate`` was called; where there are fewer or more workers now, they divide
+    them.
 
     Args:
         embed_dim: D.
@@ -45,8 +47,9 @@ class KMeansClustering(Float32Buffers):
         self.num_clusters = num_clusters
         centroids = normalize(torch.randn(num_clusters, embed_dim), dim=-1)
         self.register_buffer("centroids", centroids[nearest_neighbour_order(centroids)])
-        self.bank = MemoryBank(bank_size, embed_dim)
+        self.bank = MemoryBank(bank_size)
         self.interval = Interval(interval)
+        self._banks: list[Tensor] | None = None  # of all workers, until the next batch
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -58,12 +61,13 @@ class KMeansClustering(Float32Buffers):
     def observation(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Of a training batch, what the bank will keep: float32 or more, [at most M, D]."""
         real = x.flatten(0, 1) if padding_mask is None else x[~padding_mask]
-        return at_least_float32(real.detach()[-len(self.bank.states) :])
+        return at_least_float32(real.detach()[-self.bank.size :])
 
     @torch.no_grad()
     def observe(self, states: Tensor) -> None:
         """Remember states [n, D]; those that are not finite (an overflow) are left out."""
         self.bank.add(normalize(states[torch.isfinite(states).all(-1)], dim=-1))
+        self._banks = None
 
     def commit(self) -> None:
         """Called by every worker before each update."""
@@ -81,17 +85,39 @@ class KMeansClustering(Float32Buffers):
 
         Fewer states than clusters leave the centroids as they are.
         """
-        device = self.centroids.device
-        states = gather_on_first(self.bank.latest(len(self.bank.states) // _workers()), device)
-        if states is not None and len(states) < self.num_clusters:
-            logger.info(
-                f"K-Means: {len(states)} states for {self.num_clusters} clusters are too few; "
-                "the centroids stay as they are"
-            )
-        elif states is not None:
-            self.centroids.copy_(_logged_kmeans(states.float(), self.num_clusters))
+        banks = self._all_banks()
+        if banks is not None:
+            states = torch.cat(banks)
+            if len(states) < self.num_clusters:
+                logger.info(
+                    f"K-Means: {len(states)} states for {self.num_clusters} clusters are too few; "
+                    "the centroids stay as they are"
+                )
+            else:
+                self.centroids.copy_(_logged_kmeans(states.float(), self.num_clusters))
         if _workers() > 1:
             dist.broadcast(self.centroids, 0)
+
+    def consolidate(self) -> None:
+        """Called by every worker at once, before the first saves the model."""
+        self._banks = self._all_banks()
+
+    def get_extra_state(self) -> dict:
+        banks = [self.bank.latest(self.bank.size)] if self._banks is None else self._banks
+        return {"banks": banks, "age": self.interval.age, "epoch": self.interval.epoch}
+
+    def set_extra_state(self, state: dict) -> None:
+        banks, workers = state["banks"], _workers()
+        if len(banks) != workers:
+            banks = torch.cat(banks).tensor_split(workers)
+        self.bank.fill(banks[dist.get_rank() if workers > 1 else 0])
+        self.interval.age, self.interval.epoch = state["age"], state["epoch"]
+        self._banks = None
+
+    def _all_banks(self) -> list[Tensor] | None:
+        """What each worker adds to M states, on the first; None on the others."""
+        states = self.bank.latest(self.bank.size // _workers())
+        return gather_on_first(states.view(-1, self.centroids.size(1)), self.centroids.device)
 
 
 def spherical_kmeans(vectors: Tensor, num_clusters: int, *, seed: int = 0) -> Tensor:
@@ -134,22 +160,22 @@ def nearest_neighbour_order(centroids: Tensor) -> Tensor:
     """
     unit = normalize(at_least_float32(centroids), dim=-1)
     cosines = unit @ unit.t()
-    order = [torch.zeros((), dtype=torch.long, device=cosines.device)]
+    order = [torch.zeros(1, dtype=torch.long, device=cosines.device)]
     for _ in range(1, len(centroids)):
-        cosines[:, order[-1]] = -torch.inf
-        order.append(cosines[order[-1]].argmax())
-    return torch.stack(order)
+        cosines.index_fill_(1, order[-1], -torch.inf)
+        order.append(cosines.index_select(0, order[-1]).argmax(-1))
+    return torch.cat(order)
 
 
-def gather_on_first(states: Tensor, device: torch.device) -> Tensor | None:
-    """The states of all workers, float16 [n, D] on the CPU, on the first; None on the others.
+def gather_on_first(states: Tensor, device: torch.device) -> list[Tensor] | None:
+    """Each worker's states, float16 [n, D] on the CPU, on the first; None on the others.
 
     Args:
         states: float16 [own n, D] on the CPU, as many as each worker has.
         device: where workers exchange tensors.
     """
     if _workers() == 1:
-        return states
+        return [states]
     first = dist.get_rank() == 0
     counts = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(_workers())]
     dist.all_gather(counts, torch.tensor([len(states)], device=device))
@@ -162,9 +188,10 @@ def gather_on_first(states: Tensor, device: torch.device) -> Tensor | None:
     dist.gather(own, everyone, dst=0)
     if not first:
         return None
-    return torch.cat(
-        [of_one[: int(n)].cpu() for of_one, n in zip(everyone, counts, strict=True)]
-    ).view(torch.float16)
+    return [
+        of_one[: int(n)].cpu().view(torch.float16)
+        for of_one, n in zip(everyone, counts, strict=True)
+    ]
 
 
 def _workers() -> int:

@@ -35,7 +35,7 @@ class ExplainedCheckpoints:
         other_shapes = {
             name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
             for name, tensor in self.state_dict().items()
-            if name in given and given[name].shape != tensor.shape
+            if name in given and isinstance(tensor, Tensor) and given[name].shape != tensor.shape
         }
         fitting = {name: t for name, t in given.items() if name not in other_shapes}
         result = nn.Module.load_state_dict(self, fitting, strict=False)
