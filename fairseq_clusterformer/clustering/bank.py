@@ -51,7 +51,7 @@ class Interval:
     def __init__(self, updates: int):
         self.updates = updates
         self.age = -1  # nothing has been seen before the first update begins
-        self.epoch = 0
+        self.epoch = 0  # none has begun
 
     def begin_update(self) -> bool:
         """Whether centroids are due; called before each update."""
@@ -63,6 +63,6 @@ class Interval:
 
     def begin_epoch(self, epoch: int) -> bool:
         """Whether centroids are due; called before each epoch, or what is left of one."""
-        due = self.updates == 0 and epoch != self.epoch
+        due = self.updates == 0 and self.epoch not in (0, epoch)
         self.epoch = epoch
         return due

@@ -11,7 +11,7 @@ document or a question stands behind it.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 
@@ -75,6 +75,98 @@ def put_back(states: Tensor, *, windows: int, stride: int, length: int) -> tuple
     blocks = states.unflatten(1, (windows, -1))
     question, document = blocks.split([blocks.size(2) - stride, stride], dim=2)
     return question, document.flatten(1, 2)[:, :length]
+
+
+class Windows:
+    """The windows of a batch, and what of them is padding.
+
+    Args:
+        question_tokens: int64 [B, Q].
+        document_tokens: int64 [B, N].
+        size: L.
+        stride: M.
+        padding_idx: of the dictionary.
+
+    Attributes:
+        tokens: of each window with its question, int64 [B, V, Q + L].
+        rows: these, without windows beyond a document's last.
+        padding: bool [B, V (Q + M)], of the sequence without overlaps.
+    """
+
+    def __init__(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        *,
+        size: int,
+        stride: int,
+        padding_idx: int,
+    ):
+        self.length = document_tokens.size(1)
+        self.size = min(size, max(self.length, 1))
+        self.stride = stride
+        texts = cut(document_tokens, size=self.size, stride=stride, fill=padding_idx)
+        self.number = texts.size(1)
+        beyond = texts[..., :1].eq(padding_idx)
+        beyond[:, 0] = False  # of a document without tokens the question is left
+        asked = question_tokens.unsqueeze(1).masked_fill(beyond, padding_idx)
+        self.tokens = torch.cat([asked, texts], dim=2)  # eq. 1
+        self.rows = Rows(self.tokens.ne(padding_idx))
+        self.question_padding = asked.eq(padding_idx)
+        self.document_padding = document_tokens.eq(padding_idx)
+        self.padding = drop_overlaps(
+            self.question_padding, self.document_padding, stride=stride, fill=True
+        )
+
+    def cut(self, question: Tensor, document: Tensor) -> Tensor:
+        """[B, V, Q, D] and [B, N, D] as windows [B, V, Q + L, D]."""
+        text = cut(document, size=self.size, stride=self.stride)
+        return torch.cat([question, text], dim=2)
+
+    def merged(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse of ``cut``; where windows overlap, their mean (eq. 3)."""
+        question, text = x.split([x.size(2) - self.size, self.size], dim=2)
+        return question, merge_overlaps(text, stride=self.stride, length=self.length)
+
+    def sequence(self, question: Tensor, document: Tensor) -> Tensor:
+        """[B, V, Q, D] and [B, N, D] as [B, V (Q + M), D] (eq. 4)."""
+        return drop_overlaps(question, document, stride=self.stride)
+
+    def put_back(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse of ``sequence`` (eq. 9)."""
+        return put_back(states, windows=self.number, stride=self.stride, length=self.length)
+
+    def by_place(self, sequence: Tensor) -> Tensor:
+        """[B, V (Q + M), ...] as rows of the same place in each window, [B, Q + M, V, ...]."""
+        return sequence.unflatten(1, (self.number, -1)).transpose(1, 2)
+
+
+class Rows:
+    """Rows that a layer attends within; those without a token are left out.
+
+    Args:
+        real: bool [B, R, T], True where a token stands.
+    """
+
+    def __init__(self, real: Tensor):
+        self._some = real.any(-1)
+        hidden = ~self.packed(real)
+        self._hidden = hidden if hidden.any() else None
+
+    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """[B, R, T, D] through a layer of fairseq's; 0 where a row is left out."""
+        out = layer(self.packed(x).transpose(0, 1), encoder_padding_mask=self._hidden)
+        return self.unpacked(out.transpose(0, 1))
+
+    def packed(self, x: Tensor) -> Tensor:
+        """[B, R, ...] as [rows, ...]."""
+        return x[self._some]
+
+    def unpacked(self, rows: Tensor) -> Tensor:
+        """The inverse of ``packed``."""
+        x = rows.new_zeros(*self._some.shape, *rows.shape[1:])
+        x[self._some] = rows
+        return x
 
 
 def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:
