@@ -19,7 +19,7 @@ from .statistics import cluster_use
 logger = logging.getLogger(__name__)
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # tells which of its builds it takes
 
-ITERATIONS = 10  # of 100,000 states in 512 clusters, the tenth improves the mean cosine by nothing
+ITERATIONS = 10  # of 100,000 states about 512 directions; the tenth moves the objective by nothing
 _BLOCK = 8192  # states that are assigned at once
 
 
