@@ -104,10 +104,12 @@ class KMeansClustering(Float32Buffers):
 
     def get_extra_state(self) -> dict:
         banks = [self.bank.latest(self.bank.size)] if self._banks is None else self._banks
+        # as integers: fairseq writes what is in half precision in twice the bytes
+        banks = [bank.view(torch.int16) for bank in banks]
         return {"banks": banks, "age": self.interval.age, "epoch": self.interval.epoch}
 
     def set_extra_state(self, state: dict) -> None:
-        banks, workers = state["banks"], _workers()
+        banks, workers = [bank.view(torch.float16) for bank in state["banks"]], _workers()
         if len(banks) != workers:
             banks = torch.cat(banks).tensor_split(workers)
         self.bank.fill(banks[dist.get_rank() if workers > 1 else 0])
