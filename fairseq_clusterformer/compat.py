@@ -15,10 +15,12 @@ import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
+from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
@@ -81,6 +83,8 @@ def apply() -> None:
     mend_ngram_blocking()
     keep_last_batches()
     gather_without_cuda()
+    announce_epochs()
+    announce_saving()
     silence_known_warnings()
 
 
@@ -158,6 +162,42 @@ def gather_without_cuda() -> None:
         return everyone
 
     distributed_utils.all_gather_list = all_gather_list
+
+
+def announce_epochs() -> None:
+    """Tells models when an epoch begins, whatever the task: they have ``set_epoch`` for it, which
+    nothing calls.
+    """
+    begin = Trainer.begin_epoch
+    if hasattr(begin, "__wrapped__"):
+        return
+
+    @functools.wraps(begin)
+    def begin_epoch(self, epoch: int):
+        begin(self, epoch)
+        if hasattr(self.get_model(), "set_epoch"):
+            self.get_model().set_epoch(epoch)
+
+    Trainer.begin_epoch = begin_epoch
+
+
+def announce_saving() -> None:
+    """Tells models that a checkpoint is about to be written: the first worker writes it alone, but
+    all of them come by, and can send it what they have.
+    """
+    save = checkpoint_utils.save_checkpoint
+    if hasattr(save, "__wrapped__"):
+        return
+
+    @functools.wraps(save)
+    def save_checkpoint(cfg, trainer, *args, **kwargs):
+        if not cfg.no_save:
+            for module in trainer.get_model().modules():
+                if hasattr(module, "consolidate"):
+                    module.consolidate()
+        return save(cfg, trainer, *args, **kwargs)
+
+    checkpoint_utils.save_checkpoint = save_checkpoint
 
 
 def silence_known_warnings() -> None:

@@ -48,7 +48,8 @@ def average(paths: Sequence[Path]) -> dict:
     shapes: dict[str, list[int]] = {}
     for path in paths:
         state = _load(path)
-        model = state["model"]
+        # what is no tensor, such as a memory bank, is taken from the newest
+        model = {n: t for n, t in state["model"].items() if isinstance(t, Tensor)}
         if shapes:
             _check_same({n: list(t.shape) for n, t in model.items()}, path, shapes, paths[0])
         else:

@@ -27,6 +27,8 @@ CAUSAL = {
     "window+routing, many clusters": (("window", "routing"), {"num_clusters": 100}),
     "strided": (("strided",), {}),
     "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
+    "kmeans": (("kmeans",), {"kmeans_interval": 1}),
+    "window+kmeans, many clusters": (("window", "kmeans"), {"num_clusters": 100}),
 }
 BIDIRECTIONAL = {
     "full": (("full",), {}),
@@ -54,6 +56,12 @@ BIDIRECTIONAL = {
     ),
     "strided": (("strided",), {}),
     "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
+    "kmeans, chunk": (("kmeans",), {"cluster_rule": "chunk", "kmeans_interval": 1}),
+    "kmeans, recent": (("kmeans",), {"cluster_rule": "recent", "kmeans_interval": 1}),
+    "window+kmeans, chunk, many clusters": (
+        ("window", "kmeans"),
+        {"cluster_rule": "chunk", "num_clusters": 100},
+    ),
 }
 
 # Kinds (and whether causal) whose query and key are one vector: a token's own key, which would

@@ -22,7 +22,8 @@ from fairseq_clusterformer.kernels import ranged_attention
 from fairseq_clusterformer.models.clusterformer import ClusterformerOptions
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifierConfig
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyOptions
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReaderConfig
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyOptions, EncoderOptions
 from fairseq_clusterformer.models.options import ClusteringOptions
 from fairseq_clusterformer.tasks.clusterformer_sentence import ClusterformerSentenceConfig
 
@@ -169,6 +170,17 @@ def test_every_option_is_in_the_table_with_its_default():
         assert row is not None, f"{name} is not in the table of options"
         default = "off" if option.default is False else str(option.default)
         assert row.split("|")[2].strip().strip("`") == default, row
+
+
+def test_every_option_of_the_reader_is_in_its_table():
+    table = README.split("`--arch clusterformer_reader`")[1].split("\n\n")[1]
+    rows = [[cell.strip().strip("`") for cell in row.split("|")] for row in table.splitlines()]
+    known = {f.name for owner in (EncoderOptions, ClusteringOptions) for f in fields(owner)}
+    for option in fields(ClusterformerReaderConfig):
+        if option.name in known - {"attention_window"} | {"_name"}:
+            continue
+        name = "--" + option.name.replace("_", "-")
+        assert [row[2] for row in rows if row[1] == name] == [str(option.default) or "none"], name
 
 
 def test_every_option_of_classification_is_in_its_tables():

@@ -11,6 +11,7 @@ from .base import (
     register_attention,
 )
 from .gated import Gated
+from .kmeans import KMeans
 from .lsh import Lsh
 from .multihead import MultiheadAttention
 from .neural import Neural
@@ -23,6 +24,7 @@ __all__ = [
     "AttentionConfig",
     "Full",
     "Gated",
+    "KMeans",
     "Lsh",
     "MultiheadAttention",
     "Neural",

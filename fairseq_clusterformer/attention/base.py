@@ -31,7 +31,8 @@ class AttentionConfig:
 
     Attributes:
         window: W, tokens that a query of a windowed or clustered head can see, its own included;
-            not causal: W on either side of its own.
+            not causal: W on either side of its own. By the rule "chunk" of kmeans heads, tokens
+            of a chunk.
         num_clusters: K.
         cluster_rule: how a query sees its cluster: "recent" (the W latest of its cluster; causal
             where asked for), "chunk" (CF22 eq. 8, bidirectional only) or "leaking-chunk" (the same
@@ -47,6 +48,8 @@ class AttentionConfig:
             share of the text as one that sees its cluster.
         strided_pattern: "strided" (every ``stride``-th token) or "fixed" (the last of each block
             of ``stride`` tokens).
+        kmeans_bank_size: M, states that kmeans heads find their centroids among.
+        kmeans_interval: updates between two times that they do; 0: an epoch.
         kernel: how ranges are attended, see
             :func:`fairseq_clusterformer.kernels.ranged_attention`.
 
@@ -64,6 +67,8 @@ class AttentionConfig:
     hash_rounds: int = 2
     stride: int = 0
     strided_pattern: str = "strided"
+    kmeans_bank_size: int = 100_000
+    kmeans_interval: int = 0
     kernel: str = "auto"
 
     def __post_init__(self):
@@ -74,6 +79,16 @@ class AttentionConfig:
         ):
             if value < 1:
                 raise ValueError(f"{option} is {value}; allowed: 1 or more")
+        if self.kmeans_bank_size < self.num_clusters:
+            raise ValueError(
+                f"--kmeans-bank-size is {self.kmeans_bank_size}; allowed: --num-clusters, which "
+                f"is {self.num_clusters}, or more"
+            )
+        if self.kmeans_interval < 0:
+            raise ValueError(
+                f"--kmeans-interval is {self.kmeans_interval}; allowed: 1 or more updates, or 0 "
+                "for an epoch"
+            )
         if self.stride < 0:
             raise ValueError(
                 f"--stride is {self.stride}; allowed: 1 or more, or 0 for --num-clusters"
@@ -151,6 +166,8 @@ class Router(nn.Module, ABC):
     #: whether a query sees its own key by a layout of its own (the last one), and by the others
     #: only earlier keys; a step-by-step decoder keeps nothing for that layout
     own_apart: bool = False
+    #: whether each worker's observations stay with it; else all workers' are exchanged each batch
+    observes_alone: bool = False
     #: whether ``forward`` must be given the centroids of the layer before
     needs_centroids: bool = False
     #: whether ``step`` can equal ``forward``: no output depends on a later token

@@ -174,6 +174,27 @@ def chunk_layout(
     return replace(layout, num_keys=(real + last).squeeze(-1), earlier_only=earlier_only)
 
 
+def own_chunk_layout(
+    clusters: Tensor, num_clusters: int, chunk: int, *, padding_mask: Tensor | None = None
+) -> Layout:
+    """Chunk rule of CF20 (eq. 6 and 7): tokens sorted by cluster, cut into chunks of C slots, and
+    what is left over; a query sees its own chunk.
+
+    Args:
+        clusters: cluster of each token, int64 [B, G, N] in [0, K).
+        num_clusters: K.
+        chunk: C.
+        padding_mask: bool [B, N], True where a token is padding.
+    """
+    order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
+    slot = torch.arange(order.size(-1), device=order.device).expand_as(order)
+    real = torch.full_like(order[..., :1], order.size(-1))
+    if padding_mask is not None:
+        real = (~padding_mask).sum(-1).view(-1, 1, 1).expand_as(real)
+    lo = slot - slot % chunk
+    return _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
+
+
 def top_layout(
     clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None
 ) -> Layout:

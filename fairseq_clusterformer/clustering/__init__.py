@@ -1,6 +1,7 @@
 """Centroids: how they are learned, and how tokens are assigned to them."""
 
 from .average import AverageNormalizer
+from .kmeans import KMeansClustering
 from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
 from .statistics import ClusterUse, cluster_sizes, cluster_use, summary
@@ -8,6 +9,7 @@ from .statistics import ClusterUse, cluster_sizes, cluster_use, summary
 __all__ = [
     "AverageNormalizer",
     "ClusterUse",
+    "KMeansClustering",
     "NeuralClustering",
     "Report",
     "State",

@@ -5,6 +5,7 @@ from . import (  # noqa: F401
     clusterformer_classifier,
     clusterformer_lm,
     clusterformer_masked_lm,
+    clusterformer_reader,
 )
 from .checkpoints import explain_loading
 

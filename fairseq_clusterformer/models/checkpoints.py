@@ -12,7 +12,7 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
-from torch import nn
+from torch import Tensor, nn
 
 
 class CheckpointError(ValueError):
@@ -35,7 +35,7 @@ class ExplainedCheckpoints:
         other_shapes = {
             name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
             for name, tensor in self.state_dict().items()
-            if name in given and given[name].shape != tensor.shape
+            if name in given and isinstance(tensor, Tensor) and given[name].shape != tensor.shape
         }
         fitting = {name: t for name, t in given.items() if name not in other_shapes}
         result = nn.Module.load_state_dict(self, fitting, strict=False)
@@ -53,12 +53,8 @@ class ExplainedCheckpoints:
         return result
 
 
-def read_checkpoint(path: str, option: str) -> dict:
-    """A checkpoint as fairseq reads it, onto the CPU.
-
-    Args:
-        path: the file.
-        option: that named it, for the error.
+def read_model(option: str, path: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that an option names, on the CPU.
 
     Raises:
         CheckpointError: no such file, or one that fairseq cannot have written.
@@ -66,7 +62,7 @@ def read_checkpoint(path: str, option: str) -> dict:
     if not Path(path).is_file():
         raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
     try:
-        return load_checkpoint_to_cpu(path)
+        return load_checkpoint_to_cpu(path)["model"]
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(

@@ -2,17 +2,18 @@
 
 import hashlib
 import logging
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint
+from .checkpoints import CheckpointError, ExplainedCheckpoints, read_model
 from .encoder import ClusterformerEncoder
 from .options import EncoderClusteringOptions, attention_of
 
@@ -22,8 +23,8 @@ _PRETRAINED = ("encoder.", "vocabulary")
 
 
 @dataclass
-class EncoderOnlyOptions(EncoderClusteringOptions):
-    """Options of an encoder, by fairseq's names."""
+class EncoderOptions(FairseqDataclass):
+    """Sizes and dropout of an encoder, by fairseq's names."""
 
     activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
         default="relu", metadata={"help": "activation function"}
@@ -41,6 +42,15 @@ class EncoderOnlyOptions(EncoderClusteringOptions):
     )
     encoder_layers: int = field(default=6, metadata={"help": "layers"})
     encoder_attention_heads: int = field(default=8, metadata={"help": "heads of each layer"})
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "compute activations again in the backward pass"}
+    )
+
+
+@dataclass
+class EncoderOnlyOptions(EncoderOptions, EncoderClusteringOptions):
+    """Options of an encoder of any form."""
+
     encoder_normalize_before: bool = field(
         default=False, metadata={"help": "layer norm before each block, instead of after it"}
     )
@@ -57,9 +67,6 @@ class EncoderOnlyOptions(EncoderClusteringOptions):
     no_token_positional_embeddings: bool = field(default=False, metadata={"help": "no positions"})
     no_scale_embedding: bool = field(
         default=False, metadata={"help": "do not multiply embeddings by the root of the width"}
-    )
-    checkpoint_activations: bool = field(
-        default=False, metadata={"help": "compute activations again in the backward pass"}
     )
 
 
@@ -112,7 +119,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         Raises:
             CheckpointError: a file that cannot be read, or an encoder that does not fit.
         """
-        given = read_checkpoint(path, "--pretrained-checkpoint")["model"]
+        given = read_model("--pretrained-checkpoint", path)
         loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
         mine = self.state_dict()
         head = {name: t for name, t in mine.items() if not name.startswith(_PRETRAINED)}
@@ -123,17 +130,18 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
                 f"--pretrained-checkpoint is {path}: it does not fit the model: {error}; "
                 "allowed: a clusterformer_masked_lm of the same sizes, attention and dictionary"
             ) from None
-        names = {
-            "loaded": loaded,
-            "left there": [name for name in given if name not in loaded],
-            "starting anew": [name for name in mine if name not in loaded],
-        }
-        for what, group in names.items():
-            logger.info(f"{path}: {len(group)} tensors {what}: {', '.join(group)}")
+        tell(path, mine, loaded, [name for name in given if name not in loaded])
 
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""
         return self.encoder.max_positions()
+
+
+def tell(path: str, mine: Iterable[str], loaded: Collection[str], left: Collection[str]) -> None:
+    """Log what became of each tensor of a checkpoint and of the model."""
+    anew = [name for name in mine if name not in loaded]
+    for what, names in {"loaded": loaded, "left there": left, "starting anew": anew}.items():
+        logger.info(f"{path}: {len(names)} tensors {what}: {', '.join(names)}")
 
 
 def fingerprint(dictionary: Dictionary) -> Tensor:

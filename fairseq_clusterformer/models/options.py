@@ -66,6 +66,14 @@ class ClusteringOptions(FairseqDataclass):
             "or the last token of each block of that many"
         },
     )
+    kmeans_bank_size: int = field(
+        default=_DEFAULTS.kmeans_bank_size,
+        metadata={"help": "latest states that kmeans heads find their centroids among"},
+    )
+    kmeans_interval: int = field(
+        default=_DEFAULTS.kmeans_interval,
+        metadata={"help": "updates after which they find them anew; 0: each epoch"},
+    )
 
 
 @dataclass
@@ -96,14 +104,19 @@ class EncoderClusteringOptions(ClusteringOptions):
     )
 
 
-def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) -> AttentionConfig:
+def attention_config(
+    options, cluster_rule: str, *, own_centroids: bool = True, window: int | None = None
+) -> AttentionConfig:
     """The options in the terms of the attention.
+
+    Args:
+        window: instead of ``options.attention_window``.
 
     Raises:
         ValueError: a value that is not allowed.
     """
     return AttentionConfig(
-        window=options.attention_window,
+        window=options.attention_window if window is None else window,
         num_clusters=options.num_clusters,
         cluster_rule=cluster_rule,
         cluster_similarity=options.cluster_similarity,
@@ -113,6 +126,8 @@ def attention_config(options, cluster_rule: str, *, own_centroids: bool = True) 
         hash_rounds=options.hash_rounds,
         stride=options.stride,
         strided_pattern=options.strided_pattern,
+        kmeans_bank_size=options.kmeans_bank_size,
+        kmeans_interval=options.kmeans_interval,
         kernel=options.attention_kernel,
     )
 

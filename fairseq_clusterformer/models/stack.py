@@ -94,6 +94,10 @@ class ClusteredStack:
         for layer in self.all_layers():
             reports = by_layer.get(id(layer), [Report()] * len(layer.self_attn.routers))
             for router, report in zip(layer.self_attn.routers, reports, strict=True):
+                if router.observes_alone:
+                    if report.observation is not None:
+                        router.observe(report.observation)
+                    continue
                 nothing = router.nothing_observed()
                 if nothing is not None:
                     seen = report.observation

@@ -6,6 +6,7 @@ import torch
 from fairseq_clusterformer.attention.layout import (
     chunk_layout,
     cluster_layout,
+    own_chunk_layout,
     own_layout,
     window_layout,
 )
@@ -107,6 +108,23 @@ def test_clusters_by_the_chunk_rule(length, num_clusters, earlier_only):
                 for query in chunk:
                     for key in visible:
                         expected[b, query, key] = int(key <= query or not earlier_only)
+        assert torch.equal(seen(layout, length), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 17])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 30])
+def test_clusters_by_the_chunk_rule_of_kmeans(length, chunk):
+    """CF20 eq. 6: u = argsort(v), a_k = u[m k : m (k + 1)]."""
+    clusters = torch.randint(4, (BATCH, 1, length))
+    for mask in masks(length):
+        layout = own_chunk_layout(clusters, 4, chunk, padding_mask=mask)
+        expected = torch.zeros(BATCH, length, length, dtype=torch.long)
+        for b in range(BATCH):
+            real = [j for j in range(length) if mask is None or not mask[b, j]]
+            ordered = sorted(real, key=lambda j: int(clusters[b, 0, j]))
+            for start in range(0, len(ordered), chunk):
+                own = torch.tensor(ordered[start : start + chunk])
+                expected[b, own.unsqueeze(1), own] = 1
         assert torch.equal(seen(layout, length), expected)
 
 

@@ -32,6 +32,8 @@ NEW = {
         "--attention window*3,neural --checkpoint-activations",
         "--attention lsh+routing,strided --checkpoint-activations",
         "--attention window+gated",
+        "--attention kmeans --kmeans-interval 2 --kmeans-bank-size 300 --checkpoint-activations",
+        "--attention window+kmeans --kmeans-bank-size 300 --batch-size 80",  # 4 an epoch
     ],
 )
 def test_resuming_in_mid_epoch_equals_never_stopping(

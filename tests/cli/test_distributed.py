@@ -79,6 +79,24 @@ def test_two_processes(
     assert_close_to(double_batch, saved, checkpoint)
 
 
+def test_two_processes_that_stop_go_on_with_the_banks_of_both(
+    byte_data: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    line = (
+        f"{LINE} --attention kmeans --kmeans-interval 2 --kmeans-bank-size 200 --batch-size 2"
+        " --max-update 5 --save-interval-updates 3 --disable-validation"
+    )
+    whole = in_two_processes(run_cli, byte_data, line, tmp_path / "whole")
+    middle = tmp_path / "whole" / "checkpoint_1_3.pt"
+    resumed = in_two_processes(
+        run_cli, byte_data, line, tmp_path / "resumed", "--restore-file", middle
+    )
+    states = [load_state(path)["model"] for path in (whole, resumed)]
+    banks = [t for name, t in states[0].items() if name.endswith("_extra_state")]
+    assert [[len(bank) for bank in of_layer["banks"]] for of_layer in banks] == [[100, 100]] * 2
+    assert_equal_states(*states)
+
+
 def test_two_processes_move_the_centroids_of_routing_heads(
     byte_data: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:

@@ -80,10 +80,23 @@ def test_attention(spec: str, byte_data: Path, tmp_path: Path) -> None:
         "--decoder-layers 4 --decoder-layers-to-keep 0,2",
         "--optimizer adafactor --weight-decay 0.1 --update-freq 2",
         "--decoder-learned-pos --layernorm-embedding --store-ema --ema-decay 0.5",
+        "--attention kmeans --kmeans-bank-size 300 --kmeans-interval 2 --store-ema",
     ],
 )
 def test_option(options: str, byte_data: Path, tmp_path: Path) -> None:
     assert_trains(train(byte_data, f"{CLUSTERFORMER} {options}", tmp_path))
+
+
+def test_kmeans_each_epoch(
+    byte_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the second of two, each of four updates: once for either layer."""
+    line = f"{CLUSTERFORMER} --attention kmeans --kmeans-bank-size 300 --batch-size 80"
+    train(byte_data, line, tmp_path)
+    told = [message for message in caplog.messages if "K-Means" in message]
+    assert [message.split()[1] for message in told] == ["of", told[1].split()[1]] * 2, told
+    assert told[0] == "K-Means of 300 states in 4 clusters ..."
+    assert caplog.text.index("begin training epoch 2") < caplog.text.index("K-Means")
 
 
 ADAPTIVE = (

@@ -1,0 +1,212 @@
+"""``--arch clusterformer_reader``: documents and questions, by Cluster-Former (CF20)."""
+
+from dataclasses import dataclass, field
+
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
+from torch import Tensor, nn
+
+from fairseq_clusterformer.attention import attention_kinds
+
+from .encoder_only import EncoderOnlyModel, EncoderOptions
+from .options import ClusteringOptions, attention_config, check_heads, defaults_of, set_defaults
+from .reader import ReaderEncoder, Reading
+from .roberta import load_roberta
+
+
+@dataclass
+class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
+    """Options of the encoder; by default it has RoBERTa-base's sizes."""
+
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
+        default="gelu", metadata={"help": "activation function"}
+    )
+    attention_dropout: float = field(
+        default=0.1, metadata={"help": "dropout probability of attention weights"}
+    )
+    encoder_embed_dim: int = field(default=768, metadata={"help": "width"})
+    encoder_ffn_embed_dim: int = field(
+        default=3072, metadata={"help": "width inside the feed-forward layers"}
+    )
+    encoder_layers: int = field(default=12, metadata={"help": "layers"})
+    encoder_attention_heads: int = field(default=12, metadata={"help": "heads of each layer"})
+    window_size: int = field(
+        default=256, metadata={"help": "tokens of the document in a sliding window"}
+    )
+    window_stride: int = field(
+        default=224, metadata={"help": "tokens from the beginning of a window to the next one's"}
+    )
+    window_positions: int = field(
+        default=512, metadata={"help": "positions of a window, the question's included"}
+    )
+    cluster_layers: str = field(
+        default="7,10",
+        metadata={
+            "help": "layers that attend across windows, counted from 0, such as 15,20; all others "
+            "attend within"
+        },
+    )
+    cluster_attention: str = field(
+        default="kmeans",
+        metadata={
+            "help": "what these layers attend by: any kind; window: nothing, they are like the "
+            "others; strided: the same place in each window"
+        },
+    )
+    attention_window: int = field(
+        default=0,
+        metadata={"help": "tokens of a chunk across windows; 0: that of --window-stride"},
+    )
+    num_clusters: int = field(default=64, metadata={"help": "clusters of each of these layers"})
+    roberta_checkpoint: str = field(
+        default="",
+        metadata={"help": "checkpoint of fairseq's roberta that the encoder starts from"},
+    )
+
+
+@register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
+class ClusterformerReader(EncoderOnlyModel):
+    """A :class:`ReaderEncoder`."""
+
+    def __init__(self, args, task):
+        super().__init__(self.build_encoder(args, task))
+        self.args = args
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        set_defaults(args, **defaults_of(ClusterformerReaderConfig))
+        return cls(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, task) -> ReaderEncoder:
+        """The encoder that the options name, for the task's words.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        check_heads(args, "encoder")
+        _check_windows(args)
+        if args.cluster_attention not in attention_kinds():
+            raise ValueError(
+                f"--cluster-attention is {args.cluster_attention!r}; "
+                f"allowed: {', '.join(attention_kinds())}"
+            )
+        chunk = args.attention_window or args.window_stride
+        cfg = TransformerConfig.from_namespace(args)
+        cfg.max_source_positions = args.window_positions
+        # what RoBERTa has: learned positions, unscaled embeddings, their sum normalised
+        cfg.encoder.learned_pos = cfg.no_scale_embedding = cfg.layernorm_embedding = True
+        dictionary = task.source_dictionary
+        embedding = nn.Embedding(
+            len(dictionary), args.encoder_embed_dim, padding_idx=dictionary.pad()
+        )
+        nn.init.normal_(embedding.weight, std=args.encoder_embed_dim**-0.5)
+        nn.init.zeros_(embedding.weight[dictionary.pad()])
+        return ReaderEncoder(
+            cfg,
+            dictionary,
+            embedding,
+            size=args.window_size,
+            stride=args.window_stride,
+            cluster_layers=_cluster_layers(args),
+            cluster_attention=args.cluster_attention,
+            attention=attention_config(args, "chunk", window=chunk),
+        )
+
+    def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
+        """Encode documents, each with its question; see :meth:`ReaderEncoder.forward`."""
+        return self.encoder(question_tokens, document_tokens)
+
+    def load_initial_weights(self) -> None:
+        """Start from what ``--roberta-checkpoint`` names.
+
+        Raises:
+            CheckpointError: a file that cannot be read or does not fit.
+        """
+        if self.args.roberta_checkpoint:
+            load_roberta(self, self.args.roberta_checkpoint)
+
+
+def _check_windows(args) -> None:
+    """Refuse windows that leave tokens out or have no positions.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if not 1 <= args.window_stride <= args.window_size:
+        raise ValueError(
+            f"--window-stride is {args.window_stride}; allowed: 1 to --window-size, which is "
+            f"{args.window_size}"
+        )
+    if args.window_positions < args.window_size:
+        raise ValueError(
+            f"--window-positions is {args.window_positions}; allowed: --window-size, which is "
+            f"{args.window_size}, and as many more as a question has tokens"
+        )
+    if args.attention_window < 0:
+        raise ValueError(
+            f"--attention-window is {args.attention_window}; allowed: 1 or more, or 0 for "
+            "--window-stride"
+        )
+
+
+def _cluster_layers(args) -> tuple[int, ...]:
+    """The numbers that ``--cluster-layers`` lists. CF20 counts from 0 as well: in its table 4,
+    24 is a multiple of 6 and yet no layer of 24.
+
+    Raises:
+        ValueError: a layer that there is not, or the first, which has no window below it.
+    """
+    try:
+        numbers = sorted({int(number) for number in args.cluster_layers.split(",") if number})
+    except ValueError:
+        numbers = [0]
+    if any(not 1 <= number < args.encoder_layers for number in numbers):
+        raise ValueError(
+            f"--cluster-layers is {args.cluster_layers!r}; allowed: numbers from 1 to "
+            f"{args.encoder_layers - 1}, separated by commas"
+        )
+    return tuple(numbers)
+
+
+@register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
+def clusterformer_reader_tiny(args):
+    """4 layers of 64, 4 heads, windows of 64: learns on a laptop's processor."""
+    set_defaults(
+        args,
+        encoder_layers=4,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=256,
+        encoder_attention_heads=4,
+        window_size=64,
+        window_stride=56,
+        window_positions=128,
+        cluster_layers="2",
+        num_clusters=16,
+    )
+
+
+@register_model_architecture("clusterformer_reader", "clusterformer_reader_base")
+def clusterformer_reader_base(args):
+    """RoBERTa-base's 12 layers of 768; clusters as far up as in ``clusterformer_reader_large``."""
+
+
+@register_model_architecture("clusterformer_reader", "clusterformer_reader_large")
+def clusterformer_reader_large(args):
+    """CF20 section 4.2: RoBERTa-large's 24 layers of 1,024, two of them across windows."""
+    set_defaults(
+        args,
+        encoder_layers=24,
+        encoder_embed_dim=1024,
+        encoder_ffn_embed_dim=4096,
+        encoder_attention_heads=16,
+        cluster_layers="15,20",
+        num_clusters=512,
+    )

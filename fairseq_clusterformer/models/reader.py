@@ -1,0 +1,145 @@
+"""The encoder of Cluster-Former (CF20 section 3): sliding windows, and clusters across them.
+
+Shape letters: B batch, N tokens of the longest document, Q of the longest question, V windows of
+the longest document, L tokens of a window, M stride, D width.
+"""
+
+from typing import NamedTuple
+
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
+from torch import Tensor, nn
+
+from fairseq_clusterformer.attention import AttentionConfig
+from fairseq_clusterformer.clustering import Report
+
+from .attention import SelfAttention
+from .encoder import ClusterformerEncoderLayer
+from .stack import ClusteredStack, unpack
+from .windows import Rows, Windows
+
+
+class Reading(NamedTuple):
+    """What an encoder makes of questions and their documents.
+
+    Attributes:
+        question: the question's states in each window, [B, V, Q, D].
+        document: [B, N, D].
+        question_padding: bool [B, V, Q], True where there is no token, or no such window.
+        document_padding: bool [B, N], True where there is no token.
+        reports: of the layers that cluster.
+    """
+
+    question: Tensor
+    document: Tensor
+    question_padding: Tensor
+    document_padding: Tensor
+    reports: list[Report]
+
+
+class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
+    """RoBERTa's layers, most of them over windows, some across them.
+
+    A layer is a sliding-window layer (eq. 2 and 3), or one of ``cluster_layers``: that takes each
+    token once, and the question's states of every window (eq. 4), and puts them back where they
+    were (eq. 9). Positions are counted in each window anew.
+
+    Args:
+        cfg: of fairseq's layers.
+        dictionary: of questions and documents.
+        embed_tokens: of its words.
+        size: L.
+        stride: M.
+        cluster_layers: their numbers, from 0; the first layer is none of them.
+        cluster_attention: a kind of attention; "window": these layers are sliding-window layers
+            too; "strided": they attend among the tokens that have the same place in their windows
+            (both CF20 section 4.3).
+        attention: options of the kind.
+    """
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary: Dictionary,
+        embed_tokens: nn.Embedding,
+        *,
+        size: int,
+        stride: int,
+        cluster_layers: tuple[int, ...],
+        cluster_attention: str,
+        attention: AttentionConfig,
+    ):
+        self.size = size
+        self.stride = stride
+        self.same_place = cluster_attention == "strided"
+        self.cluster_layers = () if cluster_attention == "window" else cluster_layers
+        self._built = 0
+        kinds = [(cluster_attention,)] * len(cluster_layers)
+        super().__init__(cfg, dictionary, embed_tokens, kinds=kinds, attention=attention)
+
+    def build_encoder_layer(self, cfg):
+        number, self._built = self._built, self._built + 1
+        if number in self.cluster_layers and not self.same_place:
+            return self.build_layer(ClusterformerEncoderLayer, cfg)
+        return super().build_encoder_layer(cfg)
+
+    def all_layers(self):
+        """Those that route."""
+        return (
+            layer for layer in self.layers.children() if isinstance(layer.self_attn, SelfAttention)
+        )
+
+    def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
+        """Encode documents, each with its question.
+
+        Args:
+            question_tokens: int64 [B, Q].
+            document_tokens: int64 [B, N]; padding stands behind both, where the dictionary says.
+
+        Raises:
+            ValueError: padding elsewhere, or windows with more tokens than there are positions.
+        """
+        for name, tokens in (("question", question_tokens), ("document", document_tokens)):
+            hidden = tokens.eq(self.padding_idx)
+            if (hidden[:, :-1] & ~hidden[:, 1:]).any():
+                raise ValueError(f"{name}_tokens: padding before a token; allowed: behind them")
+        longest = question_tokens.size(1) + min(self.size, document_tokens.size(1))
+        if longest > self.max_positions():
+            raise ValueError(
+                f"a window of {longest} tokens, {question_tokens.size(1)} of the question and up "
+                f"to {self.size} of the document; allowed: {self.max_positions()} "
+                "(--window-positions)"
+            )
+        windows = Windows(
+            question_tokens,
+            document_tokens,
+            size=self.size,
+            stride=self.stride,
+            padding_idx=self.padding_idx,
+        )
+        places = Rows(~windows.by_place(windows.padding)) if self.same_place else None
+
+        rows = windows.rows
+        x = rows.unpacked(self.forward_embedding(rows.packed(windows.tokens))[0])
+        question, document = windows.merged(rows.through(self.layers[0], x))
+        by_layer: dict[int, list[Report]] = {}
+        for number, layer in enumerate(self.layers[1:], 1):
+            if number not in self.cluster_layers:
+                x = windows.cut(question, document)
+                question, document = windows.merged(rows.through(layer, x))
+                continue
+            states = windows.sequence(question, document)
+            if places is not None:
+                states = places.through(layer, windows.by_place(states))
+                states = states.transpose(1, 2).flatten(1, 2)
+            else:  # eq. 5 to 8
+                states, *fields = layer(states.transpose(0, 1), windows.padding)
+                states = states.transpose(0, 1)
+                by_layer[id(layer)] = unpack(fields)
+            question, document = windows.put_back(states)
+        if self.training:
+            self.observe(by_layer)
+        reports = [report for of_layer in by_layer.values() for report in of_layer]
+        return Reading(
+            question, document, windows.question_padding, windows.document_padding, reports
+        )

@@ -1,0 +1,83 @@
+"""Starting an encoder from fairseq's RoBERTa (Liu et al., 2019)."""
+
+from pathlib import Path
+
+from fairseq.data import Dictionary
+
+from .checkpoints import CheckpointError, read_model
+from .encoder_only import EncoderOnlyModel, tell
+
+_OPTION = "--roberta-checkpoint"
+_HEADS = ("lm_head.", "classification_heads.")
+
+
+def load_roberta(model: EncoderOnlyModel, path: str) -> None:
+    """Start a model's encoder from a checkpoint; what RoBERTa does not have starts anew.
+
+    Args:
+        model: whose encoder has RoBERTa's names and sizes.
+        path: of the checkpoint; where the ``dict.txt`` that it comes with stands beside it, its
+            words are compared too.
+
+    Raises:
+        CheckpointError: a file that cannot be read, or that does not fit.
+    """
+    given = read_model(_OPTION, path)
+    loaded, left = {}, []
+    for name, tensor in given.items():
+        # as fairseq renamed them in time: decoder. to encoder., emb_layer_norm to this
+        short = name.removeprefix("decoder.").removeprefix("encoder.")
+        if short.startswith("sentence_encoder."):
+            short = short.removeprefix("sentence_encoder.")
+            short = short.replace("emb_layer_norm.", "layernorm_embedding.")
+            loaded[f"encoder.{short}"] = tensor
+        elif short.startswith(_HEADS):
+            left.append(name)
+        else:
+            raise CheckpointError(f"{_OPTION} is {path}: it is no RoBERTa, it has {name}")
+    words = model.encoder.dictionary
+    _check_words(path, words)
+    embeddings = loaded.get("encoder.embed_tokens.weight")
+    if embeddings is not None and len(embeddings) == len(words) + 1:
+        # its task's last word, <mask>, stands in no dict.txt
+        loaded["encoder.embed_tokens.weight"] = embeddings[:-1]
+
+    mine = model.state_dict()
+    started = {n: t for n, t in mine.items() if _starts_anew(n) and n not in loaded}
+    names = list(loaded)
+    try:
+        model.load_state_dict(started | loaded)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{_OPTION} is {path}: it does not fit the model: {error}; allowed: a RoBERTa of the "
+            "same sizes, positions and words"
+        ) from None
+    tell(path, mine, names, left)
+
+
+def _starts_anew(name: str) -> bool:
+    """What no RoBERTa has: clusters, heads of a reader, and the mark of its version."""
+    outside = not name.startswith("encoder.")
+    return outside or ".routers." in name or name == "encoder.version"
+
+
+def _check_words(path: str, words: Dictionary) -> None:
+    """Compare the dictionary with the one beside a checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    beside = Path(path).parent / "dict.txt"
+    if not beside.is_file():
+        return
+    theirs: list[str] = Dictionary.load(str(beside)).symbols
+    if theirs != words.symbols:
+        pairs = zip(theirs, words.symbols, strict=False)
+        first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        what = f"{len(theirs)} words, here {len(words)}"
+        if first is not None:
+            what = f"word {first} is {theirs[first]!r}, here {words.symbols[first]!r}"
+        raise CheckpointError(
+            f"{_OPTION} is {path}: {beside} is another dictionary ({what}); allowed: data "
+            "prepared with that dict.txt"
+        )

@@ -1,0 +1,156 @@
+"""A reader that starts from a RoBERTa which fairseq has trained."""
+
+import logging
+import re
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from tests.cli.in_process import HERE, load_model, load_state, train
+
+SIZES = {
+    **{"encoder_layers": 4, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48},
+    "encoder_attention_heads": 4,
+}
+ROBERTA = (
+    "--task masked_lm --arch roberta --criterion masked_lm --tokens-per-sample 62"
+    f" --max-positions 64 {' '.join(f'--{n} {v}' for n, v in SIZES.items()).replace('_', '-')}"
+    f" --batch-size 4 --max-update 3 --optimizer adam --lr 0.01 --seed 1 {HERE}"
+)
+
+
+@pytest.fixture(scope="module")
+def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roberta")
+    train(byte_data, ROBERTA, folder)
+    return folder / "checkpoint_last.pt"
+
+
+def reader(data: Path, checkpoint: Path | str, **changes) -> ClusterformerReader:
+    values = {
+        **SIZES,
+        **{"cluster_layers": "1,3", "num_clusters": 8, "kmeans_bank_size": 50},
+        **{"window_size": 44, "window_stride": 40, "window_positions": 64},
+        "roberta_checkpoint": str(checkpoint),
+    }
+    task = SimpleNamespace(source_dictionary=Dictionary.load(str(data / "dict.txt")))
+    model = ClusterformerReader.build_model(Namespace(**{**values, **changes}), task)
+    model.load_initial_weights()
+    return model.eval()
+
+
+def letters(data: Path, *shape: int) -> Tensor:
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    return torch.randint(dictionary.nspecial, len(dictionary), shape)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"cluster_attention": "window"},
+        {"cluster_attention": "full"},
+        {"attention_window": 100},  # one chunk holds every token
+    ],
+)
+def test_a_reader_with_one_window_is_roberta(
+    attention: dict, roberta: Path, byte_data: Path
+) -> None:
+    theirs, _ = load_model(roberta, byte_data)
+    question, document = letters(byte_data, 3, 12), letters(byte_data, 3, 40)
+    expected, _ = theirs(torch.cat([question, document], 1), features_only=True)
+    reading = reader(byte_data, roberta, **attention)(question, document)
+    states = torch.cat([reading.question[:, 0], reading.document], 1)
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-5)
+    assert expected.std() > 0.1
+
+
+def test_every_tensor_is_accounted_for(
+    roberta: Path, byte_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        model = reader(byte_data, roberta)
+    told = {}
+    for line in caplog.messages:
+        if match := re.fullmatch(rf"{re.escape(str(roberta))}: \d+ tensors (.+?): (.*)", line):
+            told[match[1]] = match[2].split(", ")
+    assert told.keys() == {"loaded", "left there", "starting anew"}
+    given, mine = load_state(roberta)["model"], model.state_dict()
+    assert len(told["loaded"]) + len(told["left there"]) == len(given)
+    assert {n.removeprefix("encoder.").split(".")[0] for n in told["left there"]} == {"lm_head"}
+    assert set(told["loaded"]) | set(told["starting anew"]) == set(mine)
+    assert all("vocabulary" in n or ".routers." in n for n in told["starting anew"])
+    for name in told["loaded"]:
+        theirs = given[name.replace("encoder.", "encoder.sentence_encoder.", 1)]
+        assert torch.equal(mine[name], theirs[: len(mine[name])] if theirs.dim() else theirs), name
+
+
+@torch.no_grad()
+def test_an_older_roberta(roberta: Path, byte_data: Path, tmp_path: Path) -> None:
+    """As released in 2019: other names, and one matrix for queries, keys and values."""
+    state = load_state(roberta)
+    old = {}
+    for name, tensor in state["model"].items():
+        if match := re.fullmatch(r"(.*self_attn\.)q_proj\.(weight|bias)", name):
+            parts = [state["model"][f"{match[1]}{x}_proj.{match[2]}"] for x in "qkv"]
+            old[f"{match[1]}in_proj_{match[2]}"] = torch.cat(parts)
+        elif not re.search(r"self_attn\.[kv]_proj|version$", name):
+            old[name] = tensor
+    state["model"] = {
+        re.sub("^encoder", "decoder", n).replace("layernorm_embedding", "emb_layer_norm"): t
+        for n, t in old.items()
+    }
+    torch.save(state, tmp_path / "old.pt")
+    inputs = letters(byte_data, 1, 5), letters(byte_data, 1, 90)
+    new, old = (
+        reader(byte_data, path, cluster_attention="full")(*inputs)
+        for path in (roberta, tmp_path / "old.pt")
+    )
+    assert torch.equal(new.document, old.document)
+
+
+class TestRefused:
+    def test_no_file(self, byte_data: Path, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="--roberta-checkpoint is .*: no such file"):
+            reader(byte_data, tmp_path / "none.pt")
+
+    def test_another_model(self, checkpoint: Path, byte_data: Path) -> None:
+        with pytest.raises(CheckpointError, match="it is no RoBERTa, it has decoder."):
+            reader(byte_data, checkpoint)
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"encoder_layers": 3, "cluster_layers": "1"}, "of another model: 16"),
+            ({"encoder_layers": 5}, "missing: 16"),
+            ({"encoder_ffn_embed_dim": 32}, r"of another shape: 12, such as .*\[48, 32\], here"),
+            ({"window_positions": 80}, r"of another shape: 1, such as encoder.embed_positions"),
+        ],
+    )
+    def test_other_sizes(self, changes: dict, reason: str, roberta: Path, byte_data: Path) -> None:
+        with pytest.raises(CheckpointError, match=f"does not fit the model: .*{reason}.*allowed"):
+            reader(byte_data, roberta, **changes)
+
+    def test_another_number_of_words(self, roberta: Path, byte_data: Path, tmp_path: Path) -> None:
+        lines = (byte_data / "dict.txt").read_text().splitlines(keepends=True)
+        (tmp_path / "dict.txt").write_text("".join(lines[:-1]))
+        with pytest.raises(CheckpointError, match="such as encoder.embed_tokens.weight"):
+            reader(tmp_path, roberta)
+
+    def test_other_words(self, roberta: Path, byte_data: Path, tmp_path: Path) -> None:
+        """As many, in another order: the dictionary beside the checkpoint tells."""
+        shutil.copy(roberta, tmp_path / "model.pt")
+        shutil.copy(byte_data / "dict.txt", tmp_path)
+        reader(byte_data, tmp_path / "model.pt")
+        lines = (byte_data / "dict.txt").read_text().splitlines(keepends=True)
+        (tmp_path / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
+        with pytest.raises(CheckpointError, match="another dictionary .word 4 is .*, here "):
+            reader(byte_data, tmp_path / "model.pt")

@@ -1,0 +1,266 @@
+"""The encoder of Cluster-Former against its equations, and what every attention in it promises."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fairseq_clusterformer.attention import attention_kinds
+from fairseq_clusterformer.models.clusterformer_reader import (
+    ClusterformerReader,
+    clusterformer_reader_base,
+    clusterformer_reader_large,
+)
+from tests.models.test_classifier import make_task
+
+LETTERS = (4, 24)  # of the task's dictionary
+
+
+def make_reader(**changes) -> ClusterformerReader:
+    """In float64 and evaluation, five layers of which two go across windows."""
+    values = {
+        **{"encoder_layers": 5, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24},
+        **{"encoder_attention_heads": 4, "cluster_layers": "1,3", "num_clusters": 4},
+        **{"window_size": 7, "window_stride": 5, "window_positions": 20},
+        **{"kmeans_bank_size": 200, "kmeans_interval": 1},
+    }
+    args = Namespace(**{**values, **changes})
+    return ClusterformerReader.build_model(args, make_task()).double().eval()
+
+
+def letters(*shape: int) -> Tensor:
+    return torch.randint(*LETTERS, shape)
+
+
+def as_written(model: ClusterformerReader, question: Tensor, document: Tensor) -> list[Tensor]:
+    """CF20's equations one after another, for one document: the states of each window."""
+    encoder = model.encoder
+    size, stride, asked = encoder.size, encoder.stride, len(question)
+    starts = range(0, len(document), stride)
+    plain = TransformerEncoderLayerBase(encoder.cfg).double().eval()
+
+    def transformer(layer: nn.Module, x: Tensor) -> Tensor:
+        weights = {n: p for n, p in layer.named_parameters() if ".routers." not in n}
+        return functional_call(plain, weights, (x.unsqueeze(1), None)).squeeze(1)
+
+    texts = [torch.cat([question, document[s : s + size]]) for s in starts]
+    windows = [encoder.forward_embedding(text.unsqueeze(0))[0][0] for text in texts]  # eq. 1
+    for number, layer in enumerate(encoder.layers):
+        if number not in encoder.cluster_layers:
+            windows = [transformer(layer, h) for h in windows]  # eq. 2
+            tokens = []
+            for token in range(len(document)):  # eq. 3
+                found = [
+                    h[asked + token - s]
+                    for s, h in zip(starts, windows, strict=True)
+                    if s <= token < s + size
+                ]
+                tokens.append(sum(found) / len(found))
+        else:
+            blocks = [h[: asked + stride] for h in windows]  # eq. 4
+            states = torch.cat(blocks)
+            places = [i for block in blocks for i in range(len(block))]
+            out: list = [None] * len(states)
+            for chunk in chunks(layer, states, places, stride):
+                for slot, row in zip(chunk, transformer(layer, states[chunk]), strict=True):
+                    out[slot] = row  # eq. 7 to 9
+            tokens = [row for row, place in zip(out, places, strict=True) if place >= asked]
+            rest = [row for row, place in zip(out, places, strict=True) if place < asked]
+            windows = [
+                torch.stack(rest[asked * k : asked * (k + 1)]) if asked else states[:0]
+                for k in range(len(windows))
+            ]
+        merged = torch.stack(tokens)
+        windows = [
+            torch.cat([h[:asked], merged[s : s + size]])
+            for s, h in zip(starts, windows, strict=True)
+        ]
+    return windows
+
+
+def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> list[list[int]]:
+    """Which states attend to each other: eq. 5 and 6; of the strided baseline, each place."""
+    if isinstance(layer, TransformerEncoderLayerBase) and not hasattr(layer, "kinds"):
+        return [[i for i, p in enumerate(places) if p == place] for place in sorted(set(places))]
+    centroids = layer.self_attn.routers[0].clustering.centroids
+    clusters = [
+        int(torch.stack([torch.cosine_similarity(h, c, dim=0) for c in centroids]).argmax())
+        for h in states
+    ]
+    order = sorted(range(len(states)), key=lambda i: (clusters[i], i))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+@pytest.mark.parametrize("attention", ["kmeans", "strided", "window"])
+@pytest.mark.parametrize(
+    ("length", "asked", "size", "stride"),
+    [
+        *((1, 3, 7, 5), (5, 3, 7, 5), (6, 1, 7, 5), (23, 3, 7, 5), (30, 2, 7, 5), (13, 0, 7, 5)),
+        *((19, 2, 9, 4), (11, 2, 6, 1), (16, 2, 4, 4), (9, 4, 15, 12)),
+    ],
+)
+def test_equations(attention: str, length: int, asked: int, size: int, stride: int) -> None:
+    """Outputs and gradients, as a plain loop has them."""
+    model = make_reader(cluster_attention=attention, window_size=size, window_stride=stride)
+    question, document = letters(asked), letters(length)
+    reading = model(question.unsqueeze(0), document.unsqueeze(0))
+    expected = as_written(model, question, document)
+    assert reading.question.shape == (1, len(expected), asked, 16)
+    outputs = []
+    for k, h in enumerate(expected):
+        text = reading.document[0, stride * k : stride * k + size]
+        outputs.append(torch.cat([reading.question[0, k], text]))
+        torch.testing.assert_close(outputs[-1], h, rtol=0, atol=1e-12)
+    weights = [torch.randn_like(h) for h in expected]
+    gradients = []
+    for states in (outputs, expected):
+        loss = sum((h * w).sum() for h, w in zip(states, weights, strict=True))
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True))
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+
+
+def ragged(pad: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """Questions and documents, padded behind, and their lengths; one document has no token."""
+    asked, lengths = [4, 1, 3, 2, 4], [23, 40, 5, 0, 12]
+    question, document = letters(5, 4), letters(5, 40)
+    for row in range(5):
+        question[row, asked[row] :] = pad
+        document[row, lengths[row] :] = pad
+    return question, document, asked, lengths
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", attention_kinds())
+def test_a_document_alone_is_a_document_in_any_batch(attention: str) -> None:
+    model = make_reader(cluster_attention=attention)
+    question, document, asked, lengths = ragged(model.encoder.padding_idx)
+    together = model(question, document)
+    for row in range(5):
+        alone = model(
+            question[row : row + 1, : asked[row]], document[row : row + 1, : lengths[row]]
+        )
+        windows = alone.question.size(1)
+        torch.testing.assert_close(
+            together.document[row, : lengths[row]], alone.document[0], rtol=0, atol=1e-12
+        )
+        torch.testing.assert_close(
+            together.question[row, :windows, : asked[row]], alone.question[0], rtol=0, atol=1e-12
+        )
+        real = ~together.question_padding[row]
+        assert real.sum(1).tolist() == [asked[row]] * windows + [0] * (len(real) - windows)
+        assert (~together.document_padding[row]).sum() == lengths[row]
+
+
+@pytest.mark.parametrize("attention", attention_kinds())
+def test_every_attention_trains(attention: str) -> None:
+    model = make_reader(cluster_attention=attention, checkpoint_activations=True).train()
+    question, document, *_ = ragged(model.encoder.padding_idx)
+    reading = model(question, document)
+    losses = [
+        loss
+        for report in reading.reports
+        for loss in (report.clustering_loss, report.sorting_loss)
+        if loss is not None
+    ]
+    (reading.document.square().sum() + sum(losses)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["kmeans", "strided", "lsh", "neural", "full"])
+def test_what_lies_windows_away_is_seen_across_them_alone(attention: str) -> None:
+    """Of several documents, some token sees a change that no chain of windows carries to it."""
+    torch.manual_seed(0)
+    changed = []
+    for kind in (attention, "window"):
+        model = make_reader(cluster_attention=kind, cluster_layers="1", encoder_layers=2)
+        question, document = letters(8, 2), letters(8, 60)
+        edited = document.clone()
+        edited[:, 0] = (edited[:, 0] - LETTERS[0] + 1) % 20 + LETTERS[0]
+        before, after = (model(question, text).document for text in (document, edited))
+        changed.append(bool(((before - after)[:, 30:].abs() > 1e-9).any()))
+    assert changed == [True, False]
+
+
+@torch.no_grad()
+def test_the_bank_holds_what_enters_a_cluster_layer() -> None:
+    """Real states alone, the question's of every window too, and centroids come of them."""
+    model = make_reader(dropout=0.0, attention_dropout=0.0).train()
+    question, document, asked, lengths = ragged(model.encoder.padding_idx)
+    entered = []
+    for layer in model.encoder.all_layers():
+        layer.register_forward_pre_hook(
+            lambda _, inputs: entered.append(inputs[0].transpose(0, 1)[~inputs[1]])
+        )
+    model.set_num_updates(0)
+    model(question, document)
+    number = sum(q * max(1, -(-n // 5)) + n for q, n in zip(asked, lengths, strict=True))
+    clusterings = [layer.self_attn.routers[0].clustering for layer in model.encoder.all_layers()]
+    assert len(clusterings) == len(entered) == 2
+    for clustering, states in zip(clusterings, entered, strict=True):
+        assert len(states) == number
+        expected = nn.functional.normalize(states, dim=-1).half()
+        assert torch.equal(clustering.bank.latest(1000), expected)
+    before = [clustering.centroids.clone() for clustering in clusterings]
+    model.set_num_updates(1)
+    for clustering, centroids in zip(clusterings, before, strict=True):
+        assert not torch.equal(clustering.centroids, centroids)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_stride": 0}, "--window-stride is 0; allowed: 1 to --window-size, which is 7"),
+        ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to"),
+        ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
+        ({"attention_window": -1}, "--attention-window is -1; allowed"),
+        ({"cluster_layers": "0"}, "--cluster-layers is '0'; allowed: numbers from 1 to 4"),
+        ({"cluster_layers": "2,5"}, "--cluster-layers is '2,5'; allowed: numbers from 1 to 4"),
+        ({"cluster_layers": "a"}, "--cluster-layers is 'a'; allowed: numbers from 1 to 4"),
+        ({"cluster_attention": "dense"}, "--cluster-attention is 'dense'; allowed: full"),
+        ({"encoder_attention_heads": 3}, "--encoder-attention-heads is 3; allowed"),
+        ({"kmeans_bank_size": 3}, "--kmeans-bank-size is 3; allowed: --num-clusters"),
+        ({"kmeans_interval": -1}, "--kmeans-interval is -1; allowed"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_reader(**options)
+
+
+def test_bad_input() -> None:
+    model = make_reader()
+    document = letters(1, 30)
+    with pytest.raises(ValueError, match="a window of 21 tokens, 14 of the question .* 20"):
+        model(letters(1, 14), document)
+    document[0, 3] = model.encoder.padding_idx
+    with pytest.raises(ValueError, match="document_tokens: padding before a token"):
+        model(letters(1, 3), document)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "across", "millions"),
+    [
+        (clusterformer_reader_base, 12, (7, 10), 85.1),
+        (clusterformer_reader_large, 24, (15, 20), 302.3),
+    ],
+)
+def test_sizes_are_those_of_roberta(
+    architecture, layers: int, across: tuple[int, ...], millions: float
+) -> None:
+    """All but the embeddings; RoBERTa's layers have these numbers of parameters."""
+    args = Namespace()
+    architecture(args)
+    with torch.device("meta"):
+        encoder = ClusterformerReader.build_model(args, make_task()).encoder
+    assert len(encoder.layers) == layers
+    assert encoder.cluster_layers == across
+    number = sum(p.numel() for p in encoder.layers.parameters())
+    assert round(number / 1e6, 1) == millions
