@@ -25,7 +25,7 @@ def content(name: str, array: np.ndarray, folder) -> bytes:
         np.savetxt(plain, array, delimiter=",", fmt="%d")
     else:
         plain.write_bytes(idx(array))
-    return gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes()
+    return gzip.compress(plain.read_bytes(), mtime=0) if name.endswith(".gz") else plain.read_bytes()
 
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
@@ -76,7 +76,7 @@ WITH_NAN = np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float))
         ("x-ubyte", idx(NUMBERS)[:6], "cannot be read"),
         ("x-ubyte", b"\0\0\x0d\2", "begins with 00 00 0d 02"),
         ("x-ubyte", b"", "begins with"),
-        ("x-ubyte.gz", gzip.compress(idx(NUMBERS))[:-9], "cannot be read"),
+        ("x-ubyte.gz", gzip.compress(idx(NUMBERS), mtime=0)[:-9], "cannot be read"),
         ("x-ubyte.gz", idx(NUMBERS), "cannot be read: Not a gzipped file"),
         ("x.txt", b"1,2\n", "not a known format; allowed: .npy"),
     ],
@@ -89,7 +89,7 @@ def test_bad_matrices_are_named(name, data, message, tmp_path):
 
 
 def test_flipped_bits_in_gz_are_named(tmp_path):
-    damaged = bytearray(gzip.compress(idx(NUMBERS)))
+    damaged = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
     damaged[len(damaged) // 2] ^= 0xFF
     (tmp_path / "x-ubyte.gz").write_bytes(damaged)
     with pytest.raises(InputError, match="cannot be read"):
