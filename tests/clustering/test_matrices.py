@@ -25,7 +25,8 @@ def content(name: str, array: np.ndarray, folder) -> bytes:
         np.savetxt(plain, array, delimiter=",", fmt="%d")
     else:
         plain.write_bytes(idx(array))
-    return gzip.compress(plain.read_bytes(), mtime=0) if name.endswith(".gz") else plain.read_bytes()
+    data = plain.read_bytes()
+    return gzip.compress(data, mtime=0) if name.endswith(".gz") else data
 
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
