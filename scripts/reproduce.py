@@ -8,7 +8,11 @@
 table2    accuracy of text classification                  (section 4.2)
 table3    inference and matching of pairs                  (section 4.3)
 table5    what the two clustering losses are worth         (section 4.5)
+table6    clustering by itself, of MNIST                   (appendix A)
+table4, table7, figure3, figure4    time and memory        (sections 4.4, 4.6, appendix E)
 
+The last five are other commands' work, which this one calls: ``python -m
+fairseq_clusterformer.clustering`` on DATA/mnist, and ``scripts/reproduce_efficiency.py``.
 ``--plot`` draws the training loss by updates, as figure 5 does (appendix D).
 
 DATA holds what ``scripts/prepare_classification.py`` made. What a table trains stands in
@@ -20,35 +24,32 @@ A run's result is one JSON file in OUT/TABLE, written when all of it is known. R
 made by the same options, are not trained again: the command can be stopped and given again, and
 several can share the work by ``--only``. ``--quick`` makes a few updates of the first fold and
 seed, to see that all works.
-
-Tables 4 and 7 and figures 3 and 4 (time and memory): ``scripts/reproduce_efficiency.py``;
-table 6 (clustering by itself): ``python -m fairseq_clusterformer.clustering``.
 """
 
-import itertools
 import json
-import multiprocessing
 import os
 import shlex
 import statistics
 import sys
 import time
-import traceback
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import connection
+from functools import partial
 from pathlib import Path
 
+import reproduce_efficiency
 import yaml
 from data_command import Parser, whole_number
 from data_folder import UserError, write_aside
 from experiment_grid import json_records, machine, options_of, plot_curves, training_record
+from forked_runs import in_processes
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = ROOT / "examples" / "classification"
 TABLES = ("table2", "table3", "table5")
+EFFICIENCY = {"table4": "table4", "table7": "table7", "figure3": "fig3", "figure4": "fig4"}
+PARTS = ("train", "t10k")  # of MNIST
 QUICK = {"max-update": 3, "max-epoch": 1, "log-interval": 1, "max-valid-steps": 3}
 
 
@@ -141,15 +142,13 @@ def _scores(record: dict, prefix: str) -> dict[str, float]:
     return {k: float(v) for k, v in named.items() if not k.startswith(speed)}
 
 
-def _work(run: Run, data: Path, out: Path, logs: Path, sender: connection.Connection) -> None:
-    """A process's job: writes the result, and sends what went wrong, or None."""
+def _train_and_keep(run: Run, data: Path, out: Path, logs: Path) -> None:
     log = logs / f"{run.name}.log"
     try:
-        write_aside(out / f"{run.name}.json", json.dumps(train(run, data, log), indent=1) + "\n")
-    except (Exception, SystemExit):
-        sender.send(f"{traceback.format_exc().splitlines()[-1]} (log: {log})")
-    else:
-        sender.send(None)
+        result = train(run, data, log)
+    except (Exception, SystemExit) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error} (log: {log})") from error
+    write_aside(out / f"{run.name}.json", json.dumps(result, indent=1) + "\n")
 
 
 def train_all(runs: list[Run], args: Namespace, out: Path) -> list[str]:
@@ -173,41 +172,14 @@ def train_all(runs: list[Run], args: Namespace, out: Path) -> list[str]:
     torch.set_num_threads(1)
     failures = []
     progress = tqdm(total=len(runs), initial=len(runs) - len(todo), desc=args.table)
-    for name, failure in _in_processes([(r, args.data, out, logs) for r in todo], args.workers):
+    tasks = {run.name: partial(_train_and_keep, run, args.data, out, logs) for run in todo}
+    for name, failure in in_processes(tasks, args.workers):
         progress.update()
         progress.set_postfix_str(name)
         if failure:
             failures.append(f"{name}: {failure}")
     progress.close()
     return failures
-
-
-def _in_processes(tasks: list[tuple], workers: int) -> Iterator[tuple[str, str | None]]:
-    """A process for each task: what dies in one, for want of memory say, ends that one alone."""
-    context = multiprocessing.get_context("fork")
-    running: dict = {}
-    waiting = iter(tasks)
-    try:
-        while True:
-            for task in itertools.islice(waiting, workers - len(running)):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(*task, sender))
-                process.start()
-                sender.close()
-                running[process.sentinel] = process, receiver, task[0].name
-            if not running:
-                return
-            for sentinel in connection.wait(list(running)):
-                process, receiver, name = running.pop(sentinel)
-                process.join()
-                died = f"its process ended with status {process.exitcode}"
-                try:
-                    yield name, receiver.recv()
-                except EOFError:
-                    yield name, died
-    finally:
-        for process, *_ in running.values():
-            process.terminate()
 
 
 def result_of(run: Run, out: Path) -> dict | None:
@@ -280,7 +252,7 @@ def draw(suite: dict, results: list[dict], picture: Path) -> None:
 
 def make_parser() -> Parser:
     parser = Parser(prog="reproduce.py", description=__doc__)
-    parser.add_argument("table", choices=TABLES, help=", ".join(TABLES))
+    parser.add_argument("table", choices=(*TABLES, "table6", *EFFICIENCY))
     parser.add_argument("--data", type=Path, help="folder of prepared data sets")
     parser.add_argument("--out", type=Path, required=True, help="folder of results")
     parser.add_argument("--workers", type=whole_number, default=1, help="trainings at a time")
@@ -320,9 +292,32 @@ def settle(parser: Parser, args: Namespace) -> dict:
     return suite
 
 
+def cluster_mnist(data: Path, out: Path, quick: bool) -> int:
+    """Table 6, by the command that clusters any matrix; the exit status."""
+    from fairseq_clusterformer.clustering import __main__ as clustering
+
+    images, labels = ("{}-images-idx3-ubyte.gz", "{}-labels-idx1-ubyte.gz")
+    train, test = ([data / "mnist" / n.format(part) for n in (images, labels)] for part in PARTS)
+    words = ["fit", train[0], "--labels", train[1], "--test", test[0], "--test-labels", test[1]]
+    words += (
+        ["--methods", "neural", "kmeans"] if quick else ["--methods", "all", "--seed", 1, 2, 3]
+    )
+    words += ["--num-clusters", *((10,) if quick else (10, 50, 100, 200, 300))]
+    out.mkdir(parents=True, exist_ok=True)
+    return clustering.main([str(word) for word in [*words, "--json", out / "table6.json"]])
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
+    if args.table in EFFICIENCY:
+        quick = ["--quick"] if args.quick else []
+        words = [EFFICIENCY[args.table], "--out", str(args.out), *quick]
+        return reproduce_efficiency.main(words)
+    if args.table == "table6":
+        if args.data is None or not (args.data / "mnist").is_dir():
+            parser.error(f"--data is {args.data}; allowed: a folder that holds mnist/")
+        return cluster_mnist(args.data, args.out, args.quick)
     suite = settle(parser, args)
     out = args.out / (args.table + ("-quick" if args.quick else ""))
     try:

@@ -1,5 +1,6 @@
 """The paper's tables: equal budgets, nothing trained twice, and what they print."""
 
+import gzip
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import yaml
 
@@ -185,3 +187,34 @@ def test_missing_data_and_foreign_results_are_told(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit):
         reproduce.main([*words, "--show"])
     assert "dense-b-1.json is no result of this command" in capsys.readouterr().err
+
+
+def test_other_commands_tables_are_handed_on(tmp_path, monkeypatch, capsys):
+    handed = []
+    monkeypatch.setattr(
+        reproduce.reproduce_efficiency, "main", lambda words: handed.append(words) or 0
+    )
+    assert reproduce.main(["figure3", "--out", str(tmp_path), "--quick"]) == 0
+    assert handed == [["fig3", "--out", str(tmp_path), "--quick"]]
+    with pytest.raises(SystemExit):
+        reproduce.main(["table6", "--out", str(tmp_path)])
+    assert "allowed: a folder that holds mnist/" in capsys.readouterr().err
+
+
+def test_table6_clusters_images(tmp_path):
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    rng = numpy.random.default_rng(1)
+    for part, count in (("train", 300), ("t10k", 50)):
+        labels = rng.integers(0, 10, count).astype(numpy.uint8)
+        images = numpy.zeros((count, 4, 4), numpy.uint8)
+        images.reshape(count, 16)[numpy.arange(count), labels] = 200  # a pixel a class
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim])
+            head += b"".join(size.to_bytes(4, "big") for size in array.shape)
+            data = gzip.compress(head + array.tobytes())
+            (folder / f"{part}-{name}-ubyte.gz").write_bytes(data)
+    words = ["table6", "--data", str(tmp_path / "data"), "--out", str(tmp_path), "--quick"]
+    assert reproduce.main(words) == 0
+    rows = json.loads((tmp_path / "table6.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["neural", "kmeans"]
