@@ -111,12 +111,15 @@ def own_layout(
         hidden: of queries that do not see even that, bool [B, G, N]; None: no query.
         padding_mask: bool [B, N].
     """
-    slot = torch.arange(like.size(1), device=like.device).view(1, 1, -1)
-    lo, hi = slot, slot + 1
-    for unseen in (hidden, None if padding_mask is None else padding_mask.unsqueeze(1)):
-        if unseen is not None:
-            hi = torch.where(unseen, lo, hi)
-    return Layout(lo=lo.expand_as(hi), hi=hi, key_bias=key_bias)
+    if hidden is None and padding_mask is None:
+        layout = window_layout(like.size(1), 1, causal=True, device=like.device)
+        return replace(layout, key_bias=key_bias)
+    alike = torch.zeros_like(padding_mask[:, None] if hidden is None else hidden).long()
+    layout = cluster_layout(alike, 1, 1, causal=True, padding_mask=padding_mask)
+    if hidden is not None:
+        unseen = hidden.gather(-1, layout.query_order)
+        layout = replace(layout, hi=torch.where(unseen, layout.lo, layout.hi))
+    return replace(layout, key_bias=key_bias)
 
 
 def without_own(layout: Layout) -> tuple[Layout, Layout]:

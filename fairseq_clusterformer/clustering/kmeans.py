@@ -104,8 +104,8 @@ class KMeansClustering(Float32Buffers):
 
     def get_extra_state(self) -> dict:
         banks = [self.bank.latest(self.bank.size)] if self._banks is None else self._banks
-        # as integers: fairseq writes what is in half precision in twice the bytes
-        banks = [bank.view(torch.int16) for bank in banks]
+        # As bytes: fairseq writes what is in half precision in twice as many.
+        banks = [bank.view(torch.uint8) for bank in banks]
         return {"banks": banks, "age": self.interval.age, "epoch": self.interval.epoch}
 
     def set_extra_state(self, state: dict) -> None:

@@ -91,6 +91,7 @@ class _Plan:
         batch, heads, length, _ = q.shape
         parts = (
             layout.lo,
+            layout.hi,
             layout.query_order,
             layout.key_order,
             layout.num_queries,
