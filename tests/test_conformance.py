@@ -6,6 +6,7 @@ import torch
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
 
 from .kinds import (
+    BIDIRECTIONAL,
     CLUSTERS,
     HEADS,
     OWN_KEY_LAST,
@@ -307,3 +308,10 @@ def test_rules_are_refused_where_they_do_not_belong(causal, rule):
             config=AttentionConfig(cluster_rule=rule),
             causal=causal,
         )
+
+
+@pytest.mark.parametrize("kind", BIDIRECTIONAL)
+def test_what_sees_later_tokens_cannot_step(kind):
+    module = build(kind, causal=False)
+    with pytest.raises(ValueError, match="cannot decode step by step, for it sees later tokens"):
+        module.step(inputs(length=1), {})

@@ -213,7 +213,8 @@ class Router(nn.Module, ABC):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        """Route one more token of a causal sequence, exactly as ``forward`` would.
+        """Route one more token of a causal sequence, exactly as ``forward`` would; called
+        only where ``can_step``.
 
         Args:
             x, q, k: as in ``forward``, with N = 1.
@@ -221,11 +222,15 @@ class Router(nn.Module, ABC):
             padding_mask: bool [B, 1].
 
         Raises:
-            ValueError: the kind has no steps, or it sees later tokens.
+            ValueError: the kind has no steps.
         """
-        raise ValueError(
-            f"attention of kind {type(self).__name__} cannot decode step by step"
-            + ("" if self.causal else ", for it sees later tokens; allowed: a causal one")
+        raise ValueError(self.why_no_steps)
+
+    @property
+    def why_no_steps(self) -> str:
+        """What a user is told who asks for steps where ``can_step`` is false."""
+        return f"attention of kind {type(self).__name__} cannot decode step by step" + (
+            "" if self.causal else ", for it sees later tokens; allowed: a causal one"
         )
 
     def nothing_observed(self) -> Tensor | None:

@@ -53,8 +53,6 @@ class KMeans(Router):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        if not self.can_step:
-            return super().step(x, q, k, state, padding_mask)
         clusters = self.clustering(x)
         return Step((Ring(clusters, clusters),), state)
 

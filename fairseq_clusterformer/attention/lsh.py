@@ -92,8 +92,6 @@ class Lsh(Float32Buffers, Router):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        if not self.can_step:
-            return super().step(x, q, k, state, padding_mask)
         rings = [buckets.squeeze(-1) for buckets in self._buckets(k)]
         own_bias = x.new_full((x.size(0), 1), LAST_RESORT)
         return Step(tuple(Ring(ring, ring) for ring in rings), state, own_bias=own_bias)

@@ -129,7 +129,13 @@ class MultiheadAttention(nn.Module):
 
         Returns:
             The output [B, 1, D], equal to the last position of ``forward``, and the state.
+
+        Raises:
+            ValueError: a kind that cannot decode step by step.
         """
+        for router in self.routers:
+            if not router.can_step:
+                raise ValueError(router.why_no_steps)
         q, k, v = self._project(x)
         outputs, new_state = [], {}
         for i, (router, q_part, k_part, v_part) in enumerate(self._by_kind(q, k, v)):

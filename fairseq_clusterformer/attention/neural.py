@@ -69,15 +69,18 @@ class Neural(Router):
             )
         return Routing((layout,), report)
 
+    @property
+    def why_no_steps(self) -> str:
+        if not self.causal:
+            return super().why_no_steps
+        return (
+            f"the cluster rule is {self.config.cluster_rule!r}: it lets later tokens change "
+            "earlier outputs, so text cannot be generated with it; train with the rule recent"
+        )
+
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        if not self.can_step:
-            raise ValueError(
-                f"the cluster rule is {self.config.cluster_rule!r}: it lets later tokens change "
-                "earlier outputs, so text cannot be generated with it; "
-                "train with the rule recent"
-            )
         clusters, state = self.clustering.step(x, state, padding_mask)
         return Step((Ring(clusters, clusters),), state)
 

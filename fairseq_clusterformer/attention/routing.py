@@ -83,8 +83,6 @@ class RoutingAttention(Router):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        if not self.can_step:
-            return super().step(x, q, k, state, padding_mask)
         ring = self.means(q)[0].squeeze(-1)
         own_bias = x.new_full((x.size(0), 1), LAST_RESORT)
         return Step((Ring(ring, ring),), state, own_bias=own_bias)

@@ -60,8 +60,6 @@ class Strided(Router):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        if not self.can_step:
-            return super().step(x, q, k, state, padding_mask)
         position = state.get("position", x.new_zeros(x.size(0), 1, dtype=torch.long))
         real = 1 if padding_mask is None else (~padding_mask).long()
         return Step((Ring(*self._classes(position)),), {"position": position + real})

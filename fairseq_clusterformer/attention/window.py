@@ -34,8 +34,6 @@ class Full(Router):
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        if not self.can_step:
-            return super().step(x, q, k, state, padding_mask)
         ring = x.new_zeros(x.size(0), 1, dtype=torch.long)
         return Step((Ring(ring, ring),), state)
 

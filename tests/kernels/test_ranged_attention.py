@@ -298,3 +298,16 @@ def test_what_does_not_fit_is_named(change, message):
     others = {name: t for name, t in change.items() if name in ("dropout", "impl", "key_bias")}
     with pytest.raises(ValueError, match=message):
         ranged_attention(**arguments, layout=Layout(**ranges), **others)
+
+
+@pytest.mark.parametrize("end", ["lo", "hi"])
+def test_one_end_of_the_ranges_may_differ_by_head(end):
+    """Not an order, nor the other end."""
+    q, k, v = (torch.randn(2, 3, 20, 8, dtype=torch.float64) for _ in range(3))
+    hi = torch.randint(1, 21, (2, 3, 20)).sort(-1).values
+    shared = torch.zeros(2, 1, 20, dtype=torch.long)
+    layout = Layout(lo=shared, hi=hi) if end == "hi" else Layout(lo=hi - 1, hi=shared + 20)
+    reference, blocks = (
+        ranged_attention(q, k, v, layout, impl=impl)[0] for impl in ("reference", "blocks")
+    )
+    torch.testing.assert_close(blocks, reference, rtol=0, atol=1e-12)
