@@ -37,7 +37,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import reproduce_efficiency
 import yaml
 from data_command import Parser, whole_number
 from data_folder import UserError, write_aside
@@ -311,6 +310,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     if args.table in EFFICIENCY:
+        import reproduce_efficiency  # which imports torch and fairseq: seconds
+
         quick = ["--quick"] if args.quick else []
         words = [EFFICIENCY[args.table], "--out", str(args.out), *quick]
         return reproduce_efficiency.main(words)

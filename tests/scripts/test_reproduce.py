@@ -15,6 +15,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import reproduce  # noqa: E402
+import reproduce_efficiency  # noqa: E402
 from reproduce import Run, runs_of, table  # noqa: E402
 
 SUITE = {
@@ -191,9 +192,7 @@ def test_missing_data_and_foreign_results_are_told(tmp_path, monkeypatch, capsys
 
 def test_other_commands_tables_are_handed_on(tmp_path, monkeypatch, capsys):
     handed = []
-    monkeypatch.setattr(
-        reproduce.reproduce_efficiency, "main", lambda words: handed.append(words) or 0
-    )
+    monkeypatch.setattr(reproduce_efficiency, "main", lambda words: handed.append(words) or 0)
     assert reproduce.main(["figure3", "--out", str(tmp_path), "--quick"]) == 0
     assert handed == [["fig3", "--out", str(tmp_path), "--quick"]]
     with pytest.raises(SystemExit):
