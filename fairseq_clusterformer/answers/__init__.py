@@ -1,6 +1,6 @@
 """From a reader's logits to answers: spans, their order, the files that are scored; no fairseq."""
 
-from .ranking import TYPES, Answer, AnswerLogits, Answers, Document, ranked_answers
+from .ranking import TYPES, Answer, AnswerLogits, Answers, Document, ranked_answers, text_mask
 from .spans import best_spans
 
 __all__ = [
@@ -11,4 +11,5 @@ __all__ = [
     "Document",
     "best_spans",
     "ranked_answers",
+    "text_mask",
 ]

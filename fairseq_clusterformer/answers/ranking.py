@@ -37,6 +37,16 @@ class AnswerLogits(NamedTuple):
     type: Tensor
 
 
+def text_mask(characters: Tensor) -> Tensor:
+    """The tokens that an answer can begin or end with, those of some character, bool [N].
+
+    Args:
+        characters: of the tokens, [2, N]; see :class:`Document`.
+    """
+    first, last = characters
+    return (first >= 0) & (last > first)
+
+
 @dataclass(frozen=True, eq=False)
 class Document:
     """What the tokens of a document stand for.
@@ -54,9 +64,8 @@ class Document:
 
     @property
     def text_mask(self) -> Tensor:
-        """The tokens that an answer can begin or end with, bool [N]: those of some character."""
-        first, last = self.characters
-        return (first >= 0) & (last > first)
+        """See :func:`text_mask`."""
+        return text_mask(self.characters)
 
     def paragraph_of(self, length: int) -> Tensor:
         """The number of the paragraph of each of the first tokens, int64 [length]."""

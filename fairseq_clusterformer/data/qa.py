@@ -184,6 +184,11 @@ class QAData(Sequence):
         """The number of tokens of each document, [len(self)]."""
         return self._parts["document"].sizes
 
+    @property
+    def question_sizes(self) -> np.ndarray:
+        """The number of tokens of each question, [len(self)]."""
+        return self._parts["question"].sizes
+
     def texts(self, index: int) -> dict:
         """Return the question's line of ``SPLIT.jsonl``."""
         with open(self._texts, "rb") as file:
