@@ -43,8 +43,8 @@ class _Corpus:
 
 
 CORPORA = {
-    "squad1": _Corpus(squad, ("train-v1.1*.json*", "dev-v1.1*.json*")),
-    "squad2": _Corpus(squad, ("train-v2.0*.json*", "dev-v2.0*.json*")),
+    "squad1": _Corpus(squad, ("train-v1.1*.json*", "dev-v1.1*.json*"), options=("paragraphs",)),
+    "squad2": _Corpus(squad, ("train-v2.0*.json*", "dev-v2.0*.json*"), options=("paragraphs",)),
     "quasar-t": _Corpus(
         quasar_t,
         tuple(f"questions/{split}_questions.json*" for split in ("train", "dev", "test")),
@@ -57,7 +57,7 @@ CORPORA = {
     ),
     "triviaqa-web": _Corpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json"), distant=True),
     "natural-questions": _Corpus(natural_questions, ("*train*.jsonl*", "*dev*.jsonl*")),
-    "qed": _Corpus(qed, ("qed-train*.jsonlines*", "qed-dev*.jsonlines*")),
+    "qed": _Corpus(qed, ("qed-train*.jsonlines*", "qed-dev*.jsonlines*"), options=("paragraphs",)),
     "hotpotqa": _Corpus(
         hotpotqa, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*"), distant=True
     ),
@@ -113,6 +113,13 @@ def _parser() -> Parser:
     )
     add("--titles", action="store_true", help="put each paragraph's title before its text")
     add("--workers", metavar="N", type=whole_number, default=1, help="processes (default: 1)")
+    add(
+        "--paragraphs",
+        metavar="N",
+        type=whole_number,
+        help="of squad1, squad2 and qed: paragraphs of a document, its own and others of its "
+        "article (qed: of other questions) (default: 1)",
+    )
     add("--contexts", choices=("short", "long"), help="of quasar-t (default: short)")
     add(
         "--corpus",

@@ -1,13 +1,16 @@
 """Corpora of question answering, each a reader from a file as its authors offer it to records.
 
 Every reader takes a path and a `Drops`, reads .gz, .bz2 and .xz too, and yields `Record`s.
-SQuAD and QED tell where an answer stands. HotpotQA and 2WikiMultihopQA tell its text: it is
+SQuAD and QED tell where an answer stands, in one paragraph: to make a long document of it, others
+are put around it. HotpotQA and 2WikiMultihopQA tell its text: it is
 searched in the supporting paragraphs, if not there in all. More are in ``qa_open_domain`` and
 ``qa_natural_questions``.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from qa_records import (
@@ -28,12 +31,18 @@ from qa_search import distant_record
 # SQuAD
 
 
-def squad(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file."""
+def squad(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file.
+
+    Args:
+        paragraphs: of a document: as many in a row of the question's article, its own among them
+            (all of a shorter article), where they begin drawn for each question by its id.
+    """
     content = json_file(path)
     if not isinstance(content, Mapping) or not isinstance(content.get("data"), list):
         raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
-    return convert(_squad_questions(path, content["data"], drops), _squad_record, drops)
+    questions = _squad_questions(path, content["data"], drops)
+    return convert(questions, partial(_squad_record, paragraphs=paragraphs), drops)
 
 
 def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
@@ -44,17 +53,22 @@ def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
                 place = f"{path}: article {i}, paragraph {j}"
                 for question in get(paragraph, "qas", list):
                     id_ = question.get("id") if isinstance(question, Mapping) else None
-                    yield f"{place}, id {id_}", (article, paragraph, question)
+                    yield f"{place}, id {id_}", (article, j, question)
         except Unusable as error:
             drops.add(place, error.reason, error.detail)
 
 
-def _squad_record(item: tuple[Mapping, Mapping, Mapping]) -> Record:
-    article, paragraph, question = item
-    context = Paragraph(str(article.get("title", "")), get(paragraph, "context"))
+def _squad_record(item: tuple[Mapping, int, Mapping], *, paragraphs: int) -> Record:
+    article, own, question = item
     impossible = question.get("is_impossible")
+    id_ = str(get(question, "id", (str, int)))
+    first, own = _around(id_, own, len(article["paragraphs"]), paragraphs)
+    contexts = [
+        Paragraph(str(article.get("title", "")), get(paragraph, "context"))
+        for paragraph in article["paragraphs"][first : first + paragraphs]
+    ]
     answers = [
-        Answer(0, start := get(answer, "answer_start", int), start + len(text), text)
+        Answer(own, start := get(answer, "answer_start", int), start + len(text), text)
         for answer in get(question, "answers", list)
         for text in [get(answer, "text")]
     ]
@@ -62,21 +76,53 @@ def _squad_record(item: tuple[Mapping, Mapping, Mapping]) -> Record:
         detail = f"is_impossible is {impossible}, with {len(answers)} answers"
         raise Unusable("answers and is_impossible disagree", detail)
     return Record(
-        id=str(get(question, "id", (str, int))),
+        id=id_,
         question=get(question, "question"),
-        paragraphs=(context,),
+        paragraphs=tuple(contexts),
         answers=tuple(dict.fromkeys(answers)),
         texts=tuple(dict.fromkeys(answer.text for answer in answers)),
         answerable=not impossible,
+        long_answers=(own,) if answers and len(contexts) > 1 else (),
     )
+
+
+def _around(id_: str, own: int, there: int, wanted: int) -> tuple[int, int]:
+    """Return the first of `wanted` paragraphs in a row, and the place of the question's own."""
+    first = random.Random(id_).randint(max(0, own - wanted + 1), own)
+    first = max(0, min(first, there - wanted))
+    return first, own - first
 
 
 # QED: questions of Natural Questions, each with the paragraph that answers it
 
 
-def qed(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of QED's jsonlines."""
-    return convert(json_lines(path, drops), _qed_record, drops)
+def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of QED's jsonlines.
+
+    Args:
+        paragraphs: of a document: the question's own, and those of other questions, in an order
+            drawn for each question by its id.
+    """
+    records = convert(json_lines(path, drops), _qed_record, drops)
+    return records if paragraphs == 1 else _among_others(list(records), paragraphs)
+
+
+def _among_others(records: list[Record], wanted: int) -> Iterator[Record]:
+    """Yield records of one paragraph each, with as many others' paragraphs as are wanted."""
+    pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
+    for record in records:
+        draw = random.Random(record.id)
+        (own,) = record.paragraphs
+        chosen = draw.sample(pool, min(wanted, len(pool)))
+        chosen = [own, *(other for other in chosen if other != own)][:wanted]
+        draw.shuffle(chosen)
+        place = chosen.index(own)
+        yield replace(
+            record,
+            paragraphs=tuple(chosen),
+            answers=tuple(replace(answer, paragraph=place) for answer in record.answers),
+            long_answers=(place,),
+        )
 
 
 def _qed_record(item: Mapping) -> Record:

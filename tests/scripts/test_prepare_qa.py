@@ -113,6 +113,15 @@ def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, cap
     assert snapshot(dest) == before
 
 
+def test_long_documents_of_squad(source: Path, model: Path, tmp_path: Path) -> None:
+    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
+    assert run(*arguments, "--paragraphs", 2) == 0
+    assert_answers(tmp_path / "dest", "train")
+    data = QAData(tmp_path / "dest", "train")
+    assert {len(example.paragraph_starts) for example in data} == {2}
+    assert [len(example.long_answers) for example in data] == [1, 0] * 3
+
+
 def test_workers_make_no_difference(
     source: Path, pieces: Path, tmp_path: Path, monkeypatch
 ) -> None:
@@ -254,6 +263,10 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
         ("squad1 --valid x --sentencepiece 99", "--sentencepiece: allowed with a train split"),
         ("squad1 --train x --sentencepiece 99", "x: cannot be read: .*No such file"),
         ("squad1 --train x --gpt2-bpe {model} --contexts long", "--contexts: is no option of squ"),
+        (
+            "hotpotqa --train x --gpt2-bpe {model} --paragraphs 2",
+            "--paragraphs: is no option of h",
+        ),
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict y: no such file"),
         ("squad1 --train x --sentencepiece 9 --dict y", "--dict: is allowed with"),
     ],

@@ -83,6 +83,33 @@ def test_squad(tmp_path: Path, name: str) -> None:
     assert (records["none"].answers, records["none"].answerable) == ((), False)
 
 
+def test_squad_with_paragraphs_around(tmp_path: Path) -> None:
+    paragraphs = [
+        {
+            "context": f"{i} is here.",
+            "qas": [question(f"q{i}", (str(i), 0)), NONE | {"id": f"n{i}"}],
+        }
+        for i in range(5)
+    ]
+    path = write(tmp_path / "dev.json", {"data": [{"title": "Zoë", "paragraphs": paragraphs}]})
+    places = set()
+    for wanted in (1, 3, 5, 9):
+        records, drops = read(squad, path, paragraphs=wanted)
+        assert not drops.counts
+        assert len(records) == 10
+        assert records == read(squad, path, paragraphs=wanted)[0]
+        for i in range(5):
+            texts = [part.text for part in records[f"q{i}"].paragraphs]
+            first = int(texts[0][0])
+            assert texts == [f"{j} is here." for j in range(first, first + min(wanted, 5))]
+            assert spans(records[f"q{i}"]) == [(i - first, 0, str(i))]
+            assert records[f"q{i}"].long_answers == ((i - first,) if wanted > 1 else ())
+            assert len(records[f"n{i}"].paragraphs) == min(wanted, 5)
+            assert records[f"n{i}"].long_answers == ()
+            places.add((wanted, i - first))
+    assert {place for wanted, place in places if wanted == 3} == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("wrong", "reason", "detail"),
     [
@@ -162,6 +189,26 @@ def test_qed(tmp_path: Path) -> None:
     records, drops = read(qed, write(tmp_path / "qed.jsonl", [QED]))
     assert not drops.counts
     assert spans(records["-329"]) == [(0, 3, text) for text in records["-329"].texts]
+
+
+def test_qed_among_paragraphs_of_other_questions(tmp_path: Path) -> None:
+    lines = [
+        QED | {"example_id": i, "paragraph_text": f"To Wilhelm Röntgen , of Germany . {i // 2}"}
+        for i in range(12)
+    ]
+    path = write(tmp_path / "qed.jsonl", lines)
+    for wanted, there in ((1, 1), (4, 4), (9, 6)):
+        records, _ = read(qed, path, paragraphs=wanted)
+        assert records == read(qed, path, paragraphs=wanted)[0]
+        places = set()
+        for i in range(12):
+            texts = [part.text for part in records[str(i)].paragraphs]
+            assert len(texts) == len(set(texts)) == there
+            place = texts.index(lines[i]["paragraph_text"])
+            assert {answer.paragraph for answer in records[str(i)].answers} == {place}
+            assert records[str(i)].long_answers == ((place,) if wanted > 1 else ())
+            places.add(place)
+        assert len(places) >= min(there, 3)
 
 
 def test_a_damaged_line_is_dropped(tmp_path: Path) -> None:
