@@ -1,6 +1,7 @@
 """Few questions of every type over documents of random words, that can be learned by heart."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ TITLE = "Title"
 TYPES = ["short"] * 12 + ["yes", "no", "long", "none"] * 2
 
 
-def write_questions(folder: Path, number: int = len(TYPES)) -> Path:
+def write_questions(folder: Path, types: Sequence[str] = TYPES) -> Path:
     """``train``, the same as ``valid``, and ``test``, whose answers are kept secret."""
     folder.mkdir(parents=True, exist_ok=True)
     dictionary = Dictionary()
@@ -24,18 +25,21 @@ def write_questions(folder: Path, number: int = len(TYPES)) -> Path:
     for split in ("train", "valid", "test"):
         draw = random.Random(1)
         with QAWriter(folder, split, vocab_size=len(dictionary)) as writer:
-            for i in range(number):
-                type_ = TYPES[i % len(TYPES)] if split != "test" else None
-                writer.add(*_question(draw, dictionary, f"q{i}", type_))
+            for i, type_ in enumerate(types):
+                told = None if split == "test" else type_
+                writer.add(*_question(draw, dictionary, str(i), told))
     return folder
 
 
 def _question(draw: random.Random, dictionary: Dictionary, id_: str, type_: str | None) -> tuple:
     """Paragraphs with a title each; the answer is one place or two in one of them."""
-    paragraphs, document, characters, starts = [], [], [], []
+    paragraphs, document, characters, starts, place = [], [], [], [], 3
     for _ in range(draw.randint(1, 4)):
         words = draw.choices(WORDS, k=draw.randint(4, 20))
-        paragraphs.append([TITLE, " ".join(words)])
+        # as of Natural Questions: in tags, which are tokens of the web page
+        tokens = range(place + 1, place + 1 + len(words))
+        paragraphs.append([TITLE, " ".join(words), [place, tokens.stop + 1], list(tokens)])
+        place = tokens.stop + 3
         starts.append(len(document))
         document += [dictionary.bos(), *map(dictionary.index, [TITLE, *words])]
         characters += [(-1, -1)] * 2 + [(3 * i, 3 * i + 2) for i in range(len(words))]
