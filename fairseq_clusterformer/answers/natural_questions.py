@@ -40,7 +40,7 @@ def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence])
 def _words(paragraph: Sequence, start: int, end: int) -> tuple[int, int]:
     """The document's tokens of a paragraph's characters [start, end); blanks part its words."""
     _, text, _, tokens = paragraph
-    return tokens[text.count(" ", 0, start)], tokens[text.count(" ", 0, end - 1)] + 1
+    return tokens[text.count(" ", 0, start)], tokens[text.count(" ", 0, end)] + 1
 
 
 def _span(start: int, end: int) -> dict[str, int]:

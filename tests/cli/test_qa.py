@@ -48,7 +48,7 @@ def learned(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def reader(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """After too few updates to be sure of anything."""
     folder = tmp_path_factory.mktemp("reader")
-    train(qa_data, f"{QUESTIONS} {BY_HEART} {BEST} --max-update 50", folder)
+    train(qa_data, f"{QUESTIONS} {BY_HEART} {BEST} --max-update 50 --batch-size-valid 3", folder)
     return last(folder)
 
 
@@ -190,9 +190,9 @@ class TestTrain:
 
 
 class TestValidate:
-    def scores(self, checkpoint: Path, folder: Path) -> dict[str, float]:
+    def scores(self, checkpoint: Path, folder: Path, **options: int) -> dict[str, float]:
         """One question at a time, every span in a loop."""
-        model, task = load_model(checkpoint, folder)
+        model, task = load_model(checkpoint, folder, **options)
         dataset = task.load_dataset("valid")
         data = dataset.data
         sums = dict.fromkeys(("em", "f1", "answerable_accuracy"), 0.0)
@@ -250,10 +250,18 @@ class TestValidate:
         for name in (*SCORES, "cluster_effective"):
             assert f"| {name} " in run.stdout.splitlines()[-1]
 
-    @pytest.mark.parametrize("options", ["--fp16", "--max-positions-inference 20"])
-    def test_other_ways(self, options: str, qa_data: Path, learned) -> None:
-        printed = validate(qa_data, learned[0], f"{TASK} {options}", "--batch-size", 6)
-        assert printed["f1"] > 90 if options == "--fp16" else printed["f1"] < 90
+    def test_documents_that_are_cut(self, qa_data: Path, learned: tuple[Path, Run]) -> None:
+        """By a reader that holds some questions for unanswerable."""
+        expected = self.scores(learned[0], qa_data, max_positions_inference=20)
+        assert all(5 < expected[name] < 95 for name in ("em", "f1", "long_f1"))
+        line = f"{TASK} --max-positions-inference 20"
+        printed = validate(qa_data, learned[0], line, "--batch-size", 6)
+        found = {name: printed[name] for name in SCORES}
+        assert found == pytest.approx(expected, abs=0.0051)
+
+    def test_half_precision(self, qa_data: Path, learned: tuple[Path, Run]) -> None:
+        printed = validate(qa_data, learned[0], f"{TASK} --fp16", "--batch-size", 6)
+        assert printed["f1"] > 90
 
 
 def test_two_processes_score_as_one(

@@ -160,7 +160,7 @@ def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
             ("--gold", "nowhere.jsonl"),
             "--gold is nowhere.jsonl: no such file",
         ),
-        ("natural-questions", ("--gold", __file__), "line 1: Expecting value"),
+        ("natural-questions", ("--gold", __file__), "line 1: Extra data"),
         ("squad1", ("--checkpoint", "none.pt"), "--checkpoint is none.pt: no such file"),
         ("squad1", ("--checkpoint", __file__), "cannot be loaded"),
         ("squad1", ("--max-answer-length", 0), "--max-answer-length is 0; allowed: 1 or more"),
