@@ -19,7 +19,7 @@ from tests.conftest import REPO_ROOT, RunCli
 
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
-WITHOUT_FAIRSEQ = ("attention", "kernels", "clustering", "metrics", "precision")
+WITHOUT_FAIRSEQ = ("answers", "attention", "kernels", "clustering", "metrics", "precision")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

@@ -5,5 +5,6 @@ from . import (  # noqa: F401
     clusterformer_cross_entropy,
     clusterformer_label_smoothed_cross_entropy,
     clusterformer_masked_lm,
+    clusterformer_qa,
     clusterformer_sentence_prediction,
 )

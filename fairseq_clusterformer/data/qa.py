@@ -41,6 +41,8 @@ from fairseq.data.indexed_dataset import (
 )
 from torch import Tensor
 
+from fairseq_clusterformer.answers import Document
+
 PARTS = ("question", "document", "spans", "characters")
 YES_NO = (None, "yes", "no")
 _ANSWERABLE = {True: 1, False: 0, None: -1}
@@ -182,11 +184,28 @@ class QAData(Sequence):
         """The number of tokens of each document, [len(self)]."""
         return self._parts["document"].sizes
 
+    @property
+    def question_sizes(self) -> np.ndarray:
+        """The number of tokens of each question, [len(self)]."""
+        return self._parts["question"].sizes
+
     def texts(self, index: int) -> dict:
         """Return the question's line of ``SPLIT.jsonl``."""
         with open(self._texts, "rb") as file:
             file.seek(self._lines[index])
             return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
+
+    def document(self, index: int) -> Document:
+        """Return what the tokens of a question's document stand for."""
+        return Document(
+            texts=[paragraph[1] for paragraph in self.texts(index)["paragraphs"]],
+            starts=self[index].paragraph_starts,
+            characters=self.characters(index),
+        )
+
+    def characters(self, index: int) -> Tensor:
+        """Return the characters of a document's tokens, int32 [2, N]; see above."""
+        return torch.as_tensor(self._parts["characters"][index]).view(2, -1)
 
     def place(self, index: int, first: int, last: int) -> tuple[int, int, int]:
         """Return a paragraph and its characters [start, end), of tokens [first, last).
@@ -194,21 +213,11 @@ class QAData(Sequence):
         Raises:
             ValueError: if they are not tokens of the text of one paragraph.
         """
-        starts, ends = self._parts["characters"][index].view(2, -1)
-        heads = self[index].paragraph_starts
-        if not 0 <= first < last <= len(starts):
-            raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
-        if (starts[first:last] < 0).any():
-            raise ValueError(
-                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
-            )
-        paragraph = int(torch.searchsorted(heads, first, right=True)) - 1
-        return paragraph, int(starts[first]), int(ends[last - 1])
+        return self.document(index).place(first, last)
 
     def answer(self, index: int, first: int, last: int) -> str:
         """Return the text of the document's tokens [first, last), without blanks around it."""
-        paragraph, start, end = self.place(index, first, last)
-        return self.texts(index)["paragraphs"][paragraph][1][start:end].strip()
+        return self.document(index).answer(first, last).text
 
 
 def load_dictionary(folder: Path | str) -> Dictionary:

@@ -4,14 +4,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
+
+from .by_size import BySize
 
 PAIR_FORMS = ("joined", "siamese")
 
 
-class SentenceDataset(FairseqDataset):
+class SentenceDataset(BySize):
     """Texts with a label each: one sequence a sample, or the two of a pair.
 
     A text is ``<s> a </s>``. A pair is one sequence ``<s> a </s> b </s>`` in the form "joined",
@@ -97,16 +99,3 @@ class SentenceDataset(FairseqDataset):
         if self.questions is not None:
             batch["question"] = self.questions[ids]
         return batch
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def ordered_indices(self) -> np.ndarray:
-        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
-        return order[np.argsort(self.sizes[order], kind="stable")]

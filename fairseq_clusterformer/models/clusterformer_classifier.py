@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
 
-from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions
+from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean
 from .options import defaults_of, set_defaults
 from .word_vectors import read_word_vectors
 
@@ -132,8 +132,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
             first = real.int().argmax(1)
             pooled = x[torch.arange(len(x), device=x.device), first]
         else:
-            x = x.masked_fill(~real.unsqueeze(-1), 0.0)
-            pooled = x.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+            pooled = masked_mean(x, real)
         return pooled, out["reports"]
 
     def get_normalized_probs(self, net_output, log_probs: bool, sample=None) -> Tensor:

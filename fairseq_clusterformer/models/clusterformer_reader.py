@@ -1,6 +1,7 @@
 """``--arch clusterformer_reader``: documents and questions, by Cluster-Former (CF20)."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
@@ -8,11 +9,13 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
+from fairseq_clusterformer.answers import AnswerLogits
 from fairseq_clusterformer.attention import attention_kinds
 
+from .answer_heads import AnswerHeads
 from .encoder_only import EncoderOnlyModel, EncoderOptions
 from .options import ClusteringOptions, attention_config, check_heads, defaults_of, set_defaults
-from .reader import ReaderEncoder, Reading
+from .reader import ReaderEncoder
 from .roberta import load_roberta
 
 
@@ -68,11 +71,12 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
 class ClusterformerReader(EncoderOnlyModel):
-    """A :class:`ReaderEncoder`."""
+    """A :class:`ReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
         super().__init__(self.build_encoder(args, task))
         self.args = args
+        self.heads = AnswerHeads(args.encoder_embed_dim)
 
     @classmethod
     def build_model(cls, args, task):
@@ -120,9 +124,32 @@ class ClusterformerReader(EncoderOnlyModel):
             attention=attention_config(args, "chunk", window=chunk),
         )
 
-    def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
-        """Encode documents, each with its question; see :meth:`ReaderEncoder.forward`."""
-        return self.encoder(question_tokens, document_tokens)
+    def forward(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+    ) -> tuple[AnswerLogits, dict[str, Any]]:
+        """Answer questions from a document each.
+
+        Args:
+            question_tokens: int64 [B, Q].
+            document_tokens: each paragraph led by ``<s>``, int64 [B, N]; see
+                :meth:`ReaderEncoder.forward`.
+            text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
+                but at ``<s>``.
+
+        Returns:
+            Logits, the ``reading`` of the encoder, and its layers' ``reports``.
+        """
+        reading = self.encoder(question_tokens, document_tokens)
+        starts = document_tokens.eq(self.encoder.dictionary.bos())
+        text = ~starts if text_mask is None else text_mask & ~starts
+        extra = {"reading": reading, "reports": {"encoder": reading.reports}}
+        return self.heads(reading, starts, text), extra
+
+    def max_positions(self) -> None:
+        """A document may have any number of tokens."""
 
     def load_initial_weights(self) -> None:
         """Start from what ``--roberta-checkpoint`` names.

@@ -137,6 +137,12 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         return self.encoder.max_positions()
 
 
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """The mean over the real among x [B, N, D], by bool [B, N]: [B, D]; 0 if there are none."""
+    total = x.masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
+    return total / real.sum(1, keepdim=True).clamp(min=1)
+
+
 def tell(path: str, mine: Iterable[str], loaded: Collection[str], left: Collection[str]) -> None:
     """Log what became of each tensor of a checkpoint and of the model."""
     anew = [name for name in mine if name not in loaded]

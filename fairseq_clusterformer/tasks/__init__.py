@@ -1,3 +1,3 @@
 """fairseq tasks."""
 
-from . import clusterformer_sentence  # noqa: F401
+from . import clusterformer_qa, clusterformer_sentence  # noqa: F401

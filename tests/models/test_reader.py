@@ -107,7 +107,7 @@ def test_equations(attention: str, length: int, asked: int, size: int, stride: i
     """Outputs and gradients, as a plain loop has them."""
     model = make_reader(cluster_attention=attention, window_size=size, window_stride=stride)
     question, document = letters(asked), letters(length)
-    reading = model(question.unsqueeze(0), document.unsqueeze(0))
+    reading = model.encoder(question.unsqueeze(0), document.unsqueeze(0))
     expected = as_written(model, question, document)
     assert reading.question.shape == (1, len(expected), asked, 16)
     outputs = []
@@ -119,7 +119,7 @@ def test_equations(attention: str, length: int, asked: int, size: int, stride: i
     gradients = []
     for states in (outputs, expected):
         loss = sum((h * w).sum() for h, w in zip(states, weights, strict=True))
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        parameters = [p for p in model.encoder.parameters() if p.requires_grad]
         gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True))
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
@@ -140,9 +140,9 @@ def ragged(pad: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
 def test_a_document_alone_is_a_document_in_any_batch(attention: str) -> None:
     model = make_reader(cluster_attention=attention)
     question, document, asked, lengths = ragged(model.encoder.padding_idx)
-    together = model(question, document)
+    together = model.encoder(question, document)
     for row in range(5):
-        alone = model(
+        alone = model.encoder(
             question[row : row + 1, : asked[row]], document[row : row + 1, : lengths[row]]
         )
         windows = alone.question.size(1)
@@ -184,14 +184,16 @@ def test_portions_give_what_the_whole_gives(
 def test_every_attention_trains(attention: str) -> None:
     model = make_reader(cluster_attention=attention, checkpoint_activations=True).train()
     question, document, *_ = ragged(model.encoder.padding_idx)
-    reading = model(question, document)
+    document[:3, 0] = document[1, 9] = model.encoder.dictionary.bos()
+    logits, extra = model(question, document)
     losses = [
         loss
-        for report in reading.reports
+        for report in extra["reading"].reports
         for loss in (report.clustering_loss, report.sorting_loss)
         if loss is not None
     ]
-    (reading.document.square().sum() + sum(losses)).backward()
+    answered = sum(x[x > -torch.inf].square().sum() for x in logits)
+    (answered + sum(losses)).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -208,7 +210,7 @@ def test_what_lies_windows_away_is_seen_across_them_alone(attention: str) -> Non
         question, document = letters(8, 2), letters(8, 60)
         edited = document.clone()
         edited[:, 0] = (edited[:, 0] - LETTERS[0] + 1) % 20 + LETTERS[0]
-        before, after = (model(question, text).document for text in (document, edited))
+        before, after = (model.encoder(question, text).document for text in (document, edited))
         changed.append(bool(((before - after)[:, 30:].abs() > 1e-9).any()))
     assert changed == [True, False]
 

@@ -1,0 +1,218 @@
+"""What a reader answers: short answers in their order, paragraphs in theirs, and of which type.
+
+Shape letters: B batch, N tokens of the longest document, P paragraphs of a document.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .spans import best_spans
+
+#: Of answers. Of types that are as likely as each other the first counts: those of a reader whose
+#: data never told any are, and it shall answer.
+TYPES = ("short", "yes", "no", "long", "none")
+
+_CANDIDATES = 20  # spans for each that is wanted: most overlap a better one
+
+
+class AnswerLogits(NamedTuple):
+    """What a reader says of questions and their documents, in float32.
+
+    Attributes:
+        start: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and
+            what else is no text.
+        end: of each being its last, [B, N]; -inf likewise.
+        paragraph: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere.
+        type: of each of :data:`TYPES`, [B, 5].
+    """
+
+    start: Tensor
+    end: Tensor
+    paragraph: Tensor
+    type: Tensor
+
+
+def text_mask(characters: Tensor) -> Tensor:
+    """The tokens that an answer can begin or end with, those of some character, bool [N].
+
+    Args:
+        characters: of the tokens, [2, N]; see :class:`Document`.
+    """
+    first, last = characters
+    return (first >= 0) & (last > first)
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """What the tokens of a document stand for.
+
+    Args:
+        texts: of its paragraphs.
+        starts: the position of each paragraph's ``<s>``, int64 [P].
+        characters: each token's first character in its paragraph's text, and the one after its
+            last, int32 or int64 [2, N]; -1 for ``<s>`` and titles.
+    """
+
+    texts: Sequence[str]
+    starts: Tensor
+    characters: Tensor
+
+    @property
+    def text_mask(self) -> Tensor:
+        """See :func:`text_mask`."""
+        return text_mask(self.characters)
+
+    def paragraph_of(self, length: int) -> Tensor:
+        """The number of the paragraph of each of the first tokens, int64 [length]."""
+        return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
+
+    def place(self, first: int, last: int) -> tuple[int, int, int]:
+        """The paragraph and its characters [start, end), of tokens [first, last).
+
+        Raises:
+            ValueError: if they are not tokens of the text of one paragraph.
+        """
+        starts, ends = self.characters
+        if not 0 <= first < last <= len(starts):
+            raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
+        if (starts[first:last] < 0).any():
+            raise ValueError(
+                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
+            )
+        paragraph = int(torch.searchsorted(self.starts, first, right=True)) - 1
+        return paragraph, int(starts[first]), int(ends[last - 1])
+
+    def answer(self, first: int, last: int, score: float = 0.0) -> "Answer":
+        """Tokens [first, last) as an answer, without blanks around it; raises as ``place``."""
+        paragraph, start, end = self.place(first, last)
+        text = self.texts[paragraph][start:end]
+        start += len(text) - len(text.lstrip())
+        text = text.strip()
+        return Answer(text, score, paragraph, (start, start + len(text)), (first, last))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A short answer.
+
+    Args:
+        text: as it stands in the document; or "yes", "no".
+        score: the logarithm of its probability, in nats.
+        paragraph: the number of its paragraph; None of yes and no.
+        characters: [start, end) of the paragraph's text; None of yes and no.
+        tokens: [first, last) of the document; None of yes and no.
+    """
+
+    text: str
+    score: float
+    paragraph: int | None = None
+    characters: tuple[int, int] | None = None
+    tokens: tuple[int, int] | None = None
+
+    @property
+    def type(self) -> str:
+        """Of :data:`TYPES`."""
+        return "short" if self.tokens else self.text
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a question.
+
+    Args:
+        types: the probability of each of :data:`TYPES`.
+        short: best first: those of the likelier type (spans, yes, no), and of these the likelier.
+        long: paragraphs with the logarithm of their probability, in nats, best first.
+    """
+
+    types: dict[str, float]
+    short: list[Answer]
+    long: list[tuple[int, float]]
+
+    @property
+    def type(self) -> str:
+        """The likeliest."""
+        return max(self.types, key=self.types.get)
+
+    @property
+    def text(self) -> str:
+        """The best of the likeliest type; "" if that has no short answer."""
+        return next((answer.text for answer in self.short if answer.type == self.type), "")
+
+    @property
+    def no_short(self) -> float:
+        """The probability that there is no short answer."""
+        return self.types["long"] + self.types["none"]
+
+
+@torch.no_grad()
+def ranked_answers(
+    logits: AnswerLogits,
+    documents: Sequence[Document],
+    *,
+    top: int = 1,
+    max_answer_length: int = 30,
+) -> list[Answers]:
+    """The answers to each question of a batch.
+
+    A short answer's probability is its type's, times that of its first token among the document's,
+    times that of its last. Of spans that overlap, the best is kept; those of blanks alone are
+    left out.
+
+    Args:
+        documents: B; a model may have read the beginning of one alone.
+        top: of short answers and of paragraphs, at most.
+        max_answer_length: tokens of a short answer.
+    """
+    # of a batch on another device, one transfer
+    start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
+    types = logits.type.log_softmax(-1).tolist()
+    numbers = torch.stack([document.paragraph_of(start.size(1)) for document in documents])
+    spans = best_spans(
+        start,
+        end,
+        numbers,
+        max_length=max_answer_length,
+        top=_CANDIDATES * top,
+    )
+    paragraphs = paragraph.topk(min(top, paragraph.size(1)))
+    found = []
+    for row, document in enumerate(documents):
+        log_probs = dict(zip(TYPES, types[row], strict=True))
+        candidates = zip(*(x[row].tolist() for x in spans), strict=True)
+        of_type = {
+            "short": _apart(document, candidates, log_probs["short"], top),
+            "yes": [Answer("yes", log_probs["yes"])],
+            "no": [Answer("no", log_probs["no"])],
+        }
+        short = [
+            answer
+            for name in sorted(of_type, key=log_probs.get, reverse=True)
+            for answer in of_type[name]
+        ]
+        long = [
+            (int(numbers[row, place]), score)
+            for score, place in zip(*(x[row].tolist() for x in paragraphs), strict=True)
+            if score > -torch.inf
+        ]
+        probabilities = {name: math.exp(value) for name, value in log_probs.items()}
+        found.append(Answers(probabilities, short[:top], long))
+    return found
+
+
+def _apart(document: Document, candidates: Iterable, log_prob: float, top: int) -> list[Answer]:
+    """The first candidates (score, first, last) that overlap none before."""
+    kept: list[Answer] = []
+    for score, first, last in candidates:
+        if len(kept) == top or not score > -torch.inf:
+            break
+        if all(last <= answer.tokens[0] or answer.tokens[1] <= first for answer in kept):
+            answer = document.answer(first, last, score + log_prob)
+            if answer.text:
+                kept.append(answer)
+    return kept

@@ -1,0 +1,146 @@
+"""``--criterion clusterformer_qa``."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor
+
+from fairseq_clusterformer.answers import AnswerLogits, ranked_answers
+from fairseq_clusterformer.metrics.squad import evaluate_v2
+
+from .clustering_losses import ClusteringLossConfig, ClusteringLosses
+
+PARTS = ("span", "long", "type")
+
+
+@dataclass
+class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
+    """The weights of CF22 eq. 17."""
+
+
+def marginal_nll(logits: Tensor, gold: Tensor) -> Tensor:
+    """- log of the probability of all that is right together, in nats, [B]; 0 where nothing is.
+
+    Args:
+        logits: [B, N]; -inf where nothing can be right.
+        gold: what is right, bool [B, N].
+    """
+    right = logits.masked_fill(~gold, -torch.inf).logsumexp(-1)
+    return torch.where(gold.any(-1), logits.logsumexp(-1) - right, 0.0)
+
+
+class QACriterion(FairseqCriterion):
+    """Where short answers start and end, which paragraph is the long answer, and of which type.
+
+    Each part is the cross-entropy of all that is right: of several gold spans, it is enough that
+    the model is sure of one (starts and ends are summed apart, as Clark and Gardner, 2018, do).
+    In validation, exact match and F1 as SQuAD 2.0 has them, over the questions whose answers are
+    told; F1 of long answers, where there are any, and accuracy of whether there is an answer.
+    """
+
+    def forward(self, model, sample, reduce=True):
+        """As fairseq's: (loss, sample size, what to log)."""
+        logits, _ = model(**sample["net_input"])
+        target = sample["target"]
+        losses = {
+            "span": marginal_nll(logits.start, target["starts"])
+            + marginal_nll(logits.end, target["ends"]),
+            "long": marginal_nll(logits.paragraph, target["paragraphs"]),
+            "type": marginal_nll(logits.type, target["types"]),
+        }
+        told = {
+            "span": target["starts"].any(-1),
+            "long": target["paragraphs"].any(-1),
+            "type": ~target["types"].all(-1),
+        }
+        loss = sum(losses.values())
+        size = len(loss)
+        logging_output = {
+            "loss": loss.detach().sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": size,
+            "sample_size": size,
+            **{f"{part}_loss": losses[part].detach().sum() for part in PARTS},
+            **{f"{part}_size": told[part].sum() for part in PARTS},
+        }
+        if not model.training:
+            logging_output |= self._scores(logits, sample)
+        return loss.sum() if reduce else loss, size, logging_output
+
+    def _scores(self, logits: AnswerLogits, sample) -> dict[str, float]:
+        """Sums over the questions of a batch whose answers are told."""
+        data = self.task.dataset(sample["split"]).data
+        numbers = sample["id"].tolist()
+        found = ranked_answers(
+            logits,
+            [data.document(number) for number in numbers],
+            max_answer_length=self.task.cfg.max_answer_length,
+        )
+        sums = dict.fromkeys(SUMS, 0.0)
+        for number, answers in zip(numbers, found, strict=True):
+            example = data[number]
+            if example.answerable is None:
+                continue
+            scores = evaluate_v2({0: data.texts(number)["texts"]}, {0: answers.text})
+            long = answers.long[0][0] if answers.long and answers.type != "none" else None
+            sums["scored"] += 1
+            sums["em"] += scores["exact"]
+            sums["f1"] += scores["f1"]
+            sums["answerable"] += (answers.type != "none") is example.answerable
+            sums["long_gold"] += len(example.long_answers) > 0
+            sums["long_found"] += long is not None
+            sums["long_right"] += long in example.long_answers.tolist()
+        return sums
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        """Aggregate logging outputs from data parallel training."""
+
+        def total(name: str) -> float:
+            return sum(log.get(name, 0) for log in logging_outputs)
+
+        size = total("sample_size")
+        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        for part in PARTS:
+            if number := total(f"{part}_size"):
+                mean = total(f"{part}_loss") / number / math.log(2)
+                metrics.log_scalar(f"{part}_loss", mean, number, round=3)
+        if scored := total("scored"):
+            metrics.log_scalar("em", total("em") / scored, scored, round=2)
+            metrics.log_scalar("f1", total("f1") / scored, scored, round=2)
+            answerable = 100 * total("answerable") / scored
+            metrics.log_scalar("answerable_accuracy", answerable, scored, round=2)
+            for name in LONG:
+                metrics.log_scalar_sum(f"_{name}", total(name))
+        if total("long_gold"):
+            metrics.log_derived("long_f1", _long_f1)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """All of them are sums."""
+        return True
+
+
+LONG = ("long_gold", "long_found", "long_right")
+SUMS = ("scored", "em", "f1", "answerable", *LONG)
+
+
+def _long_f1(meters) -> float:
+    """Over all batches: 2 P R / (P + R) = 2 right / (found + gold)."""
+    gold, found, right = (meters[f"_{name}"].sum for name in LONG)
+    return round(200 * right / (found + gold), 2)
+
+
+@register_criterion("clusterformer_qa", dataclass=ClusterformerQAConfig)
+class ClusterformerQA(ClusteringLosses, QACriterion):
+    """The losses of answers plus the clustering losses."""
+
+    @classmethod
+    def build_criterion(cls, cfg: ClusterformerQAConfig, task):
+        criterion = cls(task)
+        criterion.set_weights(cfg)
+        return criterion

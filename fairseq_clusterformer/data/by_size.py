@@ -1,0 +1,29 @@
+"""What data sets share whose batches hold samples of about one length."""
+
+import numpy as np
+from fairseq.data import FairseqDataset
+
+
+class BySize(FairseqDataset):
+    """Samples in the order of their lengths.
+
+    Attributes:
+        sizes: tokens of each sample, int [n].
+        shuffle: samples of one length come in a random order, instead of their own.
+    """
+
+    sizes: np.ndarray
+    shuffle: bool
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+        return order[np.argsort(self.sizes[order], kind="stable")]

@@ -1,0 +1,152 @@
+"""Questions and their documents as a reader's samples."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import collate_tokens
+from torch import Tensor
+
+from fairseq_clusterformer.answers import TYPES, text_mask
+
+from .by_size import BySize
+from .qa import Example, QAData
+
+
+def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tensor:
+    """``<s> question </s>``, int64 [Q], without the end of what is too long.
+
+    Args:
+        question: its tokens.
+        max_positions: the most that Q can be.
+    """
+    first, last = (torch.tensor([token]) for token in (dictionary.bos(), dictionary.eos()))
+    return torch.cat([first, question[: max_positions - 2], last])
+
+
+class QuestionDataset(BySize):
+    """A question, its document and what is right a sample; what is too long loses its end.
+
+    A sample's size is that of its document.
+
+    Args:
+        data: of a split.
+        dictionary: of questions and documents.
+        split: its name, which a batch tells.
+        max_positions: tokens of a document.
+        max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
+        shuffle: batches hold documents of about one length, drawn at random among these.
+    """
+
+    def __init__(
+        self,
+        data: QAData,
+        dictionary: Dictionary,
+        *,
+        split: str,
+        max_positions: int,
+        max_question_positions: int,
+        shuffle: bool = True,
+    ):
+        self.data = data
+        self.dictionary = dictionary
+        self.split = split
+        self.max_question_positions = max_question_positions
+        self.shuffle = shuffle
+        self.sizes = np.minimum(data.sizes, max_positions)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example, length = self.data[index], int(self.sizes[index])
+        answers, long = _left(example, length)
+        is_lost = _is_lost(example, answers, long)
+        return {
+            "id": index,
+            "question": framed(example.question, self.dictionary, self.max_question_positions),
+            "document": example.document[:length],
+            "text_mask": text_mask(self.data.characters(index)[:, :length]),
+            "starts": answers[:, 0],
+            "ends": answers[:, 1] - 1,
+            "paragraphs": long,
+            "types": self._types(index, example) | is_lost,
+        }
+
+    def cut(self) -> tuple[int, int, int]:
+        """How many documents and questions are cut, and of how many all answers are lost.
+
+        Returns:
+            Documents, questions that lost their answers, questions.
+        """
+        (cut,) = np.nonzero(self.data.sizes > self.sizes)
+        lost = 0
+        for index in cut:
+            example = self.data[index]
+            lost += _is_lost(example, *_left(example, int(self.sizes[index])))
+        questions = self.data.question_sizes + 2 > self.max_question_positions
+        return len(cut), lost, int(questions.sum())
+
+    def _types(self, index: int, example: Example) -> Tensor:
+        """The types that an answer to the question may have, bool [5]; all, if that is unknown."""
+        types = set()
+        if example.answerable is False:
+            types.add("none")
+        elif example.answerable:
+            if example.yes_no:
+                types.add(example.yes_no)
+            # of an answer that was not found in the document, the text alone is told
+            if len(example.answers) or {*self.data.texts(index)["texts"]} - {example.yes_no}:
+                types.add("short")
+            if not types and len(example.long_answers):
+                types.add("long")
+        return torch.tensor([name in types or not types for name in TYPES])
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch.
+
+        Returns:
+            What the model reads as ``net_input``; what is right as ``target``: ``starts`` and
+            ``ends`` of short answers and the ``<s>`` of long answers' ``paragraphs``, bool
+            [B, N], and possible ``types``, bool [B, 5]; and the ``split`` that ``id`` counts in.
+        """
+        if not samples:
+            return {}
+        documents = [sample["document"] for sample in samples]
+        questions = [sample["question"] for sample in samples]
+        tokens = collate_tokens(documents, self.dictionary.pad())
+
+        def marked(name: str) -> Tensor:
+            rows = torch.zeros_like(tokens, dtype=torch.bool)
+            for row, sample in zip(rows, samples, strict=True):
+                row[sample[name]] = True
+            return rows
+
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "split": self.split,
+            "net_input": {
+                "question_tokens": collate_tokens(questions, self.dictionary.pad()),
+                "document_tokens": tokens,
+                "text_mask": collate_tokens([sample["text_mask"] for sample in samples], False),
+            },
+            "target": {
+                **{name: marked(name) for name in ("starts", "ends", "paragraphs")},
+                "types": torch.stack([sample["types"] for sample in samples]),
+            },
+            "nsentences": len(samples),
+            "ntokens": sum(map(len, documents)),
+        }
+
+
+def _left(example: Example, length: int) -> tuple[Tensor, Tensor]:
+    """Of a document's first tokens, the answers [A, 2] and the ``<s>`` of long answers [L]."""
+    long = example.paragraph_starts[example.long_answers]
+    return example.answers[example.answers[:, 1] <= length], long[long < length]
+
+
+def _is_lost(example: Example, answers: Tensor, long: Tensor) -> bool:
+    """Whether of its short or of its long answers none is left."""
+    pairs = ((answers, example.answers), (long, example.long_answers))
+    return any(len(before) and not len(left) for left, before in pairs)

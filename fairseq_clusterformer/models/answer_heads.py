@@ -1,0 +1,57 @@
+"""What a reader says of its states: where short answers are, which paragraph, of which type."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.precision import at_least_float32
+
+from .encoder_only import masked_mean
+from .reader import Reading
+
+
+class AnswerHeads(nn.Module):
+    """A linear map each (CF20 section 4.2), computed in float32 or more.
+
+    Args:
+        embed_dim: D.
+    """
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.span = nn.Linear(embed_dim, 2)
+        self.paragraph = nn.Linear(embed_dim, 1)
+        self.answer_type = nn.Linear(embed_dim, len(TYPES))
+        for head in (self.span, self.paragraph):
+            nn.init.normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
+        # all as likely, and so they stay where the data never tells any
+        nn.init.zeros_(self.answer_type.weight)
+        nn.init.zeros_(self.answer_type.bias)
+
+    def forward(self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor) -> AnswerLogits:
+        """See :class:`AnswerLogits`.
+
+        Args:
+            reading: of B documents.
+            paragraph_mask: bool [B, N], True for each ``<s>``.
+            text_mask: bool [B, N], True where a short answer can begin and end.
+        """
+        real = ~reading.document_padding
+        start, end = _float32(self.span, reading.document).unbind(-1)
+        paragraph = _float32(self.paragraph, reading.document).squeeze(-1)
+        # "the mean values of the first hidden state of all the chunked sequences"
+        first = (reading.question[:, :, :1], reading.question_padding[:, :, :1])
+        states, hidden = (x.flatten(1, 2) for x in first)
+        return AnswerLogits(
+            start=start.masked_fill(~(text_mask & real), -torch.inf),
+            end=end.masked_fill(~(text_mask & real), -torch.inf),
+            paragraph=paragraph.masked_fill(~(paragraph_mask & real), -torch.inf),
+            type=_float32(self.answer_type, masked_mean(states, ~hidden)),
+        )
+
+
+def _float32(head: nn.Linear, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return linear(*map(at_least_float32, (x, head.weight, head.bias)))

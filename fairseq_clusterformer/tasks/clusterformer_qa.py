@@ -1,0 +1,159 @@
+"""``--task clusterformer_qa``: answer questions from long documents."""
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
+from fairseq_clusterformer.data.qa import QAData, load_dictionary
+from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ClusterformerQAConfig(FairseqDataclass):
+    """Options; the lengths are those of CF20 section 4.2."""
+
+    data: str = field(
+        default=MISSING, metadata={"help": "folder that scripts/prepare_qa.py has prepared"}
+    )
+    max_positions: int = field(
+        default=5000,
+        metadata={"help": "tokens of a document in training, which loses its end; 0: all"},
+    )
+    max_positions_inference: int = field(
+        default=10000, metadata={"help": "the same of every split but --train-subset"}
+    )
+    max_question_positions: int = field(
+        default=64, metadata={"help": "tokens of a question, <s> and </s> included"}
+    )
+    max_answer_length: int = field(
+        default=30, metadata={"help": "tokens of a short answer that is predicted"}
+    )
+    no_shuffle: bool = field(
+        default=False,
+        metadata={"help": "documents of one length keep their order, instead of a random one"},
+    )
+    train_subset: str = II("dataset.train_subset")
+
+
+@register_task("clusterformer_qa", dataclass=ClusterformerQAConfig)
+class ClusterformerQATask(FairseqTask):
+    """Questions with a document each, and their answers: spans, paragraphs, yes or no, or none."""
+
+    def __init__(self, cfg: ClusterformerQAConfig, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+
+    @classmethod
+    def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
+        """Read the dictionary.
+
+        Raises:
+            FileNotFoundError: no dictionary.
+            ValueError: an option that is not allowed.
+        """
+        for name, least, allowed in (
+            ("max_positions", 2, "2 or more, or 0 for documents of any length"),
+            ("max_positions_inference", 2, "2 or more, or 0 for documents of any length"),
+            ("max_question_positions", 3, "3 or more"),
+            ("max_answer_length", 1, "1 or more"),
+        ):
+            value = getattr(cfg, name)
+            if value < least and not (value == 0 and "0 for" in allowed):
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} is {value}; allowed: {allowed}")
+        path = Path(cfg.data) / "dict.txt"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path}: no such file; allowed: a folder that scripts/prepare_qa.py has prepared"
+            )
+        dictionary = load_dictionary(cfg.data)
+        logger.info(f"{len(dictionary)} symbols")
+        return cls(cfg, dictionary)
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> QuestionDataset:
+        """Load "train", "valid" or "test", and tell what is cut.
+
+        Raises:
+            FileNotFoundError: a file that is missing.
+            ValueError: files that do not fit together.
+        """
+        in_training = split == self.cfg.train_subset
+        name = "max_positions" if in_training else "max_positions_inference"
+        most = getattr(self.cfg, name) or sys.maxsize
+        dataset = QuestionDataset(
+            QAData(self.cfg.data, split),
+            self.dictionary,
+            split=split,
+            max_positions=most,
+            max_question_positions=self.cfg.max_question_positions,
+            shuffle=not self.cfg.no_shuffle,
+        )
+        documents, lost, questions = dataset.cut()
+        total = len(dataset)
+        if documents:
+            logger.info(
+                f"{split}: {documents} of {total} documents are cut to {most} tokens "
+                f"(--{name.replace('_', '-')}), where {lost} questions lose their answers"
+            )
+        if questions:
+            logger.info(
+                f"{split}: {questions} of {total} questions are cut to "
+                f"{self.cfg.max_question_positions} tokens (--max-question-positions)"
+            )
+        self.datasets[split] = dataset
+        return dataset
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """A reader; if its weights do not come from a checkpoint, those it shall start from.
+
+        Raises:
+            ValueError: another architecture, or one whose windows have no room for questions.
+        """
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(model, ClusterformerReader):
+            raise ValueError(
+                f"--task is clusterformer_qa, and the model a {type(model).__name__}; "
+                "allowed: an architecture clusterformer_reader*"
+            )
+        room = model.args.window_positions - model.args.window_size
+        if self.cfg.max_question_positions > room:
+            raise ValueError(
+                f"--max-question-positions is {self.cfg.max_question_positions}; allowed: up to "
+                f"{room}, which --window-positions ({model.args.window_positions}) leaves beside "
+                f"--window-size ({model.args.window_size})"
+            )
+        if not from_checkpoint:
+            model.load_initial_weights()
+        return model
+
+    def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """The criterion of question answering.
+
+        Raises:
+            ValueError: another criterion.
+        """
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not isinstance(criterion, QACriterion):
+            raise ValueError(
+                f"--task is clusterformer_qa, and --criterion {cfg._name}; allowed: "
+                "clusterformer_qa"
+            )
+        return criterion
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> None:
+        return None

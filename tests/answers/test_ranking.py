@@ -1,0 +1,121 @@
+"""A reader's logits to answers: texts, places, probabilities and their order."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.answers import (
+    TYPES,
+    Answer,
+    AnswerLogits,
+    Document,
+    ranked_answers,
+)
+
+# <s> A| man <s> title| in|\r\n|Berlin|.   and a document of one paragraph
+DOCUMENT = Document(
+    texts=["A man", "in\r\nBerlin."],
+    starts=torch.tensor([0, 3]),
+    characters=torch.tensor(
+        [[-1, 0, 1, -1, -1, 0, 2, 4, 10], [-1, 1, 5, -1, -1, 2, 4, 10, 11]], dtype=torch.int32
+    ),
+)
+SHORT = Document(["Yes, so"], torch.tensor([0]), torch.tensor([[-1, 0, 3, 4], [-1, 3, 4, 7]]))
+DOCUMENTS = [DOCUMENT, SHORT]
+
+
+def certain(start: int, end: int, paragraph: int, **types: float) -> list[Tensor]:
+    """Logits of one document of nine tokens, nearly sure of a span."""
+    logits = [torch.zeros(9) for _ in range(3)]
+    for x, place in zip(logits, (start, end, paragraph), strict=True):
+        x[place] = 6.0
+    return [*logits, torch.tensor([types.get(name, 0.0) for name in TYPES])]
+
+
+def batch(*rows: list[Tensor]) -> AnswerLogits:
+    """As the model bars what is no text."""
+    start, end, paragraph, types = (torch.stack(x) for x in zip(*rows, strict=True))
+    for row, document in enumerate(DOCUMENTS[: len(rows)]):
+        barred = torch.ones(9, dtype=torch.bool)
+        barred[: document.characters.size(1)] = ~document.text_mask
+        start[row, barred] = end[row, barred] = -torch.inf
+        heads = torch.zeros(9, dtype=torch.bool)
+        heads[document.starts] = True
+        paragraph[row, ~heads] = -torch.inf
+    return AnswerLogits(start, end, paragraph, types)
+
+
+def test_answers_with_their_probabilities() -> None:
+    logits = batch(certain(5, 7, 3, short=2.0, none=1.0), certain(1, 1, 0, yes=3.0))
+    both = ranked_answers(logits, DOCUMENTS, top=3)
+    found = both[0]
+    best = found.short[0]
+    assert (best.text, best.paragraph, best.characters) == ("in\r\nBerlin", 1, (0, 10))
+    assert best.tokens == (5, 8)
+    total = math.exp(2) + math.exp(1) + 3
+    sure = math.exp(6) / (math.exp(6) + 5)  # six tokens are text
+    assert best.score == pytest.approx(math.log(math.exp(2) / total) + 2 * math.log(sure))
+    assert found.types["none"] == pytest.approx(math.exp(1) / total)
+    assert sum(found.types.values()) == pytest.approx(1)
+    assert found.no_short == pytest.approx((1 + math.exp(1)) / total)
+    assert found.type == "short"
+    assert found.text == best.text
+    assert [paragraph for paragraph, _ in found.long] == [1, 0]
+    assert math.exp(found.long[0][1]) == pytest.approx(math.exp(6) / (math.exp(6) + 1))
+    # of the second, which is yes above all: then spans, one paragraph
+    found = both[1]
+    yes, span, *_ = found.short
+    assert yes == Answer("yes", pytest.approx(3 - math.log(math.exp(3) + 4)))
+    assert found.text == "yes"
+    assert (span.text, span.characters) == ("Yes", (0, 3))
+    assert found.long == [(0, 0.0)]
+
+
+@pytest.mark.parametrize("name", ["long", "none"])
+def test_no_short_answer(name: str) -> None:
+    (found,) = ranked_answers(batch(certain(7, 7, 3, **{name: 1.0})), DOCUMENTS[:1])
+    assert found.type == name
+    assert found.text == ""
+    assert [answer.text for answer in found.short] == ["Berlin"]
+
+
+def test_without_a_type_that_is_likelier_spans_come_first() -> None:
+    """Of a reader whose data never told any."""
+    (found,) = ranked_answers(batch(certain(7, 7, 3)), DOCUMENTS[:1], top=9)
+    texts = [answer.text for answer in found.short]
+    assert found.text == texts[0] == "Berlin"
+    assert texts[-2:] == ["yes", "no"]
+
+
+def test_spans_do_not_overlap_and_are_more_than_blanks() -> None:
+    """\\r\\n alone would be the likeliest."""
+    start, end, *rest = certain(6, 6, 3, short=1.0)
+    start[7] = end[7] = 5.0
+    (found,) = ranked_answers(batch([start, end, *rest]), DOCUMENTS[:1], top=9)
+    spans = [answer for answer in found.short if answer.tokens]
+    assert [answer.text for answer in spans[:2]] == ["Berlin", "in"]
+    tokens = [t for answer in spans for t in range(*answer.tokens)]
+    assert len(set(tokens)) == len(tokens)
+    assert [a.score for a in spans] == sorted((a.score for a in spans), reverse=True)
+
+
+def test_longest() -> None:
+    logits = batch(certain(5, 7, 3))
+    assert ranked_answers(logits, DOCUMENTS[:1], max_answer_length=3)[0].text == "in\r\nBerlin"
+    (found,) = ranked_answers(logits, DOCUMENTS[:1], max_answer_length=2)
+    assert found.short[0].tokens[1] - found.short[0].tokens[0] <= 2
+
+
+def test_nothing_to_answer_with() -> None:
+    """Of a document with nothing but a title, and of a reader that diverged."""
+    bare = Document(["t"], torch.tensor([0]), torch.tensor([[-1, -1], [-1, -1]]))
+    logits = AnswerLogits(*(torch.full((1, 2), -torch.inf) for _ in range(3)), torch.zeros(1, 5))
+    (found,) = ranked_answers(logits, [bare])
+    assert [answer.text for answer in found.short] == ["yes"]
+    assert (found.text, found.long) == ("", [])
+    lost = AnswerLogits(*(x * torch.nan for x in batch(certain(5, 7, 3))))
+    (found,) = ranked_answers(lost, DOCUMENTS[:1])
+    assert found.long == []
+    assert all(answer.tokens is None for answer in found.short)

@@ -1,0 +1,67 @@
+"""The best spans against every pair of tokens."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.answers import best_spans
+
+
+def draw(*shape: int, barred: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of starts and ends, some of them barred, and paragraphs of about four tokens."""
+    start, end = torch.randn(2, *shape, dtype=torch.float64)
+    for logits in (start, end):
+        logits[torch.rand(shape) < barred] = -torch.inf
+    return start, end, (torch.rand(shape) < 0.25).cumsum(-1)
+
+
+def every_span(start: Tensor, end: Tensor, paragraph: Tensor, longest: int) -> list[tuple]:
+    """(score, first, last) of one document, best first."""
+    pairs = itertools.combinations_with_replacement(range(len(start)), 2)
+    spans = [
+        (float(start[i] + end[j]), i, j + 1)
+        for i, j in pairs
+        if j - i < longest and paragraph[i] == paragraph[j]
+    ]
+    return sorted((span for span in spans if span[0] > -torch.inf), reverse=True)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 5, 40])
+@pytest.mark.parametrize("length", [1, 2, 7, 23])
+@pytest.mark.parametrize("top", [1, 4, 1000])
+def test_against_every_pair(longest: int, length: int, top: int) -> None:
+    logits = draw(4, length)
+    spans = best_spans(*logits, max_length=longest, top=top)
+    for row in range(4):
+        expected = every_span(*(x[row] for x in logits), longest)
+        found = [
+            span
+            for span in zip(*(x[row].tolist() for x in spans), strict=True)
+            if span[0] > -torch.inf
+        ]
+        assert found == expected[:top]
+
+
+def test_other_shapes() -> None:
+    start, end, paragraph = draw(2, 3, 11)
+    together = best_spans(start, end, paragraph, max_length=4, top=3)
+    for i, j in itertools.product(range(2), range(3)):
+        alone = best_spans(start[i, j], end[i, j], paragraph[i, j], max_length=4, top=3)
+        for mine, theirs in zip(together, alone, strict=True):
+            assert torch.equal(mine[i, j], theirs)
+    nothing = best_spans(*draw(2, 0), max_length=4)
+    assert [x.shape for x in nothing] == [(2, 0)] * 3
+
+
+def test_no_span_at_all() -> None:
+    start, end, paragraph = draw(1, 9)
+    for barred in (torch.full_like(end, -torch.inf), torch.full_like(end, torch.nan)):
+        for pair in ((start, barred), (barred, end), (barred, barred)):
+            assert best_spans(*pair, paragraph, max_length=3, top=2).score.eq(-torch.inf).all()
+    # those that there are come before
+    end[0, 4] = start[0, 4] = torch.nan
+    spans = best_spans(start, end, paragraph, max_length=3, top=200)
+    assert not spans.score.isnan().any()
+    assert ((spans.first <= 4) & (spans.last > 4) & (spans.score > -torch.inf)).any()
