@@ -14,6 +14,9 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 import fairseq_clusterformer
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention, attention_kinds
 from fairseq_clusterformer.attention import base as attention_base
+from fairseq_clusterformer.criterions.clusterformer_qa import (
+    ClusterformerQAConfig as QACriterionConfig,
+)
 from fairseq_clusterformer.criterions.clusterformer_sentence_prediction import (
     ClusterformerSentencePredictionConfig,
 )
@@ -25,6 +28,7 @@ from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageM
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReaderConfig
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyOptions, EncoderOptions
 from fairseq_clusterformer.models.options import ClusteringOptions
+from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig
 from fairseq_clusterformer.tasks.clusterformer_sentence import ClusterformerSentenceConfig
 
 from .kinds import pads
@@ -151,6 +155,7 @@ def test_fairseq_commands_parse():
                 "clusterformer_classifier",
                 "clusterformer_lm",
                 "clusterformer_masked_lm",
+                "clusterformer_reader",
                 "transformer_lm",
             )
     assert seen >= 9
@@ -181,6 +186,19 @@ def test_every_option_of_the_reader_is_in_its_table():
             continue
         name = "--" + option.name.replace("_", "-")
         assert [row[2] for row in rows if row[1] == name] == [str(option.default) or "none"], name
+
+
+def test_every_option_of_question_answering_is_in_its_table():
+    table = README.split("Task and criterion `clusterformer_qa`:")[1].split("\n\n")[1]
+    rows = [[cell.strip().strip("`") for cell in row.split("|")] for row in table.splitlines()]
+    others = {f.name for f in fields(ClusteringLossConfig)} | {"_name", "data", "train_subset"}
+    options = [*fields(ClusterformerQAConfig), *fields(QACriterionConfig)]
+    wanted = {
+        "--" + option.name.replace("_", "-"): "off" if option.default is False else option.default
+        for option in options
+        if option.name not in others
+    }
+    assert {row[1]: row[2] for row in rows[2:]} == {n: str(v) for n, v in wanted.items()}
 
 
 def test_every_option_of_classification_is_in_its_tables():

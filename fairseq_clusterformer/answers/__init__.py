@@ -1,5 +1,6 @@
-"""From a reader's logits to answers: spans, their order, the files that are scored; no fairseq."""
+"""From a reader's logits to answers: spans, their order, what is scored of them; no fairseq."""
 
+from .natural_questions import natural_question
 from .ranking import TYPES, Answer, AnswerLogits, Answers, Document, ranked_answers, text_mask
 from .spans import best_spans
 
@@ -10,6 +11,7 @@ __all__ = [
     "Answers",
     "Document",
     "best_spans",
+    "natural_question",
     "ranked_answers",
     "text_mask",
 ]

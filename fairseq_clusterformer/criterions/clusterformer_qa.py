@@ -1,7 +1,7 @@
 """``--criterion clusterformer_qa``."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -15,11 +15,20 @@ from fairseq_clusterformer.metrics.squad import evaluate_v2
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 
 PARTS = ("span", "long", "type")
+MARGINALS = ("joint", "apart")
 
 
 @dataclass
 class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
-    """The weights of CF22 eq. 17."""
+    """Options of the answers, and the weights of CF22 eq. 17."""
+
+    span_marginal: str = field(
+        default="joint",
+        metadata={
+            "help": "of several gold spans, what is summed: their probabilities (joint), or those "
+            "of their starts and those of their ends (apart)"
+        },
+    )
 
 
 def marginal_nll(logits: Tensor, gold: Tensor) -> Tensor:
@@ -33,27 +42,71 @@ def marginal_nll(logits: Tensor, gold: Tensor) -> Tensor:
     return torch.where(gold.any(-1), logits.logsumexp(-1) - right, 0.0)
 
 
+def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor:
+    """- log of the probability that gold spans have together, in nats, [B]; 0 where none is.
+
+    Args:
+        start: logits [B, N]; -inf where no span can start.
+        end: the same of ends.
+        spans: first and last tokens, each pair once, int64 [B, A, 2]; -1: no more.
+        marginal: "joint": a span has the probability of its start times that of its end; "apart":
+            starts and ends are summed each by themselves (Clark and Gardner, 2018), which counts
+            what begins with one span and ends with another.
+    """
+    some = spans[..., 0] >= 0
+    places = spans.clamp(min=0).unbind(-1)
+    if marginal == "apart":
+        # tokens, for two spans may share one
+        gold = (
+            torch.zeros_like(start).scatter_add(-1, place, some.to(start)) > 0 for place in places
+        )
+        return sum(map(marginal_nll, (start, end), gold))
+    pairs = zip((start, end), places, strict=True)
+    right = sum(logits.log_softmax(-1).gather(-1, place) for logits, place in pairs)
+    right = right.masked_fill(~some, -torch.inf).logsumexp(-1)
+    return torch.where(some.any(-1), -right, 0.0)
+
+
 class QACriterion(FairseqCriterion):
     """Where short answers start and end, which paragraph is the long answer, and of which type.
 
-    Each part is the cross-entropy of all that is right: of several gold spans, it is enough that
-    the model is sure of one (starts and ends are summed apart, as Clark and Gardner, 2018, do).
-    In validation, exact match and F1 as SQuAD 2.0 has them, over the questions whose answers are
-    told; F1 of long answers, where there are any, and accuracy of whether there is an answer.
+    Each part is the cross-entropy of all that is right together: of several gold spans, it is
+    enough that the model is sure of one. In validation, exact match and F1 as SQuAD 2.0 has them,
+    over the questions whose answers are told; F1 of long answers, where there are any, and
+    accuracy of whether there is an answer.
+
+    Args:
+        task: ``clusterformer_qa``.
+        span_marginal: see :func:`span_nll`.
+
+    Raises:
+        ValueError: another task, or another marginal.
     """
+
+    def __init__(self, task, span_marginal: str):
+        super().__init__(task)
+        if not hasattr(task.cfg, "max_answer_length"):
+            raise ValueError(
+                f"--criterion is clusterformer_qa, and --task {task.cfg._name}; allowed: "
+                "clusterformer_qa"
+            )
+        if span_marginal not in MARGINALS:
+            raise ValueError(
+                f"--span-marginal is {span_marginal!r}; allowed: {', '.join(MARGINALS)}"
+            )
+        self.span_marginal = span_marginal
 
     def forward(self, model, sample, reduce=True):
         """As fairseq's: (loss, sample size, what to log)."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
         losses = {
-            "span": marginal_nll(logits.start, target["starts"])
-            + marginal_nll(logits.end, target["ends"]),
+            "span": span_nll(logits.start, logits.end, target["spans"], self.span_marginal),
             "long": marginal_nll(logits.paragraph, target["paragraphs"]),
             "type": marginal_nll(logits.type, target["types"]),
         }
         told = {
-            "span": target["starts"].any(-1),
+            "span": (target["spans"] >= 0).flatten(1).any(-1),
             "long": target["paragraphs"].any(-1),
             "type": ~target["types"].all(-1),
         }
@@ -132,7 +185,7 @@ SUMS = ("scored", "em", "f1", "answerable", *LONG)
 def _long_f1(meters) -> float:
     """Over all batches: 2 P R / (P + R) = 2 right / (found + gold)."""
     gold, found, right = (meters[f"_{name}"].sum for name in LONG)
-    return round(200 * right / (found + gold), 2)
+    return round(float(200 * right / (found + gold)), 2)
 
 
 @register_criterion("clusterformer_qa", dataclass=ClusterformerQAConfig)
@@ -141,6 +194,6 @@ class ClusterformerQA(ClusteringLosses, QACriterion):
 
     @classmethod
     def build_criterion(cls, cfg: ClusterformerQAConfig, task):
-        criterion = cls(task)
+        criterion = cls(task, cfg.span_marginal)
         criterion.set_weights(cfg)
         return criterion

@@ -7,6 +7,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.answers import TYPES, text_mask
 
@@ -68,8 +69,7 @@ class QuestionDataset(BySize):
             "question": framed(example.question, self.dictionary, self.max_question_positions),
             "document": example.document[:length],
             "text_mask": text_mask(self.data.characters(index)[:, :length]),
-            "starts": answers[:, 0],
-            "ends": answers[:, 1] - 1,
+            "spans": answers.unique(dim=0) - torch.tensor([0, 1]),
             "paragraphs": long,
             "types": self._types(index, example) | is_lost,
         }
@@ -107,9 +107,10 @@ class QuestionDataset(BySize):
         """A batch.
 
         Returns:
-            What the model reads as ``net_input``; what is right as ``target``: ``starts`` and
-            ``ends`` of short answers and the ``<s>`` of long answers' ``paragraphs``, bool
-            [B, N], and possible ``types``, bool [B, 5]; and the ``split`` that ``id`` counts in.
+            What the model reads as ``net_input``; what is right as ``target``: the first and the
+            last tokens of short answers, ``spans``, int64 [B, A, 2] (-1: no more), the ``<s>`` of
+            long answers' ``paragraphs``, bool [B, N], and possible ``types``, bool [B, 5]; and the
+            ``split`` that ``id`` counts in.
         """
         if not samples:
             return {}
@@ -117,12 +118,9 @@ class QuestionDataset(BySize):
         questions = [sample["question"] for sample in samples]
         tokens = collate_tokens(documents, self.dictionary.pad())
 
-        def marked(name: str) -> Tensor:
-            rows = torch.zeros_like(tokens, dtype=torch.bool)
-            for row, sample in zip(rows, samples, strict=True):
-                row[sample[name]] = True
-            return rows
-
+        paragraphs = torch.zeros_like(tokens, dtype=torch.bool)
+        for row, sample in zip(paragraphs, samples, strict=True):
+            row[sample["paragraphs"]] = True
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
@@ -132,7 +130,8 @@ class QuestionDataset(BySize):
                 "text_mask": collate_tokens([sample["text_mask"] for sample in samples], False),
             },
             "target": {
-                **{name: marked(name) for name in ("starts", "ends", "paragraphs")},
+                "spans": pad_sequence([s["spans"] for s in samples], True, padding_value=-1),
+                "paragraphs": paragraphs,
                 "types": torch.stack([sample["types"] for sample in samples]),
             },
             "nsentences": len(samples),

@@ -1,12 +1,12 @@
 """``--task clusterformer_qa``: answer questions from long documents."""
 
 import logging
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
@@ -89,9 +89,10 @@ class ClusterformerQATask(FairseqTask):
         """
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
-        most = getattr(self.cfg, name) or sys.maxsize
+        data = QAData(self.cfg.data, split)
+        most = getattr(self.cfg, name) or int(data.sizes.max())
         dataset = QuestionDataset(
-            QAData(self.cfg.data, split),
+            data,
             self.dictionary,
             split=split,
             max_positions=most,
@@ -119,12 +120,13 @@ class ClusterformerQATask(FairseqTask):
         Raises:
             ValueError: another architecture, or one whose windows have no room for questions.
         """
-        model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(model, ClusterformerReader):
+        architecture = getattr(cfg, "_name", None) or cfg.arch
+        if ARCH_MODEL_REGISTRY.get(architecture) is not ClusterformerReader:
             raise ValueError(
-                f"--task is clusterformer_qa, and the model a {type(model).__name__}; "
-                "allowed: an architecture clusterformer_reader*"
+                f"--task is clusterformer_qa, and --arch {architecture}; allowed: an architecture "
+                "clusterformer_reader*"
             )
+        model = super().build_model(cfg, from_checkpoint)
         room = model.args.window_positions - model.args.window_size
         if self.cfg.max_question_positions > room:
             raise ValueError(

@@ -12,6 +12,7 @@ from fairseq_clusterformer.answers import (
     AnswerLogits,
     Document,
     ranked_answers,
+    text_mask,
 )
 
 # <s> A| man <s> title| in|\r\n|Berlin|.   and a document of one paragraph
@@ -99,6 +100,14 @@ def test_spans_do_not_overlap_and_are_more_than_blanks() -> None:
     tokens = [t for answer in spans for t in range(*answer.tokens)]
     assert len(set(tokens)) == len(tokens)
     assert [a.score for a in spans] == sorted((a.score for a in spans), reverse=True)
+
+
+def test_tokens_without_a_character_begin_nothing() -> None:
+    """Such as sentencepiece's mark of a text's beginning."""
+    characters = torch.tensor([[-1, 0, 0, 3, 4], [-1, 0, 3, 4, 7]])
+    assert text_mask(characters).tolist() == [False, False, True, True, True]
+    document = Document(SHORT.texts, SHORT.starts, characters)
+    assert torch.equal(document.text_mask, text_mask(characters))
 
 
 def test_longest() -> None:

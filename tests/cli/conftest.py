@@ -17,6 +17,7 @@ from tests.cli.in_process import (
     TRANSFORMER,
     train,
 )
+from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
 from tests.conftest import REPO_ROOT
 
@@ -113,6 +114,12 @@ def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of two classes, seven a question."""
     return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
+def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions of every type."""
+    return write_questions(tmp_path_factory.mktemp("questions"))
 
 
 #: until a translation is more often right than wrong, and no beam is sure of it

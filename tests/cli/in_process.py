@@ -63,6 +63,15 @@ CLASSIFICATION = (
     " --attention-window 4 --criterion clusterformer_sentence_prediction --batch-size 16"
     f" --max-update 6 --optimizer adam --lr 0.003 --clip-norm 1 --seed 1 {HERE}"
 )
+# Question answering, three small layers of which one goes across windows.
+QUESTIONS = (
+    "--task clusterformer_qa --arch clusterformer_reader --criterion clusterformer_qa"
+    " --encoder-layers 3 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64"
+    " --encoder-attention-heads 4 --cluster-layers 1 --num-clusters 4 --window-size 16"
+    " --window-stride 12 --window-positions 32 --max-question-positions 16 --attention-window 8"
+    " --kmeans-interval 2 --batch-size 4 --max-update 6 --optimizer adam --lr 0.003 --clip-norm 1"
+    f" --seed 1 {HERE}"
+)
 # What fairseq demands where a checkpoint comes from another criterion or another data set.
 RESET = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 

@@ -1,0 +1,182 @@
+"""Losses of answers against plain loops, in float64."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.criterions.clusterformer_qa import (
+    MARGINALS,
+    ClusterformerQA,
+    ClusterformerQAConfig,
+    marginal_nll,
+    span_nll,
+)
+from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig as TaskConfig
+
+
+def as_written(logits: Tensor, gold: Tensor) -> float:
+    """- log sum over gold of exp(logit) / sum over all of exp(logit), of one question."""
+    values = logits.tolist()
+    right = sum(math.exp(v) for v, is_right in zip(values, gold, strict=True) if is_right)
+    return -math.log(right / sum(map(math.exp, values))) if right else 0.0
+
+
+def span_as_written(start: Tensor, end: Tensor, spans: list[list[int]], marginal: str) -> float:
+    """Of one question, by the probabilities of all starts and all ends."""
+    starts, ends = ([math.exp(v) for v in logits.tolist()] for logits in (start, end))
+    starts, ends = ([value / sum(of) for value in of] for of in (starts, ends))
+    spans = [(first, last) for first, last in spans if first >= 0]
+    if not spans:
+        return 0.0
+    if marginal == "joint":
+        return -math.log(sum(starts[first] * ends[last] for first, last in spans))
+    of_starts = sum(starts[first] for first in {first for first, _ in spans})
+    return -math.log(of_starts) - math.log(sum(ends[last] for last in {last for _, last in spans}))
+
+
+def draw_spans(start: Tensor, end: Tensor) -> Tensor:
+    """A question's gold spans a row, up to four of which some share an end; the first has none."""
+    spans = torch.full((len(start), 4, 2), -1)
+    for row in range(1, len(start)):
+        pairs = {(first, last) for first in (2, 5, 7) for last in (7, 9)}
+        possible = [p for p in sorted(pairs) if start[row, p[0]] + end[row, p[1]] > -torch.inf]
+        for number, pair in enumerate(possible[: 1 + row % 4]):
+            spans[row, number] = torch.tensor(pair)
+    return spans
+
+
+def draw(rows: int, length: int) -> tuple[Tensor, Tensor]:
+    """Logits, some barred, and what of the others is right; in the first row nothing is."""
+    logits = torch.randn(rows, length, dtype=torch.float64)
+    barred = torch.rand(rows, length) < 0.3
+    gold = (torch.rand(rows, length) < 0.2) & ~barred
+    gold[0] = False
+    return logits.masked_fill(barred, -torch.inf), gold
+
+
+def test_marginal_likelihood() -> None:
+    logits, gold = draw(20, 15)
+    expected = [as_written(*row) for row in zip(logits, gold, strict=True)]
+    assert max(expected) > 1
+    found = marginal_nll(logits, gold)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    everything = torch.ones_like(gold)
+    assert (marginal_nll(logits, everything) == 0).all()
+    one = torch.nn.functional.one_hot(torch.tensor([3]), 15).bool()
+    logits = torch.randn(1, 15, dtype=torch.float64)
+    cross_entropy = torch.nn.functional.cross_entropy(logits, torch.tensor([3]))
+    assert float(marginal_nll(logits, one)) == pytest.approx(float(cross_entropy), abs=1e-12)
+
+
+@pytest.mark.parametrize("marginal", MARGINALS)
+def test_spans(marginal: str) -> None:
+    (start, _), (end, _) = draw(30, 12), draw(30, 12)
+    spans = draw_spans(start, end)
+    assert (spans[:, 2] >= 0).any()
+    expected = [
+        span_as_written(*row[:2], row[2].tolist(), marginal)
+        for row in zip(start, end, spans, strict=True)
+    ]
+    found = span_nll(start, end, spans, marginal)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert (span_nll(start, end, spans[:, :0], marginal) == 0).all()
+
+
+def test_spans_apart_are_never_less_likely() -> None:
+    """They count what begins with one span and ends with another."""
+    (start, _), (end, _) = draw(30, 12), draw(30, 12)
+    spans = draw_spans(start, end)
+    joint, apart = (span_nll(start, end, spans, marginal) for marginal in MARGINALS)
+    alone = (spans[:, :, 0] >= 0).sum(1) < 2
+    torch.testing.assert_close(joint[alone], apart[alone], rtol=0, atol=1e-12)
+    assert (joint >= apart - 1e-12).all()
+    assert (joint > apart + 0.01).any()
+
+
+@pytest.mark.parametrize("marginal", MARGINALS)
+def test_gradients_of_spans(marginal: str) -> None:
+    logits = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    spans = torch.tensor([[[-1, -1]] * 2, [[-1, -1]] * 2, [[1, 3], [4, 4]]])
+    barred = torch.zeros(3, 6, dtype=torch.bool)
+    barred[1] = True
+
+    def loss(x: Tensor) -> Tensor:
+        return span_nll(*x.masked_fill(barred, -torch.inf), spans, marginal)
+
+    loss(logits).sum().backward()
+    assert (logits.grad[:, :2] == 0).all()
+    assert (logits.grad[:, 2].abs().sum(-1) > 0).all()
+    assert torch.autograd.gradcheck(loss, logits)
+
+
+def test_gradients() -> None:
+    """Nothing comes of rows in which nothing is right, or nothing possible."""
+    logits = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    barred = torch.zeros(4, 6, dtype=torch.bool)
+    barred[1], barred[2, :3] = True, True
+    gold = torch.zeros(4, 6, dtype=torch.bool)
+    gold[2, 4], gold[3, 1], gold[3, 5] = True, True, True
+
+    def loss(x: Tensor) -> Tensor:
+        return marginal_nll(x.masked_fill(barred, -torch.inf), gold)
+
+    loss(logits).sum().backward()
+    assert (logits.grad[:2] == 0).all()
+    assert (logits.grad[2:].abs().sum(1) > 0).all()
+    assert torch.isfinite(logits.grad).all()
+    assert torch.autograd.gradcheck(loss, logits)
+
+
+class Model:
+    """Says what it was given to say; two reports stand for layers that cluster."""
+
+    training = True
+
+    def __init__(self, logits: AnswerLogits):
+        self.logits = logits
+
+    def __call__(self, **inputs):
+        return self.logits, {"reports": {"encoder": []}}
+
+
+@pytest.mark.parametrize("marginal", MARGINALS)
+def test_the_criterion_is_the_sum_of_its_parts(marginal: str) -> None:
+    batch = 9
+    (start, _), (end, _) = draw(batch, 12), draw(batch, 12)
+    spans = draw_spans(start, end)
+    paragraph, paragraphs = draw(batch, 12)
+    types = torch.rand(batch, len(TYPES)) < 0.3
+    types[0], types[1:, 1] = True, True
+    logits = AnswerLogits(start, end, paragraph, torch.randn(types.shape, dtype=torch.float64))
+    target = {"spans": spans, "paragraphs": paragraphs, "types": types}
+    sample = {"net_input": {}, "target": target, "ntokens": 108}
+    task = SimpleNamespace(target_dictionary=None, cfg=TaskConfig())
+    criterion = ClusterformerQA.build_criterion(
+        ClusterformerQAConfig(span_marginal=marginal), task
+    )
+    loss, size, log = criterion(Model(logits), sample)
+
+    def total(*pair: Tensor) -> float:
+        return sum(as_written(*row) for row in zip(*pair, strict=True))
+
+    parts = {
+        "span_loss": sum(
+            span_as_written(*row[:2], row[2].tolist(), marginal)
+            for row in zip(start, end, spans, strict=True)
+        ),
+        "long_loss": total(paragraph, paragraphs),
+        "type_loss": total(logits.type, types),
+    }
+    assert size == batch
+    assert float(loss) == pytest.approx(sum(parts.values()), abs=1e-10)
+    assert {name: float(log[name]) for name in parts} == pytest.approx(parts, abs=1e-10)
+    assert log["type_size"] == batch - 1
+    assert log["span_size"] == (spans[:, 0, 0] >= 0).sum()
+    assert log["long_size"] == paragraphs.any(1).sum()
+    each, _, _ = criterion(Model(logits), sample, reduce=False)
+    assert each.shape == (batch,)
+    assert float(each.sum()) == pytest.approx(float(loss), abs=1e-10)

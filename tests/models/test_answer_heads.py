@@ -1,0 +1,178 @@
+"""What a reader says of its states, against a plain loop; which gradients it gives to what."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.answers import TYPES
+from fairseq_clusterformer.criterions.clusterformer_qa import (
+    ClusterformerQA,
+    ClusterformerQAConfig,
+)
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig as TaskConfig
+from tests.models.test_reader import letters, make_reader, ragged
+
+STARTS = {0: (0, 9), 1: (0, 5, 33), 2: (0,), 3: (), 4: (0, 11)}  # of paragraphs, a document each
+
+
+def batch(model: ClusterformerReader) -> dict[str, Tensor]:
+    """Documents of several paragraphs; one has no token. The second of each has a title."""
+    question, document, _, lengths = ragged(model.encoder.padding_idx)
+    text = document.ne(model.encoder.padding_idx)
+    for row, places in STARTS.items():
+        assert all(place < lengths[row] for place in places)
+        document[row, list(places)] = model.encoder.dictionary.bos()
+        text[row, list(places)] = False
+        if len(places) > 1:
+            text[row, places[1] + 1] = False
+    return {"question_tokens": question, "document_tokens": document, "text_mask": text}
+
+
+def with_heads(**changes) -> ClusterformerReader:
+    """Whose heads for types are no longer at their start."""
+    model = make_reader(**changes)
+    torch.nn.init.normal_(model.heads.answer_type.weight)
+    return model
+
+
+@torch.no_grad()
+def test_logits_are_those_of_a_plain_loop() -> None:
+    model = with_heads()
+    inputs = batch(model)
+    logits, extra = model(**inputs)
+    reading = extra["reading"]
+    expected = model.encoder(inputs["question_tokens"], inputs["document_tokens"])
+    assert torch.equal(reading.document, expected.document)
+    heads = model.heads
+    for row, places in STARTS.items():
+        for token, state in enumerate(reading.document[row]):
+            found = [x[row, token] for x in (logits.start, logits.end, logits.paragraph)]
+            start_end = heads.span.weight @ state + heads.span.bias
+            paragraph = heads.paragraph.weight @ state + heads.paragraph.bias
+            barred = [not inputs["text_mask"][row, token]] * 2 + [token not in places]
+            for value, right, is_barred in zip(
+                found, [*start_end, paragraph[0]], barred, strict=True
+            ):
+                if is_barred:
+                    assert value == -torch.inf
+                else:
+                    torch.testing.assert_close(value, right)
+        # the mean over the windows that there are of the question's first state
+        windows = ~reading.question_padding[row, :, 0]
+        mean = reading.question[row, windows, 0].mean(0)
+        expected = heads.answer_type.weight @ mean + heads.answer_type.bias
+        torch.testing.assert_close(logits.type[row], expected)
+    assert (logits.type.std(0) > 0.01).all()
+
+
+@torch.no_grad()
+def test_without_a_mask_all_but_the_beginnings_is_text() -> None:
+    model = with_heads()
+    inputs = batch(model)
+    document = inputs["document_tokens"]
+    logits, _ = model(inputs["question_tokens"], document)
+    barred = document.eq(model.encoder.padding_idx) | document.eq(0)
+    assert torch.equal(logits.start == -torch.inf, barred)
+    assert torch.equal(logits.end == -torch.inf, barred)
+    # a mask that says otherwise does not make text of them
+    inputs["text_mask"][:] = True
+    logits, _ = model(**inputs)
+    assert torch.equal(logits.start == -torch.inf, barred)
+
+
+@torch.no_grad()
+def test_a_document_alone_is_a_document_in_any_batch() -> None:
+    model = with_heads()
+    inputs = batch(model)
+    together, _ = model(**inputs)
+    for row, length in enumerate((23, 40, 5, 0, 12)):
+        asked = int(inputs["question_tokens"][row].ne(model.encoder.padding_idx).sum())
+        alone, _ = model(
+            inputs["question_tokens"][row : row + 1, :asked],
+            inputs["document_tokens"][row : row + 1, :length],
+            inputs["text_mask"][row : row + 1, :length],
+        )
+        for mine, theirs in zip(alone[:3], together[:3], strict=True):
+            torch.testing.assert_close(mine[0], theirs[row, :length], rtol=0, atol=1e-12)
+            assert (theirs[row, length:] == -torch.inf).all()
+        torch.testing.assert_close(alone.type[0], together.type[row], rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_no_question() -> None:
+    model = with_heads()
+    logits, _ = model(torch.zeros(2, 0, dtype=torch.long), letters(2, 12))
+    assert torch.equal(logits.type, model.heads.answer_type.bias.expand(2, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    """Logits are in float32, of one and the same weights and states."""
+    model = with_heads().to(dtype)
+    logits, extra = model(**batch(model))
+    assert extra["reading"].document.dtype == dtype
+    assert {x.dtype for x in logits} == {torch.float32}
+    states = extra["reading"].document.float()
+    expected = states @ model.heads.span.weight.float().t() + model.heads.span.bias.float()
+    some = logits.start > -torch.inf
+    torch.testing.assert_close(logits.start[some], expected[..., 0][some])
+    sum(x[x > -torch.inf].sum() for x in logits).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.heads.parameters())
+
+
+@torch.no_grad()
+def test_all_types_are_as_likely_at_the_start() -> None:
+    logits, _ = make_reader().eval()(**batch(make_reader()))
+    assert (logits.type == 0).all()
+    assert logits.start[logits.start > -torch.inf].std() > 0.001
+
+
+class TestGradients:
+    def gradients(self, model: ClusterformerReader, **target: Tensor) -> dict[str, Tensor]:
+        """Of the criterion's loss."""
+        inputs = batch(model)
+        rows, length = inputs["document_tokens"].shape
+        nothing = {
+            "spans": torch.full((rows, 0, 2), -1),
+            "paragraphs": torch.zeros(rows, length, dtype=torch.bool),
+            "types": torch.ones(rows, len(TYPES), dtype=torch.bool),
+        }
+        sample = {"net_input": inputs, "target": nothing | target, "ntokens": rows * length}
+        criterion = ClusterformerQA.build_criterion(
+            ClusterformerQAConfig(), SimpleNamespace(target_dictionary=None, cfg=TaskConfig())
+        )
+        loss, _, log = criterion(model.train(), sample)
+        assert torch.isfinite(log["loss"])
+        loss.backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        return {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if (parameter.grad != 0).any()
+        }
+
+    def test_nothing_to_learn(self) -> None:
+        """Every parameter has a gradient all the same, as data-parallel workers need it."""
+        assert self.gradients(make_reader()) == {}
+
+    @pytest.mark.parametrize("part", ["span", "paragraph", "answer_type"])
+    def test_each_part_teaches_its_own_head(self, part: str) -> None:
+        target = {}
+        if part == "span":
+            target["spans"] = torch.tensor(
+                [[[1, 2]], [[7, 9]], [[-1, -1]], [[-1, -1]], [[-1, -1]]]
+            )
+        elif part == "paragraph":
+            target["paragraphs"] = torch.zeros(5, 40, dtype=torch.bool)
+            target["paragraphs"][1, [5, 33]] = True
+        else:
+            target["types"] = torch.ones(5, len(TYPES), dtype=torch.bool)
+            target["types"][0, 1:] = False
+        model = with_heads()
+        taught = self.gradients(model, **target)
+        assert {name.split(".")[1] for name in taught if name.startswith("heads.")} == {part}
+        assert "encoder.embed_tokens.weight" in taught
+        assert "encoder.layers.4.fc2.weight" in taught
