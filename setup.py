@@ -52,11 +52,13 @@ setup(
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
         # clustering: the self-organising map that neural clustering is compared with
+        # documents: PDF for scripts/answer.py
         # matplotlib: the pictures of scripts/; setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
             "matplotlib",
             "minisom",
+            "pypdf",
             "pytest>=8",
             "pytest-xdist",
             "ruff>=0.17,<0.18",
@@ -65,6 +67,7 @@ setup(
             "wheel",
         ],
         "clustering": ["minisom"],
+        "documents": ["pypdf"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },
 )

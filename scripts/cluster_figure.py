@@ -10,7 +10,7 @@ from cluster_words import Cluster, Item, visible
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fairseq_clusterformer.clustering.inspect import oldest_key_in_sight
+from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44

@@ -25,8 +25,7 @@ from cluster_words import (  # noqa: E402
 )
 
 import fairseq_clusterformer  # noqa: E402, F401  registers our models
-from fairseq_clusterformer.clustering import NeuralClustering  # noqa: E402
-from fairseq_clusterformer.clustering.inspect import token_clusters  # noqa: E402
+from fairseq_clusterformer.attention.inspect import token_clusters  # noqa: E402
 from fairseq_clusterformer.data.bytes import byte_symbols, decode  # noqa: E402
 from fairseq_clusterformer.models.checkpoints import CheckpointError  # noqa: E402
 
@@ -88,34 +87,29 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
         UserError: for what is missing or something else.
     """
     model, task = load_language_model(checkpoint, data)
-    names = [n for n, module in model.named_modules() if isinstance(module, NeuralClustering)]
-    if not names:
-        raise UserError(
-            f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; "
-            "allowed is one with a kind that clusters in its --attention, such as neural"
-        )
     vocabulary = Vocabulary(task.source_dictionary, data)
     passage = vocabulary.encode(text)
     shown, valid = passage[:MOST_SHOWN], _validation_text(data)
     row = model.max_positions()
     of_passage, of_valid = (_clusters_by_row(model, tokens, row) for tokens in (shown, valid))
+    if not of_valid:
+        raise UserError(
+            f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; "
+            "allowed is one with a kind that clusters in its --attention, such as neural"
+        )
     rows = [vocabulary.read(tokens) for tokens in valid.split(row)]
     endings = [vocabulary.endings(tokens) for tokens in rows]
     layers = []
-    for name in names:
-        router = model.get_submodule(name.rpartition(".")[0])
-        window = (
-            router.window if router.causal and router.config.cluster_rule == "recent" else None
+    for (name, head), clusters in of_valid.items():
+        router = model.get_submodule(name)
+        recent = router.causal and router.config.cluster_rule == "recent"
+        # Heads that cluster apart may cluster keys apart from queries.
+        window = router.window if recent and head is None else None
+        described = describe(
+            rows, clusters, router.config.num_clusters, window=window, endings=endings
         )
-        clusters = describe(
-            rows,
-            of_valid[name],
-            model.get_submodule(name).num_clusters,
-            window=window,
-            endings=endings,
-        )
-        label = _label(model, name)
-        layers.append(Layer(*label, window, sum(of_passage[name], []), clusters))
+        passage = sum(of_passage[name, head], [])
+        layers.append(Layer(*_label(model, name, head), window, passage, described))
     return Reading(
         model=_describe_model(model, checkpoint),
         unit=vocabulary.unit,
@@ -251,23 +245,30 @@ def _validation_text(data: Path) -> Tensor:
     return torch.cat(items)[:MOST_COUNTED].long()
 
 
-def _clusters_by_row(model, tokens: Tensor, row: int) -> dict[str, list[list[int]]]:
-    """Clusters of the tokens [N] by module, in rows of at most ``row`` tokens."""
-    rows: dict[str, list[list[int]]] = {}
+def _clusters_by_row(
+    model, tokens: Tensor, row: int
+) -> dict[tuple[str, int | None], list[list[int]]]:
+    """Clusters of the tokens [N], in rows of at most ``row`` tokens, by router and by its head, or
+    None where its heads cluster together."""
+    rows: dict[tuple[str, int | None], list[list[int]]] = {}
     for part in tokens.split(row):
         for name, clusters in token_clusters(model, part.unsqueeze(0)).items():
-            rows.setdefault(name, []).append(clusters[0].tolist())
+            for head, of_head in enumerate(clusters[0].tolist()):
+                key = (name, head if clusters.size(1) > 1 else None)
+                rows.setdefault(key, []).append(of_head)
     return rows
 
 
-def _label(model, name: str) -> tuple[str, str]:
-    """Which layer and which of its heads a clustering module serves, for people."""
-    path, _, router = name.removesuffix(".clustering").rpartition(".routers.")
+def _label(model, name: str, head: int | None) -> tuple[str, str]:
+    """Which layer and which of its heads a router's clusters serve, for people."""
+    path, _, router = name.rpartition(".routers.")
     attention = model.get_submodule(path)
     layer_path, _, number = path.removesuffix(".self_attn").rpartition(".")
     kinds = model.get_submodule(f"{layer_path}.{number}").kinds
     share = attention.num_heads // len(kinds)
     first, last = int(router) * share + 1, (int(router) + 1) * share
+    if head is not None:
+        first = last = first + head
     which = f"head {first}" if first == last else f"heads {first} to {last}"
     depth = len(model.get_submodule(layer_path))
     heads = f"{which} of {attention.num_heads}, {kinds[int(router)]}"

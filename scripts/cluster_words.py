@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_clusterformer.clustering.inspect import oldest_key_in_sight
+from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 
 LONGEST_ENDING = 12  # characters
 LONGEST_RUN = 4

@@ -53,7 +53,7 @@ class Archive:
 def write_aside(path: Path, text: str) -> None:
     """Write a whole file or none of it."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 

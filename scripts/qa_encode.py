@@ -85,19 +85,16 @@ def write_file(
 def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> Encoded | Unusable:
     """Return a record's tokens; or why it has none."""
     encode = functools.partial(_encode, model)
-    start = np.full(1, -1, np.int32)
-    ids, starts, ends, paragraph_starts, texts = [], [], [], [], []
+    ids, characters, paragraph_starts, texts = [], [], [], []
     position = 0
     for paragraph in record.paragraphs:
         tokens = encode(paragraph.text)
-        head = np.concatenate([start, encode(paragraph.title).ids]) if titles else start
-        nowhere = np.full(len(head), -1, np.int32)
-        ids += [head, tokens.ids]
-        starts += [nowhere, tokens.starts]
-        ends += [nowhere, tokens.ends]
+        led = led_by_start(tokens, encode(paragraph.title) if titles else None)
+        ids.append(led[0])
+        characters.append(led[1])
         paragraph_starts.append(position)
-        texts.append((position + len(head), tokens))
-        position += len(head) + len(tokens)
+        position += len(led[0])
+        texts.append((position - len(tokens), tokens))
     answers = []
     for answer in record.answers:
         offset, tokens = texts[answer.paragraph]
@@ -106,9 +103,25 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
         except ValueError as error:
             return Unusable("answer in no token", f"question {record.id}: {error}")
         answers.append((offset + first, offset + last))
-    characters = np.stack([np.concatenate(starts), np.concatenate(ends)])
+    document, characters = np.concatenate(ids), np.concatenate(characters, axis=1)
     question = encode(record.question).ids
-    return Encoded(question, np.concatenate(ids), characters, paragraph_starts, answers, record)
+    return Encoded(question, document, characters, paragraph_starts, answers, record)
+
+
+def led_by_start(
+    text: subwords.Tokens, title: subwords.Tokens | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n].
+
+    Args:
+        title: that stands between; None: none does.
+    """
+    head = np.full(1, -1, np.int32)
+    if title is not None:
+        head = np.concatenate([head, title.ids])
+    nowhere = np.full((2, len(head)), -1, np.int32)
+    characters = np.concatenate([nowhere, np.stack([text.starts, text.ends])], axis=1)
+    return np.concatenate([head, text.ids]), characters
 
 
 @functools.lru_cache(256)  # questions on one paragraph follow each other
@@ -118,7 +131,7 @@ def _encode(model: subwords.Subwords, text: str) -> subwords.Tokens:
 
 def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Example:
     record = item.record
-    document = np.where(item.document < 0, dictionary.bos(), to_index[item.document])
+    document = symbols_of(item.document, to_index, dictionary)
     return Example(
         question=torch.from_numpy(to_index[item.question]),
         document=torch.from_numpy(document),
@@ -128,6 +141,16 @@ def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Exa
         answerable=record.answerable,
         yes_no=record.yes_no,
     )
+
+
+def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
+    """Return a document in symbols of the dictionary.
+
+    Args:
+        ids: the model's; -1 stands for ``<s>``.
+        to_index: of each id's symbol.
+    """
+    return np.where(ids < 0, dictionary.bos(), to_index[ids])
 
 
 def _texts(record: Record) -> dict:

@@ -118,4 +118,4 @@ class Gated(Router):
         sizes = torch.zeros_like(log_mass)
         weight = real.unsqueeze(1).expand_as(clusters).transpose(1, 2)
         sizes.scatter_add_(-1, clusters.transpose(1, 2).flatten(2), weight.flatten(2))
-        return Report(cluster_sizes=sizes, observation=observation)
+        return Report(cluster_sizes=sizes, clusters=clusters[0], observation=observation)

@@ -48,7 +48,8 @@ class KMeans(Router):
             layout = own_chunk_layout(clusters, num_clusters, window, padding_mask=padding_mask)
         sizes = cluster_sizes(clusters, num_clusters, padding_mask)[0]
         observation = self.clustering.observation(x, padding_mask) if self.training else None
-        return Routing((layout,), Report(cluster_sizes=sizes, observation=observation))
+        report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
+        return Routing((layout,), report)
 
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None

@@ -87,7 +87,7 @@ class Lsh(Float32Buffers, Router):
             x, key_bias=x.new_full((1, 1, x.size(1)), LAST_RESORT), padding_mask=padding_mask
         )
         sizes = cluster_sizes(torch.cat(rounds, dim=1), num_buckets, padding_mask)
-        return Routing((*layouts, own), Report(cluster_sizes=sizes))
+        return Routing((*layouts, own), Report(cluster_sizes=sizes, clusters=rounds[0]))
 
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None

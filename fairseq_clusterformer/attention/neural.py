@@ -67,7 +67,7 @@ class Neural(Router):
                 earlier_only=self.causal,
                 padding_mask=padding_mask,
             )
-        return Routing((layout,), report)
+        return Routing((layout,), report._replace(clusters=clusters))
 
     @property
     def why_no_steps(self) -> str:

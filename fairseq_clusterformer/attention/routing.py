@@ -65,7 +65,7 @@ class RoutingAttention(Router):
         if not self.causal:
             key_clusters, cosines = self.means(k)
             sums = sums + self.means.sums(k, key_clusters, padding_mask)
-        report = Report(cluster_sizes=sums[..., -1], observation=sums.flatten())
+        report = Report(cluster_sizes=sums[..., -1], clusters=clusters, observation=sums.flatten())
         if self.config.cluster_rule == "chunk":
             return Routing((top_layout(clusters, cosines, padding_mask=padding_mask),), report)
         layout = cluster_layout(

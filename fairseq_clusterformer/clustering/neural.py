@@ -147,7 +147,13 @@ class NeuralClustering(AverageNormalizer):
             sizes = torch.zeros(self.num_clusters, device=x.device, dtype=x.dtype)
             sizes.index_add_(0, clusters.flatten(), real.flatten())
             observation = self.observation(torch.logsumexp(log_mass, dim=0), tokens)
-        return Report(clustering_loss, sorting_loss, sizes, updated, observation)
+        return Report(
+            clustering_loss,
+            sorting_loss,
+            cluster_sizes=sizes,
+            centroids=updated,
+            observation=observation,
+        )
 
 
 def initial_centroids(num_clusters: int, embed_dim: int) -> nn.Parameter:

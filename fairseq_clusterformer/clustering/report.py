@@ -19,6 +19,8 @@ class Report(NamedTuple):
         sorting_loss: float32 scalar, CF22 eq. 11, a mean over rows weighted by their real tokens.
         cluster_sizes: tokens in each cluster over the batch, float32 [K]; of several clusterings
             in one layer, [..., K].
+        clusters: of each query, int64 [B, G, N] where G heads cluster apart, or G = 1; at padding
+            it has no meaning. Of several hash rounds, the first.
         centroids: updated centroids for the next layer, CF22 eq. 3, float32 [B, K, D].
         observation: what the router wants to remember of a training batch, once the forward
             pass is over; of a shape that the kind chooses.
@@ -27,5 +29,6 @@ class Report(NamedTuple):
     clustering_loss: Tensor | None = None
     sorting_loss: Tensor | None = None
     cluster_sizes: Tensor | None = None
+    clusters: Tensor | None = None
     centroids: Tensor | None = None
     observation: Tensor | None = None

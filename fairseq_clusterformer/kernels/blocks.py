@@ -250,7 +250,9 @@ class _BlocksAttention(torch.autograd.Function):
         k_tiles = plan.to_slots(k, plan.keys)
         v_tiles = plan.to_slots(v, plan.keys)
 
-        out_tiles = torch.empty_like(q_tiles)
+        # Without a backward pass a tile of queries, which is read once, gives its place to theirs.
+        keep = any(ctx.needs_input_grad)
+        out_tiles = torch.empty_like(q_tiles) if keep else q_tiles
         lse_tiles = q_tiles.new_empty(*q_tiles.shape[:2], 1, dtype=dtype)
         for number, group in enumerate(plan.groups_of_tiles):
             queries = group.queries()
@@ -267,10 +269,13 @@ class _BlocksAttention(torch.autograd.Function):
             total.clamp_(min=torch.finfo(dtype).tiny)
             out_tiles[queries] = torch.bmm(weights, v_group).div_(total).to(q.dtype)
 
+        if not keep:
+            del k_tiles, v_tiles
         out = plan.to_tokens(out_tiles, plan.queries)
         lse = plan.to_tokens(lse_tiles, plan.queries).squeeze(-1)
-        ctx.save_for_backward(q_tiles, k_tiles, v_tiles, key_bias, out, lse)
-        ctx.plan, ctx.dropout, ctx.seed = plan, dropout, seed
+        if keep:
+            ctx.save_for_backward(q_tiles, k_tiles, v_tiles, key_bias, out, lse)
+            ctx.plan, ctx.dropout, ctx.seed = plan, dropout, seed
         return out, lse
 
     @staticmethod

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import torch
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor
 
 from fairseq_clusterformer.clustering import Report, initial_centroids
 
-from .stack import ClusteredLayer, ClusteredStack, pack, unpack
+from .stack import ClusteredLayer, ClusteredStack, at_once_in, pack, unpack
 
 
 class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
@@ -42,14 +43,22 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
 
+        at_once = at_once_in(self, x.device)
+        if at_once is None:
+            x = self._feed_forward(x)
+        else:
+            portions = x.split(max(1, at_once // x.size(1)))
+            x = torch.cat([self._feed_forward(portion) for portion in portions])
+        return x, *pack(reports)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """The second block; of each token by itself."""
         residual = x
         if self.normalize_before:
             x = self.final_layer_norm(x)
         x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
         x = self.residual_connection(self.dropout_module(self.fc2(x)), residual)
-        if not self.normalize_before:
-            x = self.final_layer_norm(x)
-        return x, *pack(reports)
+        return x if self.normalize_before else self.final_layer_norm(x)
 
 
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):

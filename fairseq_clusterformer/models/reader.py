@@ -4,8 +4,10 @@ Shape letters: B batch, N tokens of the longest document, Q of the longest quest
 the longest document, L tokens of a window, M stride, D width.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
 from .encoder import ClusterformerEncoderLayer
-from .stack import ClusteredStack, unpack
+from .stack import ClusteredStack, at_once_in, unpack
 from .windows import Rows, Windows
 
 
@@ -110,28 +112,36 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 f"to {self.size} of the document; allowed: {self.max_positions()} "
                 "(--window-positions)"
             )
+        at_once = at_once_in(self, document_tokens.device)
         windows = Windows(
             question_tokens,
             document_tokens,
             size=self.size,
             stride=self.stride,
             padding_idx=self.padding_idx,
+            at_once=at_once,
         )
-        places = Rows(~windows.by_place(windows.padding)) if self.same_place else None
+        places = None
+        if self.same_place:
+            places = Rows(~windows.by_place(windows.padding), at_once)
 
-        rows = windows.rows
-        x = rows.unpacked(self.forward_embedding(rows.packed(windows.tokens))[0])
-        question, document = windows.merged(rows.through(self.layers[0], x))
+        def embedded(part: slice) -> Tensor:
+            tokens = windows.tokens[:, part]
+            return self.forward_embedding(tokens.flatten(0, 1))[0].unflatten(0, tokens.shape[:2])
+
+        question, document = windows.through(self.layers[0], embedded)
         by_layer: dict[int, list[Report]] = {}
         for number, layer in enumerate(self.layers[1:], 1):
             if number not in self.cluster_layers:
-                x = windows.cut(question, document)
-                question, document = windows.merged(rows.through(layer, x))
+                question, document = windows.through(
+                    layer, partial(windows.cut, question, document)
+                )
                 continue
             states = windows.sequence(question, document)
+            del question, document  # of a long document, much memory
             if places is not None:
-                states = places.through(layer, windows.by_place(states))
-                states = states.transpose(1, 2).flatten(1, 2)
+                rows = places.through(layer, partial(windows.by_place, states))
+                states = torch.cat([x for _, x in rows], dim=1).transpose(1, 2).flatten(1, 2)
             else:  # eq. 5 to 8
                 states, *fields = layer(states.transpose(0, 1), windows.padding)
                 states = states.transpose(0, 1)

@@ -10,6 +10,8 @@ the longest document, L tokens of a window (l in the paper), M stride (m), D wid
 document or a question stands behind it.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -20,19 +22,24 @@ def count_windows(length: int, stride: int) -> int:
     return max(1, -(-length // stride))
 
 
-def cut(document: Tensor, *, size: int, stride: int, fill: int = 0) -> Tensor:
+def cut(
+    document: Tensor, *, size: int, stride: int, fill: int = 0, part: slice = slice(None)
+) -> Tensor:
     """Windows of a document (CF20 eq. 1): [B, N, ...] to [B, V, L, ...].
 
     Args:
         size: L, at least the stride.
         stride: M.
         fill: what stands where a window reaches beyond the document.
+        part: of the V windows, those to cut.
     """
-    beyond = (count_windows(document.size(1), stride) - 1) * stride + size
-    return _lengthened(document, beyond, fill).unfold(1, size, stride).movedim(-1, 2)
+    first, last, _ = part.indices(count_windows(document.size(1), stride))
+    beyond = (last - 1 - first) * stride + size
+    text = document[:, first * stride : first * stride + beyond]
+    return _lengthened(text, beyond, fill).unfold(1, size, stride).movedim(-1, 2)
 
 
-def merge_overlaps(windows: Tensor, *, stride: int, length: int) -> Tensor:
+def merge_overlaps(portions: Iterable[Tensor], *, stride: int, length: int) -> Tensor:
     """Each token's mean over the windows that hold it (CF20 eq. 3): [B, V, L, D] to [B, N, D].
 
     The paper writes two sums of two windows, one after the other; here the mean is over all that
@@ -40,12 +47,22 @@ def merge_overlaps(windows: Tensor, *, stride: int, length: int) -> Tensor:
     that they are the same in every run on every device.
 
     Args:
+        portions: of the windows, in their order, [B, some of V, L, D] each.
         stride: M.
         length: N.
     """
-    ones = windows.new_ones(1, *windows.shape[1:3], 1)
-    total, count = (_added_up(w, stride)[:, :length] for w in (windows, ones))
-    return total / count
+    total, first = None, 0
+    for windows in portions:
+        size = windows.size(2)
+        added = _added_up(windows, stride)
+        if total is None:
+            beyond = added.size(1) + (count_windows(length, stride) - windows.size(1)) * stride
+            total = added.new_zeros(len(added), beyond, added.size(2))
+        total[:, first : first + added.size(1)] += added
+        first += windows.size(1) * stride
+    token = torch.arange(length, device=total.device)
+    begun, ended = (torch.div(t, stride, rounding_mode="floor") + 1 for t in (token, token - size))
+    return total[:, :length].div_((begun - ended.clamp(min=0)).unsqueeze(-1))
 
 
 def drop_overlaps(question: Tensor, document: Tensor, *, stride: int, fill: int = 0) -> Tensor:
@@ -86,10 +103,10 @@ class Windows:
         size: L.
         stride: M.
         padding_idx: of the dictionary.
+        at_once: tokens that a layer is given at once, see :class:`Rows`.
 
     Attributes:
         tokens: of each window with its question, int64 [B, V, Q + L].
-        rows: these, without windows beyond a document's last.
         padding: bool [B, V (Q + M)], of the sequence without overlaps.
     """
 
@@ -101,6 +118,7 @@ class Windows:
         size: int,
         stride: int,
         padding_idx: int,
+        at_once: int | None = None,
     ):
         self.length = document_tokens.size(1)
         self.size = min(size, max(self.length, 1))
@@ -111,22 +129,38 @@ class Windows:
         beyond[:, 0] = False  # of a document without tokens the question is left
         asked = question_tokens.unsqueeze(1).masked_fill(beyond, padding_idx)
         self.tokens = torch.cat([asked, texts], dim=2)  # eq. 1
-        self.rows = Rows(self.tokens.ne(padding_idx))
+        self._rows = Rows(self.tokens.ne(padding_idx), at_once)
         self.question_padding = asked.eq(padding_idx)
         self.document_padding = document_tokens.eq(padding_idx)
         self.padding = drop_overlaps(
             self.question_padding, self.document_padding, stride=stride, fill=True
         )
 
-    def cut(self, question: Tensor, document: Tensor) -> Tensor:
-        """[B, V, Q, D] and [B, N, D] as windows [B, V, Q + L, D]."""
-        text = cut(document, size=self.size, stride=self.stride)
-        return torch.cat([question, text], dim=2)
+    def through(
+        self, layer: nn.Module, windows: Callable[[slice], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """A sliding-window layer: the question [B, V, Q, D] and the document [B, N, D], each
+        token with its mean over the windows that hold it (eq. 2 and 3).
 
-    def merged(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse of ``cut``; where windows overlap, their mean (eq. 3)."""
-        question, text = x.split([x.size(2) - self.size, self.size], dim=2)
-        return question, merge_overlaps(text, stride=self.stride, length=self.length)
+        Args:
+            layer: of fairseq's.
+            windows: makes some of the windows, [B, some of V, Q + L, D].
+        """
+        questions = []
+
+        def texts() -> Iterator[Tensor]:
+            for _, x in self._rows.through(layer, windows):
+                question, text = x.split([x.size(2) - self.size, self.size], dim=2)
+                questions.append(question.clone())  # a view would keep the text
+                yield text
+
+        document = merge_overlaps(texts(), stride=self.stride, length=self.length)
+        return torch.cat(questions, dim=1), document
+
+    def cut(self, question: Tensor, document: Tensor, part: slice) -> Tensor:
+        """[B, V, Q, D] and [B, N, D] as some of the windows [B, some of V, Q + L, D]."""
+        text = cut(document, size=self.size, stride=self.stride, part=part)
+        return torch.cat([question[:, part], text], dim=2)
 
     def sequence(self, question: Tensor, document: Tensor) -> Tensor:
         """[B, V, Q, D] and [B, N, D] as [B, V (Q + M), D] (eq. 4)."""
@@ -136,9 +170,10 @@ class Windows:
         """The inverse of ``sequence`` (eq. 9)."""
         return put_back(states, windows=self.number, stride=self.stride, length=self.length)
 
-    def by_place(self, sequence: Tensor) -> Tensor:
-        """[B, V (Q + M), ...] as rows of the same place in each window, [B, Q + M, V, ...]."""
-        return sequence.unflatten(1, (self.number, -1)).transpose(1, 2)
+    def by_place(self, sequence: Tensor, part: slice = slice(None)) -> Tensor:
+        """[B, V (Q + M), ...] as rows of the same place in each window, [B, Q + M, V, ...], or
+        some of these rows."""
+        return sequence.unflatten(1, (self.number, -1)).transpose(1, 2)[:, part]
 
 
 class Rows:
@@ -146,27 +181,37 @@ class Rows:
 
     Args:
         real: bool [B, R, T], True where a token stands.
+        at_once: tokens that a layer is given at once, or one of the R rows, if that has more;
+            None: all.
     """
 
-    def __init__(self, real: Tensor):
-        self._some = real.any(-1)
-        hidden = ~self.packed(real)
-        self._hidden = hidden if hidden.any() else None
+    def __init__(self, real: Tensor, at_once: int | None = None):
+        batch, number, length = real.shape
+        step = number if at_once is None else max(1, at_once // (batch * length))
+        self._portions = []
+        for first in range(0, number, step):
+            part = slice(first, min(first + step, number))
+            some = real[:, part].any(-1)
+            hidden = ~real[:, part][some]
+            self._portions.append((part, some, hidden if hidden.any() else None))
 
-    def through(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """[B, R, T, D] through a layer of fairseq's; 0 where a row is left out."""
-        out = layer(self.packed(x).transpose(0, 1), encoder_padding_mask=self._hidden)
-        return self.unpacked(out.transpose(0, 1))
+    def through(
+        self, layer: nn.Module, rows: Callable[[slice], Tensor]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield, portion by portion, which rows, and these [B, some of R, T, D] after a layer.
 
-    def packed(self, x: Tensor) -> Tensor:
-        """[B, R, ...] as [rows, ...]."""
-        return x[self._some]
+        Args:
+            layer: of fairseq's.
+            rows: makes some of the rows, [B, some of R, T, D].
 
-    def unpacked(self, rows: Tensor) -> Tensor:
-        """The inverse of ``packed``."""
-        x = rows.new_zeros(*self._some.shape, *rows.shape[1:])
-        x[self._some] = rows
-        return x
+        Yields:
+            0 where a row is left out.
+        """
+        for part, some, hidden in self._portions:
+            out = layer(rows(part)[some].transpose(0, 1), encoder_padding_mask=hidden)
+            x = out.new_zeros(*some.shape, *out.transpose(0, 1).shape[1:])
+            x[some] = out.transpose(0, 1)
+            yield part, x
 
 
 def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:
@@ -175,12 +220,11 @@ def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:
 
 
 def _added_up(windows: Tensor, stride: int) -> Tensor:
-    """The sum of the windows that hold a token, [B, V M, D]."""
-    number, size = windows.shape[1:3]
+    """The sum of the windows that hold a token, up to where the last one ends, rounded up to a
+    multiple of the stride."""
+    size = windows.size(2)
     parts = -(-size // stride)
     blocks = pad(windows, (0, 0, 0, parts * stride - size)).unflatten(2, (parts, stride))
     # the part j of a window lies in the block that its j-th successor begins with
-    shifted = (
-        pad(blocks[:, : number - j, j], (0, 0, 0, 0, j, 0)) for j in range(min(parts, number))
-    )
+    shifted = (pad(blocks[:, :, j], (0, 0, 0, 0, j, parts - 1 - j)) for j in range(parts))
     return sum(shifted).flatten(1, 2)

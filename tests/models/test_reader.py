@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fairseq_clusterformer.attention import attention_kinds
+from fairseq_clusterformer.models import stack
 from fairseq_clusterformer.models.clusterformer_reader import (
     ClusterformerReader,
     clusterformer_reader_base,
@@ -154,6 +155,29 @@ def test_a_document_alone_is_a_document_in_any_batch(attention: str) -> None:
         real = ~together.question_padding[row]
         assert real.sum(1).tolist() == [asked[row]] * windows + [0] * (len(real) - windows)
         assert (~together.document_padding[row]).sum() == lengths[row]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", attention_kinds())
+def test_portions_give_what_the_whole_gives(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gradients no feed-forward block sees more tokens than it may, or than a row has."""
+    model = make_reader(cluster_attention=attention)
+    question, document, *_ = ragged(model.encoder.padding_idx)
+    with torch.enable_grad():
+        whole = model.encoder(question, document)
+    seen = []
+    for layer in model.encoder.layers:
+        layer.fc1.register_forward_hook(lambda _, inputs, out: seen.append(out[..., 0].numel()))
+    for at_once, most in ((1, 5 * 11), (60, 60), (120, 120)):  # a row of each document at least
+        monkeypatch.setattr(stack, "AT_ONCE_CPU", at_once)
+        seen.clear()
+        portions = model.encoder(question, document)
+        assert len(seen) > len(model.encoder.layers)
+        assert max(seen) <= most
+        for mine, theirs in zip(portions[:4], whole[:4], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", attention_kinds())

@@ -13,7 +13,7 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from fairseq_clusterformer.clustering.inspect import token_clusters
+from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.criterions.clusterformer_label_smoothed_cross_entropy import (
     ClusterformerLabelSmoothedCrossEntropy,
     ClusterformerLabelSmoothedCrossEntropyConfig,
@@ -297,7 +297,7 @@ def test_centroids_are_handed_on():
     for layer, clusters in zip(model.encoder.layers, found, strict=True):
         clustering = layer.self_attn.routers[0].clustering
         assert clustering.centroids is None
-        expected = torch.zeros_like(clusters)
+        expected = torch.zeros_like(tokens)
         handed_on = torch.empty_like(centroids)
         for row in range(3):
             keys = x[row, ~mask[row]] @ clustering.w_c.weight.T
@@ -305,7 +305,7 @@ def test_centroids_are_handed_on():
             membership = scores.softmax(-1)  # CF22 eq. 2: over tokens
             expected[row, ~mask[row]] = membership.argmax(0)
             handed_on[row] = membership @ keys  # CF22 eq. 3
-        assert torch.equal(clusters, expected)
+        assert torch.equal(clusters.squeeze(1), expected)
         x = layer(x.transpose(0, 1), mask, centroids)[0].transpose(0, 1)
         centroids = handed_on
 

@@ -59,7 +59,7 @@ def test_overlaps_are_averaged(length: int, size: int, stride: int) -> None:
     """Eq. 3, with its gradient."""
     number = count_windows(length, stride)
     windows = states(2, number, size)
-    merged = merge_overlaps(windows, stride=stride, length=length)
+    merged = merge_overlaps([windows], stride=stride, length=length)
     rows = []
     for token in range(length):
         found = [windows[:, k, token - stride * k] for k in holding(token, number, size, stride)]
@@ -74,6 +74,20 @@ def test_overlaps_are_averaged(length: int, size: int, stride: int) -> None:
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
+@every_shape
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_portions(length: int, size: int, stride: int, at_once: int) -> None:
+    """Some windows at a time are cut and merged as all are."""
+    number = count_windows(length, stride)
+    x, windows = states(2, length), states(2, number, size)
+    parts = [slice(first, first + at_once) for first in range(0, number, at_once)]
+    cuts = [cut(x, size=size, stride=stride, fill=7, part=part) for part in parts]
+    assert torch.equal(torch.cat(cuts, dim=1), cut(x, size=size, stride=stride, fill=7))
+    merged = merge_overlaps([windows[:, part] for part in parts], stride=stride, length=length)
+    whole = merge_overlaps([windows], stride=stride, length=length)
+    torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
+
+
 def test_two_windows_as_the_paper_adds_them() -> None:
     """Eq. 3 to the letter, where no more than two windows meet."""
     question, size, stride = 2, 5, 3
@@ -86,7 +100,7 @@ def test_two_windows_as_the_paper_adds_them() -> None:
     for k in range(2):
         written[k][question + stride :] += given[k + 1][question : question + overlap]
         written[k][question + stride :] /= 2
-    merged = merge_overlaps(given[None, :, question:], stride=stride, length=9)
+    merged = merge_overlaps([given[None, :, question:]], stride=stride, length=9)
     windows = cut(merged, size=size, stride=stride)[0]
     for k in range(3):
         real = min(size, 9 - stride * k)
@@ -122,5 +136,5 @@ def test_windows_of_merged_states_are_equal_where_they_meet(
 ) -> None:
     x = states(1, length)
     windows = cut(x, size=size, stride=stride)
-    merged = merge_overlaps(windows, stride=stride, length=length)
+    merged = merge_overlaps([windows], stride=stride, length=length)
     torch.testing.assert_close(merged, x, rtol=0, atol=1e-12)

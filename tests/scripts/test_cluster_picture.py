@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_clusterformer.clustering import NeuralClustering
-from fairseq_clusterformer.clustering.inspect import oldest_key_in_sight, token_clusters
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
 from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, train
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -39,30 +39,56 @@ PASSAGE = 'A <b>naïve</b> "word" & more …\n\n   if x:\n\ty += 1  # two\n'
 
 
 class _Two(nn.Module):
-    def __init__(self):
+    def __init__(self, *kinds: str):
         super().__init__()
-        self.later = NeuralClustering(8, 3)
-        self.sooner = NeuralClustering(8, 5)
+        config = AttentionConfig(num_clusters=3, window=4)
+        self.later, self.sooner = (
+            MultiheadAttention(8, 4, kinds=(kind,), config=config, causal=True) for kind in kinds
+        )
 
     def forward(self, x):
-        return self.later(self.sooner(x)[1].centroids)
+        return self.later(self.sooner(x)[0])
 
 
-def test_token_clusters_are_those_of_each_module_in_the_order_they_ran():
-    model, x = _Two().eval(), torch.randn(2, 30, 8)
+@pytest.mark.parametrize(
+    ("kind", "groups"), [("neural", 1), ("kmeans", 1), ("routing", 4), ("gated", 4), ("lsh", 4)]
+)
+def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind: str, groups: int):
+    model, x = _Two("kmeans", kind).eval(), torch.randn(2, 30, 8)
     clusters = token_clusters(model, x)
-    assert list(clusters) == ["sooner", "later"]
-    assert torch.equal(clusters["sooner"], model.sooner(x)[0])
-    assert clusters["later"].shape == (2, 5)
-    assert not model.sooner._forward_hooks
-    assert token_clusters(nn.Linear(8, 8), x) == {}
+    assert list(clusters) == ["sooner.routers.0", "later.routers.0"]
+    assert clusters["sooner.routers.0"].shape == (2, groups, 30)
+    assert clusters["sooner.routers.0"].unique().tolist() == [0, 1, 2]
+    (router,) = model.later.routers
+    expected = router.clustering(model.sooner(x)[0])
+    assert torch.equal(clusters["later.routers.0"].squeeze(1), expected)
+    assert not router._forward_hooks
+    assert token_clusters(_Two("full", "window"), x) == {}
+
+
+def test_a_query_sees_keys_of_its_cluster():
+    """What routers report is what they route by: here, all that a query sees is of its cluster."""
+    config = AttentionConfig(num_clusters=3, window=40)
+    for kind in ("neural", "kmeans", "routing"):
+        layer = MultiheadAttention(8, 2, kinds=(kind,), config=config, causal=True).eval()
+        x = torch.randn(1, 40, 8)
+        q, k, _ = layer._project(x)
+        routing = layer.routers[0](x, *layer.routers[0].project(q, k))
+        clusters, layout = routing.report.clusters[0], routing.layouts[0]
+        for group, of_group in enumerate(clusters):
+            order, lo, hi = (
+                t[0, group % t.size(1)] for t in (layout.query_order, layout.lo, layout.hi)
+            )
+            for slot, (first, last) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
+                seen = of_group[order[first:last]]
+                assert (seen == of_group[order[slot]]).all()
 
 
 def test_hooks_are_removed_when_the_model_fails():
-    model = _Two()
+    model = _Two("neural", "neural")
     with pytest.raises(RuntimeError):
         token_clusters(model, torch.randn(2, 3, 4))
-    assert not model.sooner._forward_hooks
+    assert not model.sooner.routers[0]._forward_hooks
 
 
 def test_oldest_key_in_sight():
@@ -275,6 +301,15 @@ def test_clusters_are_those_of_the_model(checkpoint, byte_data, texts):
         assert sum(cluster.size for cluster in layer.clusters) == reading.counted == 2001
         assert layer.window == 8
     assert len({tuple(layer.passage) for layer in reading.layers}) == 2
+
+
+def test_heads_that_cluster_apart_are_shown_apart(byte_data, texts, tmp_path):
+    checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--attention", "window+gated")
+    reading = read_clusters(checkpoint, byte_data, texts / "passage")
+    heads = [layer.heads for layer in reading.layers]
+    assert heads == ["head 3 of 4, gated", "head 4 of 4, gated"] * 2
+    assert {layer.window for layer in reading.layers} == {None}
+    assert cluster_page.page(reading, reading.layers[0])
 
 
 @pytest.mark.parametrize("data", ["piece_data", "word_data"])

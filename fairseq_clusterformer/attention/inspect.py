@@ -1,6 +1,6 @@
 """Which cluster each token of a batch falls into, as a trained model has it.
 
-Shape letters: B batch, N tokens, W window.
+Shape letters: B batch, G heads that cluster apart (1 if together), N tokens, W window.
 """
 
 from functools import partial
@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .neural import NeuralClustering
+from .base import Router, Routing
 
 
 @torch.no_grad()
@@ -16,24 +16,24 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
     """Run a model, and return the cluster of each token in each layer that clusters.
 
     Args:
-        model: any module with :class:`NeuralClustering` in it; call ``eval()`` first, or dropout
-            has a say.
+        model: any module with routers in it; call ``eval()`` first, or dropout has a say.
         inputs, named_inputs: of ``model``, which is called once.
 
     Returns:
-        For each clustering module, in the order in which they ran, its name in ``model`` (such as
-        ``decoder.layers.0.self_attn.routers.1.clustering``) and the clusters, int64 [B, N] on the
-        CPU. Empty if nothing clusters.
+        For each router that clusters, in the order in which they ran, its name in ``model`` (such
+        as ``decoder.layers.0.self_attn.routers.1``) and the clusters of the queries, int64
+        [B, G, N] on the CPU. Empty if nothing clusters.
     """
     clusters: dict[str, Tensor] = {}
 
-    def keep(name: str, module: nn.Module, args: tuple, output: tuple) -> None:
-        clusters[name] = output[0].cpu()
+    def keep(name: str, module: nn.Module, args: tuple, routing: Routing) -> None:
+        if routing.report.clusters is not None:
+            clusters[name] = routing.report.clusters.cpu()
 
     hooks = [
         module.register_forward_hook(partial(keep, name))
         for name, module in model.named_modules()
-        if isinstance(module, NeuralClustering)
+        if isinstance(module, Router)
     ]
     try:
         model(*inputs, **named_inputs)

@@ -1,0 +1,288 @@
+"""Reads files with a trained reader, and answers questions from all of them."""
+
+import functools
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from data_folder import LOADING, RECORD, UserError
+from fairseq import checkpoint_utils, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from qa_documents import Source
+from qa_encode import led_by_start, symbols_of
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import fairseq_clusterformer  # noqa: E402, F401  registers our models
+from fairseq_clusterformer.answers import Answer, Answers, Document, ranked_answers  # noqa: E402
+from fairseq_clusterformer.data import subwords  # noqa: E402
+from fairseq_clusterformer.data.questions import framed  # noqa: E402
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader  # noqa: E402
+from fairseq_clusterformer.models.reader import Reading  # noqa: E402
+from fairseq_clusterformer.models.windows import put_back  # noqa: E402
+from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQATask  # noqa: E402
+
+_SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a model reads at once: paragraphs of a file.
+
+    Args:
+        source: the file.
+        numbers: of the paragraphs, in the file; those of a piece of a paragraph, of the whole.
+        tokens: int64 [N].
+        document: what they stand for.
+    """
+
+    source: Source
+    numbers: tuple[int, ...]
+    tokens: Tensor
+    document: Document
+
+
+@dataclass(frozen=True, eq=False)
+class PartRead:
+    """What a model makes of a part and a question.
+
+    Args:
+        clusters: of each token, by the name of a layer (and head) that clusters, int64 [N].
+    """
+
+    part: Part
+    answers: Answers
+    clusters: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """One answer among all.
+
+    Args:
+        read: where it is from.
+        answer: a span, yes or no, or a paragraph as a whole.
+        type: of `fairseq_clusterformer.answers.TYPES`.
+    """
+
+    read: PartRead
+    answer: Answer
+    type: str
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the model holds an answer of this type for the likeliest."""
+        return self.type == self.read.answers.type
+
+    @property
+    def probability(self) -> float:
+        """In its part."""
+        return math.exp(self.answer.score)
+
+    @property
+    def number(self) -> int | None:
+        """Of its paragraph in the file; None of yes and no."""
+        paragraph = self.answer.paragraph
+        return None if paragraph is None else self.read.part.numbers[paragraph]
+
+    def sentence(self, most: int = 160) -> tuple[str, str, str]:
+        """What stands before it in its sentence, the answer, and what behind it; none of yes, no.
+
+        Args:
+            most: characters before and behind.
+        """
+        if self.answer.characters is None:
+            return "", self.answer.text, ""
+        text = self.read.part.document.texts[self.answer.paragraph]
+        start, end = self.answer.characters
+        ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+        before = text[max((place for place in ends if place <= start), default=0) : start]
+        behind = text[end : min((place for place in ends if place > end), default=len(text))]
+        before = before if len(before) <= most else "\u2026" + before[-most:]
+        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
+        return before, text[start:end], behind.rstrip()
+
+
+class DocumentReader:
+    """A trained reader, and the subwords and the dictionary of its data.
+
+    Args:
+        checkpoint: of the task clusterformer_qa.
+        data: the folder of the training data; None: where the checkpoint was trained on.
+        cpu: do not use an accelerator.
+
+    Raises:
+        UserError: files that are missing, or something else.
+    """
+
+    def __init__(self, checkpoint: str, data: str | None = None, *, cpu: bool = False):
+        self.model, self.task = _load(checkpoint, data)
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        self.model.to(self.device)
+        folder = Path(utils.split_paths(self.task.cfg.data)[0])
+        try:
+            pieces = subwords.load_prepared(folder)
+            self._titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"--data is {folder}: {error}; allowed: a folder that scripts/prepare_qa.py has "
+                "prepared"
+            ) from None
+        dictionary = self.task.source_dictionary
+        self._to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
+        self._encode = functools.lru_cache(1)(pieces.encode)  # of a title that comes again
+
+    def parts(self, source: Source, most: int) -> list[Part]:
+        """A file in parts of whole paragraphs; of one that is too long, in pieces.
+
+        Args:
+            most: tokens of a part.
+        """
+        parts: list[Part] = []
+        numbers, ids, characters, length = [], [], [], 0
+        for number, paragraph in self._pieces(source, most):
+            if numbers and length + len(paragraph[0]) > most:
+                parts.append(self._part(source, numbers, ids, characters))
+                numbers, ids, characters, length = [], [], [], 0
+            numbers.append(number)
+            ids.append(paragraph[0])
+            characters.append(paragraph[1])
+            length += len(paragraph[0])
+        return [*parts, self._part(source, numbers, ids, characters)]
+
+    def question(self, text: str) -> Tensor:
+        """Tokens, int64 [Q].
+
+        Raises:
+            UserError: if there is nothing to ask, or too much.
+        """
+        if not text.strip():
+            raise UserError("--question is empty; allowed: a question")
+        try:
+            ids = self._encode(text.strip()).ids
+        except UnicodeEncodeError:
+            raise UserError("--question is not valid Unicode; allowed: a question") from None
+        most = self.task.cfg.max_question_positions
+        if len(ids) + 2 > most:
+            raise UserError(
+                f"--question has {len(ids)} subwords; allowed: {most - 2} or fewer, which the "
+                "model has been trained for"
+            )
+        tokens = torch.from_numpy(self._to_index[ids])
+        return framed(tokens, self.task.source_dictionary, most)
+
+    @torch.no_grad()
+    def read(self, question: Tensor, part: Part, top: int) -> PartRead:
+        """Read a part for a question; `top` of the answers in it are told."""
+        rows = (question, part.tokens, part.document.text_mask)
+        logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows))
+        (answers,) = ranked_answers(
+            logits, [part.document], top=top, max_answer_length=self.task.cfg.max_answer_length
+        )
+        return PartRead(part, answers, self._clusters(extra["reading"], len(part.tokens)))
+
+    def _pieces(
+        self, source: Source, most: int
+    ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+        """Paragraphs with their numbers, as `led_by_start` returns them, in pieces if need be."""
+        title = self._encode(source.title) if self._titles else None
+        for number, text in enumerate(source.paragraphs):
+            tokens = self._encode(text)
+            room = max(1, most - 1 - (len(title) if title else 0))
+            for first in range(0, max(1, len(tokens)), room):
+                piece = slice(first, first + room)
+                tokens_of_it = subwords.Tokens(
+                    tokens.ids[piece], tokens.starts[piece], tokens.ends[piece]
+                )
+                yield number, led_by_start(tokens_of_it, title)
+
+    def _part(self, source: Source, numbers: list[int], ids: list, characters: list) -> Part:
+        starts = np.cumsum([0, *map(len, ids[:-1])])
+        tokens = symbols_of(np.concatenate(ids), self._to_index, self.task.source_dictionary)
+        document = Document(
+            texts=[source.paragraphs[number] for number in numbers],
+            starts=torch.from_numpy(starts),
+            characters=torch.from_numpy(np.concatenate(characters, axis=1)),
+        )
+        return Part(source, tuple(numbers), torch.from_numpy(tokens), document)
+
+    def _clusters(self, reading: Reading, length: int) -> dict[str, Tensor]:
+        encoder = self.model.encoder
+        found = {}
+        for number, report in zip(encoder.cluster_layers, reading.reports, strict=False):
+            if report.clusters is None:
+                continue
+            _, clusters = put_back(
+                report.clusters.transpose(1, 2),
+                windows=reading.question.size(1),
+                stride=encoder.stride,
+                length=length,
+            )
+            for head, of_head in enumerate(clusters[0].t().cpu()):
+                which = f", head {head + 1}" if clusters.size(-1) > 1 else ""
+                found[f"layer {number} of 0 to {len(encoder.layers) - 1}{which}"] = of_head
+        return found
+
+
+def ranked(reads: Sequence[PartRead], top: int) -> list[Found]:
+    """The `top` best answers of all parts: first those of the type that the model holds for the
+    likeliest in their part, then the others, each by their probability in their part."""
+    found = []
+    for read in reads:
+        found += [Found(read, answer, answer.type) for answer in read.answers.short]
+        log_prob = np.log(max(read.answers.types["long"], 1e-30))
+        found += [
+            Found(read, _paragraph(read.part, number, score + log_prob), "long")
+            for number, score in read.answers.long
+        ]
+    return sorted(found, key=lambda each: (not each.is_meant, -each.answer.score))[:top]
+
+
+def _paragraph(part: Part, number: int, score: float) -> Answer:
+    """A paragraph as an answer."""
+    starts = [*part.document.starts.tolist(), len(part.tokens)]
+    text = part.document.texts[number]
+    tokens = (starts[number] + 1, starts[number + 1])
+    return Answer(text, score, number, (0, len(text)), tokens)
+
+
+def _load(checkpoint: str, data: str | None) -> tuple[ClusterformerReader, ClusterformerQATask]:
+    """A reader, in evaluation, and its task.
+
+    Raises:
+        UserError: files that are missing, or something else.
+    """
+    if not Path(checkpoint).is_file():
+        raise UserError(f"--checkpoint is {checkpoint}: no such file; allowed: a checkpoint")
+    overrides = {} if data is None else {"data": data}
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
+        cfg = state.get("cfg") or convert_namespace_to_omegaconf(state["args"])
+        folder = utils.split_paths(cfg.task.data)[0]
+        if not Path(folder).is_dir():
+            raise UserError(
+                f"--data is {folder}{', as --checkpoint says' if data is None else ''}: no such "
+                "folder; allowed: the data that the model was trained on, wherever it is now"
+            )
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [checkpoint], state=state
+        )
+    except LOADING as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise UserError(
+            f"--checkpoint is {checkpoint}: cannot be loaded ({reason}); allowed: a reader that "
+            "fairseq has written, and its data"
+        ) from None
+    if not isinstance(task, ClusterformerQATask):
+        raise UserError(
+            f"--checkpoint is {checkpoint}, of the task {type(task).__name__}; allowed: a reader "
+            "that was trained on clusterformer_qa"
+        )
+    return model.eval(), task
