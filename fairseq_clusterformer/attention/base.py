@@ -38,7 +38,7 @@ class AttentionConfig:
             where asked for), "chunk" (CF22 eq. 8, bidirectional only) or "leaking-chunk" (the same
             in a causal model, CF22 appendix B: later tokens change earlier outputs).
         cluster_similarity: phi of CF22 eq. 2: "dot", "scaled-dot" or "cosine".
-        cluster_temperature: divides phi inside eq. 2's exponent.
+        cluster_temperature: divides phi inside eq. 2's exponent; None: what suits the kind.
         cluster_normalizer: eq. 2's normaliser in causal routing: "average" (a moving average over
             training batches) or "running" (over the tokens so far).
         own_centroids: each layer owns the centroids that it starts from; False: they are handed on
@@ -61,7 +61,7 @@ class AttentionConfig:
     num_clusters: int = 8
     cluster_rule: str = "recent"
     cluster_similarity: str = "cosine"
-    cluster_temperature: float = 0.1
+    cluster_temperature: float | None = None
     cluster_normalizer: str = "average"
     own_centroids: bool = True
     hash_rounds: int = 2
@@ -102,10 +102,14 @@ class AttentionConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")
-        if not self.cluster_temperature > 0:
+        if self.cluster_temperature is not None and not self.cluster_temperature > 0:
             raise ValueError(
                 f"--cluster-temperature is {self.cluster_temperature}; allowed: above 0"
             )
+
+    def temperature(self, suits: float) -> float:
+        """What divides phi; `suits` is what the kind takes by itself."""
+        return suits if self.cluster_temperature is None else self.cluster_temperature
 
 
 class Routing(NamedTuple):

@@ -40,6 +40,7 @@ class Gated(Router):
         self.window = config.window
         self.num_rings = config.num_clusters
         self.similarity = Similarity(config.cluster_similarity)
+        self.temperature = config.temperature(0.2)
         shape = (num_heads, config.num_clusters)
         self.centroids = nn.Parameter(torch.randn(*shape, head_dim) * head_dim**-0.5)
         self.normalizer = AverageNormalizer((2, *shape))  # of queries, and of keys
@@ -96,7 +97,7 @@ class Gated(Router):
                 both = both.masked_fill(padding_mask[:, None, :, None], 0.0)
             centroids = self.similarity.vectors(self.centroids.to(both.dtype))
             vectors = self.similarity.vectors(both)
-            return vectors @ centroids.transpose(-1, -2) / self.config.cluster_temperature
+            return vectors @ centroids.transpose(-1, -2) / self.temperature
 
     def _assign(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Clusters of queries and keys, int64 [2, B, H, N], and the log of each key's share

@@ -36,7 +36,7 @@ class Neural(Router):
             embed_dim,
             config.num_clusters,
             similarity=config.cluster_similarity,
-            temperature=config.cluster_temperature,
+            temperature=config.temperature(0.1),
             # What depends on later tokens anyway uses the normaliser of the paper.
             normalizer=(config.cluster_normalizer if self.can_step else "sentence"),
             own_centroids=config.own_centroids,

@@ -33,7 +33,7 @@ class ClusterformerLanguageModelConfig(ClusteringOptions, TransformerLanguageMod
     """Options of fairseq's ``transformer_lm``, and those of the attention."""
 
     attention: str = field(
-        default="window*2,window+neural",
+        default="window*2,window+gated",
         metadata={
             "help": "attention of each layer: kinds joined by + share its heads, *n repeats it, "
             "and a comma-separated list is cycled to the depth, such as window*3,neural"

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import OmegaConf, open_dict
@@ -42,9 +42,12 @@ class ClusteringOptions(FairseqDataclass):
         default=_DEFAULTS.cluster_similarity,
         metadata={"help": f"of tokens and centroids: {', '.join(SIMILARITIES)}"},
     )
-    cluster_temperature: float = field(
+    cluster_temperature: Optional[float] = field(  # noqa: UP045 (what fairseq reads)
         default=_DEFAULTS.cluster_temperature,
-        metadata={"help": "divides the similarity inside the softmax over tokens"},
+        metadata={
+            "help": "divides the similarity inside the softmax over tokens; by itself 0.2 of "
+            "gated heads, 0.1 of the others"
+        },
     )
     cluster_normalizer: str = field(
         default=_DEFAULTS.cluster_normalizer,

@@ -35,8 +35,8 @@ def test_command_line(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
     state = torch.load(tmp_path / "saved" / "checkpoint_last.pt", weights_only=True)
     layers = {name.split(".")[2] for name in state["model"] if ".layers." in name}
     assert layers == {"0", "1", "2"}
-    w_c = state["model"]["decoder.layers.2.self_attn.routers.1.clustering.w_c.weight"]
-    assert w_c.shape == (64, 64)
+    centroids = state["model"]["decoder.layers.2.self_attn.routers.1.centroids"]
+    assert centroids.shape == (2, 8, 16)  # of the gated half of 4 heads
 
 
 def assert_trains(run: Run, *, clusters: bool = True) -> None:
