@@ -41,7 +41,11 @@ MARK = ".demo"  # in a folder that is the demo's to fill
 
 # A dense model has no W_c (64 x 64) and no centroids (8 x 64) in its last layer: 12 more hidden
 # units of 2 x 64 + 1 parameters in each of the three layers make up for them.
-CLUSTERED = {"arch": "clusterformer_lm_tiny", "criterion": "clusterformer_cross_entropy"}
+CLUSTERED = {
+    "arch": "clusterformer_lm_tiny",
+    "attention": "window*2,window+neural",  # the paper's clusters
+    "criterion": "clusterformer_cross_entropy",
+}
 DENSE = {
     "arch": "transformer_lm",
     "criterion": "cross_entropy",
