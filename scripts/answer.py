@@ -143,5 +143,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    logging.disable(logging.INFO)
     sys.exit(main())

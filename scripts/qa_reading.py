@@ -11,23 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data_folder import LOADING, RECORD, UserError
-from fairseq import checkpoint_utils, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from data_folder import RECORD, UserError
+from fairseq import utils
+from qa_checkpoint import load_reader
 from qa_documents import Source
 from qa_encode import led_by_start, symbols_of
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import fairseq_clusterformer  # noqa: E402, F401  registers our models
 from fairseq_clusterformer.answers import Answer, Answers, Document, ranked_answers  # noqa: E402
 from fairseq_clusterformer.data import subwords  # noqa: E402
 from fairseq_clusterformer.data.questions import framed  # noqa: E402
-from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader  # noqa: E402
 from fairseq_clusterformer.models.reader import Reading  # noqa: E402
 from fairseq_clusterformer.models.windows import put_back  # noqa: E402
-from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQATask  # noqa: E402
 
 _SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
 
@@ -123,7 +120,7 @@ class DocumentReader:
     """
 
     def __init__(self, checkpoint: str, data: str | None = None, *, cpu: bool = False):
-        self.model, self.task = _load(checkpoint, data)
+        self.model, self.task = load_reader(checkpoint, data)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model.to(self.device)
         folder = Path(utils.split_paths(self.task.cfg.data)[0])
@@ -217,6 +214,7 @@ class DocumentReader:
         encoder = self.model.encoder
         found = {}
         for number, report in zip(encoder.cluster_layers, reading.reports, strict=False):
+            layer = encoder.layers[number]
             if report.clusters is None:
                 continue
             _, clusters = put_back(
@@ -226,8 +224,9 @@ class DocumentReader:
                 length=length,
             )
             for head, of_head in enumerate(clusters[0].t().cpu()):
-                which = f", head {head + 1}" if clusters.size(-1) > 1 else ""
-                found[f"layer {number} of 0 to {len(encoder.layers) - 1}{which}"] = of_head
+                name = f"layer {number + 1} of {len(encoder.layers)}, {layer.kinds[0]}"
+                name += f", head {head + 1}" if clusters.size(-1) > 1 else ""
+                found[name] = of_head
         return found
 
 
@@ -251,38 +250,3 @@ def _paragraph(part: Part, number: int, score: float) -> Answer:
     text = part.document.texts[number]
     tokens = (starts[number] + 1, starts[number + 1])
     return Answer(text, score, number, (0, len(text)), tokens)
-
-
-def _load(checkpoint: str, data: str | None) -> tuple[ClusterformerReader, ClusterformerQATask]:
-    """A reader, in evaluation, and its task.
-
-    Raises:
-        UserError: files that are missing, or something else.
-    """
-    if not Path(checkpoint).is_file():
-        raise UserError(f"--checkpoint is {checkpoint}: no such file; allowed: a checkpoint")
-    overrides = {} if data is None else {"data": data}
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
-        cfg = state.get("cfg") or convert_namespace_to_omegaconf(state["args"])
-        folder = utils.split_paths(cfg.task.data)[0]
-        if not Path(folder).is_dir():
-            raise UserError(
-                f"--data is {folder}{', as --checkpoint says' if data is None else ''}: no such "
-                "folder; allowed: the data that the model was trained on, wherever it is now"
-            )
-        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-            [checkpoint], state=state
-        )
-    except LOADING as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise UserError(
-            f"--checkpoint is {checkpoint}: cannot be loaded ({reason}); allowed: a reader that "
-            "fairseq has written, and its data"
-        ) from None
-    if not isinstance(task, ClusterformerQATask):
-        raise UserError(
-            f"--checkpoint is {checkpoint}, of the task {type(task).__name__}; allowed: a reader "
-            "that was trained on clusterformer_qa"
-        )
-    return model.eval(), task
