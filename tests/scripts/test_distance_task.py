@@ -1,0 +1,173 @@
+"""Questions that take two facts: what documents say, how far apart, what training never saw."""
+
+import random
+import re
+import sys
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.data.qa import QAData
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import distance_documents  # noqa: E402
+import distance_task  # noqa: E402
+import prepare_qa  # noqa: E402
+from distance_documents import Stage  # noqa: E402
+
+WORDS = distance_documents.choose_words(8)
+FACTS = re.compile(r"(\w+) was also called (\w+)\.|(\w+) came from (\w+)\.")
+
+
+def tokens(text: str) -> int:
+    """Words and full stops."""
+    return len(re.findall(r"\w+|\.", text))
+
+
+def documents(stage: Stage, *, held_out: bool = False) -> list[tuple[dict, int]]:
+    draw, filler = random.Random(1), repeat(("The sea is wide.", 5))
+    return [
+        distance_documents.make_document(stage, WORDS, filler, tokens, draw, held_out=held_out)
+        for _ in range(stage.documents)
+    ]
+
+
+def read(context: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Aliases by name, and places by alias; each is told once."""
+    found = FACTS.findall(context)
+    aliases = {name: alias for name, alias, _, _ in found if name}
+    places = {alias: place for _, _, alias, place in found if alias}
+    assert len(found) == len(aliases) + len(places)
+    return aliases, places
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        Stage(40, people=3, gaps=0.5),
+        Stage(40, people=4, distance=(150, 250), zone=60),
+        Stage(40, people=2, distance=(40, 40), zone=10, direct=1.0),
+    ],
+)
+def test_the_answer_takes_both_facts(stage: Stage) -> None:
+    subjects, orders, asked = set(), set(), set()
+    for document, apart in documents(stage):
+        context, (answer,) = document["context"], document["answers"]
+        aliases, places = read(context)
+        assert len(aliases) == len(places) == stage.people
+        assert set(aliases.values()) == set(places)
+        assert len({*aliases, *places, *places.values()}) == 3 * stage.people
+        start = answer["answer_start"]
+        assert context[start : start + len(answer["text"])] == answer["text"]
+        subject = re.fullmatch(r"Where did (\w+) come from\?", document["question"])[1]
+        subjects.add(subject in aliases)
+        alias = aliases.get(subject, subject)
+        assert places[alias] == answer["text"]
+        link, fact = context.index(f"called {alias}") + 7, context.index(f"{alias} came")
+        orders.add(link < fact)
+        asked.add(list(places).index(alias))
+        first, second = sorted((link, fact))
+        assert apart == tokens(context[first:second])
+        if stage.distance:
+            # from sentence to sentence; a link's alias is its fifth token
+            low, high = stage.distance[0] - 4, stage.distance[1] + 2 * 7 * stage.people + 5
+            assert low <= apart <= high
+            # whoever is asked for, the facts are as far from each other
+            for one, place in places.items():
+                at = [match.start() for match in re.finditer(rf"\b{one}\b", context)]
+                assert low <= tokens(context[at[0] : at[1]]) <= high
+                assert place in context
+    assert subjects == {stage.direct == 0}
+    assert orders == {True, False}
+    assert asked == set(range(stage.people))
+
+
+def test_training_never_holds_a_pair_of_the_test() -> None:
+    pairs = {}
+    for held_out in (False, True):
+        stage = Stage(60, people=3)
+        told = [read(d["context"]) for d, _ in documents(stage, held_out=held_out)]
+        pairs[held_out] = {pair for facts in told for of_kind in facts for pair in of_kind.items()}
+    assert all(pairs.values())
+    assert not pairs[False] & pairs[True]
+    singles = [{word for pair in pairs[held_out] for word in pair} for held_out in pairs]
+    assert singles[0] == singles[1] == WORDS.all()
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hundred passages, of which one names Henry."""
+    draw = random.Random(2)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    vocabulary = ["".join(draw.choices(letters, k=draw.randint(1, 4))) for _ in range(300)]
+
+    def sentence() -> str:
+        return " ".join(draw.choices(vocabulary, k=draw.randint(2, 12))).capitalize() + "."
+
+    lines = [" ".join(sentence() for _ in range(5)) for _ in range(100)]
+    lines[7] = "Henry said so. " + lines[7]
+    path = tmp_path_factory.mktemp("passages") / "passages.txt"
+    path.write_text("A heading\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def make(dest: Path, *arguments: object) -> int:
+    words = ["make", dest, "--scale", 1e-9, "--pieces", 400, "--words", 12, *arguments]
+    return distance_task.main([str(word) for word in words])
+
+
+def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) -> None:
+    dest, data = tmp_path / "made", tmp_path / "data"
+    given = ("--passages", passages, "--distances", 300, 700, "--questions", 3)
+    assert make(dest, *given) == 0
+    content = {path.name: path.read_bytes() for path in dest.iterdir()}
+    assert make(dest, *given) == 0  # says that it is there
+    assert make(tmp_path / "again", *given) == 0
+    assert content == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+
+    splits = [
+        word for s in ("train", "valid", "test") for word in (f"--{s}", str(dest / f"{s}.json"))
+    ]
+    model = ("--sentencepiece-model", str(dest / "sentencepiece.model"))
+    assert prepare_qa.main(["squad1", str(data), *splits, *model]) == 0
+    assert len(QAData(data, "train")) == len(distance_task.STAGES)
+    test = QAData(data, "test")
+    asked = [test.texts(i)["id"].split("-")[0] for i in range(len(test))]
+    assert asked == ["300"] * 3 + ["700"] * 3
+    for i in range(len(test)):
+        texts, example = test.texts(i), test[i]
+        (first, last), (answer,) = example.answers[0].tolist(), texts["texts"]
+        assert last - first == 1  # names are single tokens
+        assert test.answer(i, first, last) == answer
+        aliases, _ = read(texts["paragraphs"][0][1])
+        alias = aliases[texts["question"].split()[2]]
+        at = [k for k in range(1, len(example.document)) if alias in test.answer(i, k, k + 1)]
+        _, true, _ = texts["id"].split("-")
+        assert at[1] - at[0] == int(true)
+        assert abs(int(true) - int(asked[i])) < 200
+        assert len(example.document) > int(true) + 300
+        assert "Henry said" not in texts["paragraphs"][0][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--words", "1000"], "--words is 1000; allowed: up to"),
+        (["--words", "7"], "--words is 7; allowed: 8 or more"),
+        (["--passages", "nothing.txt"], "nothing.txt: cannot be read"),
+        (["--scale", "0"], "'0'; allowed is a number above 0"),
+    ],
+)
+def test_bad_options(
+    passages: Path, tmp_path: Path, capsys, arguments: list[str], message: str
+) -> None:
+    try:
+        status = make(tmp_path / "made", "--passages", passages, *arguments)
+    except SystemExit as error:
+        status = error.code
+    assert status in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
