@@ -35,7 +35,6 @@ from distance_documents import (
     make_document,
     sentences,
 )
-from lm_binarize import train_sentencepiece
 from lm_text import read_lines
 from qa_corpora import squad
 from qa_records import Drops
@@ -97,6 +96,8 @@ def _build(
     passages = sorted({passage for path in paths for passage in read_passages(path)})
     draw.shuffle(passages)
     (work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
+
+    from lm_binarize import train_sentencepiece
 
     from fairseq_clusterformer.data.subwords import MODEL, load
 
