@@ -42,12 +42,16 @@ from qa_records import Drops
 DISTANCES = (500, 1000, 2000, 4000, 8000)
 TESTED = Stage(100, people=8, distance=(500, 500), zone=500)
 STAGES = (
-    Stage(20_000, people=2, direct=1.0),
-    Stage(20_000, people=2, direct=0.4),
-    Stage(15_000, people=2, direct=0.4, gaps=0.5),
-    Stage(15_000, people=4, direct=0.3, gaps=1.0),
-    Stage(10_000, people=4, distance=(50, 120), zone=100, direct=0.3),
-    Stage(6_000, people=6, distance=(100, 200), zone=200, direct=0.3),
+    Stage(24_000, people=2, direct=1.0),
+    Stage(24_000, people=2, direct=0.4),
+    Stage(16_000, people=2, direct=0.4, gaps=0.1),
+    Stage(12_000, people=2, direct=0.4, gaps=0.2),
+    Stage(16_000, people=2, direct=0.4, gaps=0.35),
+    Stage(40_000, people=2, direct=0.4, gaps=0.6),
+    Stage(24_000, people=2, direct=0.3, gaps=1.0),
+    Stage(16_000, people=4, direct=0.3, gaps=1.0),
+    Stage(12_000, people=4, distance=(50, 120), zone=100, direct=0.3),
+    Stage(8_000, people=6, distance=(100, 200), zone=200, direct=0.3),
     Stage(6_000, people=8, distance=(200, 500), zone=400, direct=0.2),
 )
 PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
@@ -84,9 +88,9 @@ def _build(
     questions: int,
     held_out: float,
     scale: float,
+    skip: int,
     seed: int,
 ) -> dict:
-    draw = random.Random(seed)
     if words < (most := max(stage.people for stage in (*STAGES, TESTED))):
         raise UserError(f"--words is {words}; allowed: {most} or more, as many as people")
     try:
@@ -94,7 +98,7 @@ def _build(
     except ValueError as error:
         raise UserError(f"--words is {error}") from None
     passages = sorted({passage for path in paths for passage in read_passages(path)})
-    draw.shuffle(passages)
+    random.Random(seed).shuffle(passages)
     (work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
 
     from lm_binarize import train_sentencepiece
@@ -112,10 +116,11 @@ def _build(
         raise UserError(
             f"--passages: {len(free)} without these words; allowed: enough to hold some out"
         )
-    scaled = [replace(s, documents=max(1, round(scale * s.documents))) for s in STAGES]
+    scaled = [replace(s, documents=max(1, round(scale * s.documents))) for s in STAGES[skip:]]
     asked = [replace(TESTED, documents=questions, distance=(d, d)) for d in distances]
     splits = {}
     for split, stages in (("train", scaled), ("valid", [TESTED]), ("test", asked)):
+        draw = random.Random(f"{seed} {split}")
         pool = free[apart:] if split == "train" else free[:apart]
         fillers = [
             _filler(pool, tokens, most=LONG if stage.distance else SHORT, draw=draw)
@@ -211,6 +216,14 @@ def _parser() -> Parser:
     add("--questions", **count, default=100, help="test, of each distance (default: 100)")
     add("--held-out", **share, default=0.1, help="of the passages, for valid and test")
     add("--scale", type=positive, default=1.0, help="times the documents of train (default: 1)")
+    add(
+        "--skip",
+        metavar="N",
+        type=int,
+        choices=range(len(STAGES)),
+        default=0,
+        help=f"stages of training to leave out, of {len(STAGES)} (default: 0)",
+    )
     add("--seed", **count, default=1, help="of all that is drawn (default: 1)")
     return parser
 

@@ -1,5 +1,6 @@
 """Questions that take two facts: what documents say, how far apart, what training never saw."""
 
+import json
 import random
 import re
 import sys
@@ -127,6 +128,11 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
     assert make(dest, *given) == 0  # says that it is there
     assert make(tmp_path / "again", *given) == 0
     assert content == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert make(tmp_path / "longer", *given, "--skip", len(distance_task.STAGES) - 1) == 0
+    for name in ("test.json", "sentencepiece.model"):
+        assert content[name] == (tmp_path / "longer" / name).read_bytes()
+    longer = json.loads((tmp_path / "longer" / "train.json").read_text())["data"]
+    assert [len(article["paragraphs"]) for article in longer] == [1]
 
     splits = [
         word for s in ("train", "valid", "test") for word in (f"--{s}", str(dest / f"{s}.json"))
