@@ -9,7 +9,7 @@ their places, so a reader that sees one fact at a time can but guess among them.
 import heapq
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -28,7 +28,6 @@ Cambridge Boston Houston Toronto Melbourne Jerusalem Virginia Florida""".split()
 LINK = "{name} was also called {alias}."
 FACT = "{alias} came from {place}."
 QUESTION = "Where did {asked} come from?"
-HELD_OUT = 4  # one in so many pairs of words stands in no training document
 
 Tokens = Callable[[str], int]
 Sentence = tuple[str, int]  # with its number of tokens
@@ -88,28 +87,12 @@ def choose_words(number: int) -> Words:
     return Words(*(tuple(words[:number]) for words in (NAMES, ALIASES, PLACES)))
 
 
-def draw_people(words: Words, number: int, draw: random.Random, *, held_out: bool) -> list[Person]:
-    """People who share no word. Whether a pair (name and alias, alias and place) is held out, the
-    numbers of its words tell: of training documents none is, of the others all are."""
-
-    def partners(of: Sequence[int]) -> list[int]:
-        taken: list[int] = []
-        for one in of:
-            left = [
-                other
-                for other in range(len(words.names))
-                if ((one + other) % HELD_OUT == 0) == held_out and other not in taken
-            ]
-            taken += draw.sample(left, min(1, len(left)))
-        return taken
-
-    while True:
-        names = draw.sample(range(len(words.names)), number)
-        aliases = partners(names)
-        places = partners(aliases)
-        if len(aliases) == len(places) == number:
-            rows = zip(names, aliases, places, strict=True)
-            return [Person(words.names[n], words.aliases[a], words.places[p]) for n, a, p in rows]
+def draw_people(words: Words, number: int, draw: random.Random) -> list[Person]:
+    """People who share no word. All words go together equally often, in training as in test: if
+    some pairs were held out, models would learn which, and answer by exclusion."""
+    of_each = (words.names, words.aliases, words.places)
+    drawn = (draw.sample(kind, number) for kind in of_each)
+    return [Person(*row) for row in zip(*drawn, strict=True)]
 
 
 def sentences(passage: str) -> list[str]:
@@ -123,8 +106,6 @@ def make_document(
     filler: Iterator[Sentence],
     tokens: Tokens,
     draw: random.Random,
-    *,
-    held_out: bool,
 ) -> tuple[dict, int]:
     """A question and its document.
 
@@ -135,7 +116,7 @@ def make_document(
         ``context``, ``question`` and ``answers`` as SQuAD's JSON has them, and the tokens between
         the two places where the asked person's alias stands.
     """
-    people = draw_people(words, stage.people, draw, held_out=held_out)
+    people = draw_people(words, stage.people, draw)
     distance = round(draw.uniform(*stage.distance)) if stage.distance else 0
     ties = count()
     # where it is due, in tokens; a tie; whose; whether it is the first of the two; whether a link

@@ -9,9 +9,9 @@
 DEST holds train, valid and test as SQuAD 1.1 has its files, and the model of the subwords that
 tokens are counted in; ``distance_documents.py`` tells what the documents say. A question's id is
 the distance asked for, the true one and a number, as in ``4000-4013-27``. Training documents begin
-with a few facts in one window, and end with facts 500 tokens apart; test documents hold pairs of
-words and passages that no training document does. In the order of their lengths (fairseq's
-``--curriculum 1``) training documents are a lesson plan.
+with a few facts in one window, and end with facts 500 tokens apart; test documents are of passages
+that no training document has, and who is called what is drawn anew for each. In the order of their
+lengths (fairseq's ``--curriculum 1 --no-shuffle``) training documents are a lesson plan.
 """
 
 import json
@@ -133,7 +133,6 @@ def _build(
             chosen,
             tokens,
             draw,
-            held_out=split != "train",
         )
     return {"splits": splits, "words": asdict(chosen)}
 
@@ -174,14 +173,12 @@ def _write(
     words: Words,
     tokens,
     draw: random.Random,
-    *,
-    held_out: bool,
 ) -> dict[str, int]:
     """Write a split as SQuAD's JSON, an article a document."""
     articles, characters = [], 0
     for stage, filler in zip(stages, fillers, strict=True):
         for _ in range(stage.documents):
-            document, apart = make_document(stage, words, filler, tokens, draw, held_out=held_out)
+            document, apart = make_document(stage, words, filler, tokens, draw)
             context = document.pop("context")
             asked = stage.distance[1] if stage.distance else 0
             question = {"id": f"{asked}-{apart}-{len(articles)}", **document}
