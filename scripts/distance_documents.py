@@ -9,7 +9,7 @@ their places, so a reader that sees one fact at a time can but guess among them.
 import heapq
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -66,6 +66,8 @@ class Stage:
         zone: tokens over which the first facts of all are scattered.
         direct: share of the questions that name the alias, and so take one fact.
         gaps: where facts stand behind one another, the share that a short sentence precedes.
+        regular: some words never go together, which is learned sooner than reading, and from which
+            reading is learned: see :func:`draw_people`.
     """
 
     documents: int
@@ -74,6 +76,7 @@ class Stage:
     zone: int = 0
     direct: float = 0.0
     gaps: float = 0.0
+    regular: bool = False
 
 
 def choose_words(number: int) -> Words:
@@ -87,12 +90,29 @@ def choose_words(number: int) -> Words:
     return Words(*(tuple(words[:number]) for words in (NAMES, ALIASES, PLACES)))
 
 
-def draw_people(words: Words, number: int, draw: random.Random) -> list[Person]:
-    """People who share no word. All words go together equally often, in training as in test: if
-    some pairs were held out, models would learn which, and answer by exclusion."""
-    of_each = (words.names, words.aliases, words.places)
-    drawn = (draw.sample(kind, number) for kind in of_each)
-    return [Person(*row) for row in zip(*drawn, strict=True)]
+def draw_people(
+    words: Words, number: int, draw: random.Random, *, regular: bool = False
+) -> list[Person]:
+    """People who share no word. All words go together equally often; but of regular ones no two
+    words do whose numbers (a name's and its alias's, an alias's and its place's) add up to a
+    multiple of four."""
+
+    def partners(of: Sequence[int]) -> list[int]:
+        left = draw.sample(range(len(words.names)), len(words.names))
+        taken: list[int] = []
+        for one in of:
+            fit = [other for other in left if not (regular and (one + other) % 4 == 0)]
+            taken += fit[:1]
+            left = [other for other in left if other not in taken]
+        return taken
+
+    while True:
+        names = draw.sample(range(len(words.names)), number)
+        aliases = partners(names)
+        places = partners(aliases)
+        if len(aliases) == len(places) == number:
+            rows = zip(names, aliases, places, strict=True)
+            return [Person(words.names[n], words.aliases[a], words.places[p]) for n, a, p in rows]
 
 
 def sentences(passage: str) -> list[str]:
@@ -116,7 +136,7 @@ def make_document(
         ``context``, ``question`` and ``answers`` as SQuAD's JSON has them, and the tokens between
         the two places where the asked person's alias stands.
     """
-    people = draw_people(words, stage.people, draw)
+    people = draw_people(words, stage.people, draw, regular=stage.regular)
     distance = round(draw.uniform(*stage.distance)) if stage.distance else 0
     ties = count()
     # where it is due, in tokens; a tie; whose; whether it is the first of the two; whether a link

@@ -42,11 +42,10 @@ from qa_records import Drops
 DISTANCES = (500, 1000, 2000, 4000, 8000)
 TESTED = Stage(100, people=8, distance=(500, 500), zone=500)
 STAGES = (
-    Stage(24_000, people=2, direct=1.0),
+    Stage(24_000, people=2, direct=1.0, regular=True),
+    Stage(24_000, people=2, direct=0.4, regular=True),
     Stage(24_000, people=2, direct=0.4),
-    Stage(16_000, people=2, direct=0.4, gaps=0.1),
-    Stage(12_000, people=2, direct=0.4, gaps=0.2),
-    Stage(16_000, people=2, direct=0.4, gaps=0.35),
+    Stage(40_000, people=2, direct=0.4, gaps=0.2),
     Stage(40_000, people=2, direct=0.4, gaps=0.6),
     Stage(24_000, people=2, direct=0.3, gaps=1.0),
     Stage(16_000, people=4, direct=0.3, gaps=1.0),

@@ -87,15 +87,26 @@ def test_the_answer_takes_both_facts(stage: Stage) -> None:
     assert asked == set(range(stage.people))
 
 
-def test_no_word_tells_another() -> None:
-    """Else models answer from what goes together in training, and not from the document."""
+def pairs_told(stage: Stage) -> Counter:
     pairs = Counter()
-    for document, _ in documents(Stage(600, people=4)):
+    for document, _ in documents(stage):
         for of_kind in read(document["context"]):
             pairs.update(of_kind.items())
+    return pairs
+
+
+def test_no_word_tells_another() -> None:
+    """Else models answer from what goes together in training, and not from the document."""
+    pairs = pairs_told(Stage(600, people=4))
     assert len(pairs) == 2 * len(WORDS.names) ** 2
     expected = 600 * 4 / len(WORDS.names) ** 2
     assert all(expected / 2 < number < 2 * expected for number in pairs.values())
+    assert not distance_task.TESTED.regular
+
+
+def test_of_regular_documents_a_quarter_of_the_pairs_is_missing() -> None:
+    pairs = pairs_told(Stage(600, people=4, regular=True))
+    assert len(pairs) == 2 * len(WORDS.names) ** 2 * 3 / 4
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +188,30 @@ def test_bad_options(
     assert status in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
+
+
+def test_the_table_and_the_picture_of_what_is_there(tmp_path: Path, capsys) -> None:
+    grid, out = tmp_path / "grid.yaml", tmp_path / "results"
+    runs = {name: {"cluster-attention": name[:-2]} for name in ("full@1", "full@2", "lsh@1")}
+    grid.write_text(json.dumps({"chance": 12.5, "shared": {}, "runs": runs}))
+    out.mkdir()
+    for seed, score in ((1, 90.0), (2, 70.0)):
+        scores = {"EM at 4000": score, "EM at 500": 100.0}
+        (out / f"full@{seed}.json").write_text(json.dumps({"updates": 10, **scores}))
+    picture = tmp_path / "distance.png"
+    assert distance_task.main(["run", str(grid), "--out", str(out), "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    head, _, row = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in head.split("|")[-3:-1]] == ["EM at 500", "EM at 4000"]
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        *("full", "2", "10", "100.0 ± 0.0", "80.0 ± 10.0")
+    ]
+
+
+def test_a_run_that_starts_from_another_needs_its_weights(tmp_path: Path) -> None:
+    grid, keep = tmp_path / "grid.yaml", tmp_path / "keep"
+    grid.write_text(json.dumps({"shared": {}, "runs": {"lsh@1": {"from": "full@1"}}}))
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    arguments = ["--data", tmp_path, "--out", tmp_path / "results", "--keep", keep]
+    with pytest.raises(SystemExit, match=r"--keep is .*keep; allowed: .* holds full@1"):
+        distance_task.main(["run", str(grid), *map(str, arguments)])
