@@ -125,12 +125,19 @@ def _text_lines(text: Path) -> Iterator[str]:
 
 
 def train_sentencepiece(
-    texts: Iterable[Path], vocab: int, model: Path, option: str = "--sentencepiece"
+    texts: Iterable[Path],
+    vocab: int,
+    model: Path,
+    option: str = "--sentencepiece",
+    words: Iterable[str] = (),
 ) -> None:
     """Train a unigram model of `vocab` pieces, asked for by `option`, into the file `model`.
 
     The model is lossless, so that bits per byte can be told: text is not normalised, blanks are
     kept, and what has no piece is spelled in bytes.
+
+    Args:
+        words: each is a piece, with the blank before it.
 
     Raises:
         UserError: if the text cannot give that many pieces, or needs more.
@@ -145,6 +152,7 @@ def train_sentencepiece(
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
+                user_defined_symbols=["\u2581" + word for word in words],
                 input_sentence_size=1_000_000,
                 max_sentence_length=1 << 16,
                 minloglevel=2,

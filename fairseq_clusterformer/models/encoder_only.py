@@ -42,6 +42,9 @@ class EncoderOptions(FairseqDataclass):
     )
     encoder_layers: int = field(default=6, metadata={"help": "layers"})
     encoder_attention_heads: int = field(default=8, metadata={"help": "heads of each layer"})
+    encoder_normalize_before: bool = field(
+        default=False, metadata={"help": "layer norm before each block, instead of after it"}
+    )
     checkpoint_activations: bool = field(
         default=False, metadata={"help": "compute activations again in the backward pass"}
     )
@@ -51,9 +54,6 @@ class EncoderOptions(FairseqDataclass):
 class EncoderOnlyOptions(EncoderOptions, EncoderClusteringOptions):
     """Options of an encoder of any form."""
 
-    encoder_normalize_before: bool = field(
-        default=False, metadata={"help": "layer norm before each block, instead of after it"}
-    )
     encoder_learned_pos: bool = field(
         default=False, metadata={"help": "learned positions, instead of sines"}
     )

@@ -147,6 +147,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 states = states.transpose(0, 1)
                 by_layer[id(layer)] = unpack(fields)
             question, document = windows.put_back(states)
+        if self.layer_norm is not None:
+            question, document = self.layer_norm(question), self.layer_norm(document)
         if self.training:
             self.observe(by_layer)
         reports = [report for of_layer in by_layer.values() for report in of_layer]

@@ -79,6 +79,8 @@ def as_written(model: ClusterformerReader, question: Tensor, document: Tensor) -
             torch.cat([h[:asked], merged[s : s + size]])
             for s, h in zip(starts, windows, strict=True)
         ]
+    if encoder.layer_norm is not None:
+        windows = [encoder.layer_norm(h) for h in windows]
     return windows
 
 
@@ -87,9 +89,10 @@ def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> li
     if isinstance(layer, TransformerEncoderLayerBase) and not hasattr(layer, "kinds"):
         return [[i for i, p in enumerate(places) if p == place] for place in sorted(set(places))]
     centroids = layer.self_attn.routers[0].clustering.centroids
+    entered = layer.self_attn_layer_norm(states) if layer.normalize_before else states
     clusters = [
         int(torch.stack([torch.cosine_similarity(h, c, dim=0) for c in centroids]).argmax())
-        for h in states
+        for h in entered
     ]
     order = sorted(range(len(states)), key=lambda i: (clusters[i], i))
     return [order[start : start + size] for start in range(0, len(order), size)]
@@ -103,9 +106,17 @@ def chunks(layer: nn.Module, states: Tensor, places: list[int], size: int) -> li
         *((19, 2, 9, 4), (11, 2, 6, 1), (16, 2, 4, 4), (9, 4, 15, 12)),
     ],
 )
-def test_equations(attention: str, length: int, asked: int, size: int, stride: int) -> None:
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_equations(
+    attention: str, length: int, asked: int, size: int, stride: int, norm_first: bool
+) -> None:
     """Outputs and gradients, as a plain loop has them."""
-    model = make_reader(cluster_attention=attention, window_size=size, window_stride=stride)
+    model = make_reader(
+        cluster_attention=attention,
+        window_size=size,
+        window_stride=stride,
+        encoder_normalize_before=norm_first,
+    )
     question, document = letters(asked), letters(length)
     reading = model.encoder(question.unsqueeze(0), document.unsqueeze(0))
     expected = as_written(model, question, document)
