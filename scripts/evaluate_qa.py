@@ -207,13 +207,13 @@ def evaluate(args: argparse.Namespace) -> None:
     except FileNotFoundError as error:
         raise UserError(f"--split is {args.split}: {error}") from None
     scores = score(found, args)
+    if args.out:
+        for name, content in {**found.files(args.corpus), "scores.json": scores}.items():
+            write_aside(args.out / name, json.dumps(content, ensure_ascii=False) + "\n")
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")
     if not scores:
         print("no scores: " + ("no --gold" if found.gold else "the answers are kept secret"))
-    if args.out:
-        for name, content in {**found.files(args.corpus), "scores.json": scores}.items():
-            write_aside(args.out / name, json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,8 @@ from fairseq_clusterformer.metrics.squad import evaluate_v2
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 
 PARTS = ("span", "long", "type")
+LONG = ("long_gold", "long_found", "long_right")
+SUMS = ("scored", "em", "f1", "answerable", *LONG)
 MARGINALS = ("joint", "apart")
 
 
@@ -176,10 +178,6 @@ class QACriterion(FairseqCriterion):
     def logging_outputs_can_be_summed() -> bool:
         """All of them are sums."""
         return True
-
-
-LONG = ("long_gold", "long_found", "long_right")
-SUMS = ("scored", "em", "f1", "answerable", *LONG)
 
 
 def _long_f1(meters) -> float:
