@@ -97,7 +97,7 @@ class TestHTML:
         <h1>The <em>Elm</em></h1><p>It is <b>lo</b>ng,<br>and&nbsp;deep &amp; cold &#x1F370;.
         <p>Second<script>var a = "<p>no</p>";</script> one</p><noscript>none</noscript>
         <table><tr><td>Ida</td><td>Otto</td></tr><tr><th>x<td>y</table>
-        tail <svg><text>drawn</text></svg><unknown>word</unknown></body></html>"""
+        tail <svg><title>b</title><text>drawn</text></svg><unknown>word</unknown></body></html>"""
         source = read(tmp_path / "a.html", content)
         assert source.title == "A page"
         assert source.paragraphs == (
