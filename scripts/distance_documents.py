@@ -3,7 +3,8 @@
 A document tells of several people: "Henry was also called Sullivan." and, so many tokens before
 or behind, "Sullivan came from Denmark." Asked where Henry came from, a reader must find both, and
 what joins them, Sullivan, is not in the question. All people of a document are equally far from
-their places, so a reader that sees one fact at a time can but guess among them.
+their places, and all links come first, or all facts: a reader that sees one fact at a time can but
+guess, and none is near the link of somebody else, which would tell whose it is not.
 """
 
 import heapq
@@ -63,7 +64,7 @@ class Stage:
         people: whom each tells of; chance is one in so many.
         distance: tokens from one fact of a person to the other, drawn from this range; None: facts
             stand one behind the other.
-        zone: tokens over which the first facts of all are scattered.
+        zone: tokens over which the first facts of all are scattered; less than the distance.
         direct: share of the questions that name the alias, and so take one fact.
         gaps: where facts stand behind one another, the share that a short sentence precedes.
         regular: some words never go together, which is learned sooner than reading, and from which
@@ -139,9 +140,10 @@ def make_document(
     people = draw_people(words, stage.people, draw, regular=stage.regular)
     distance = round(draw.uniform(*stage.distance)) if stage.distance else 0
     ties = count()
+    links_first = draw.random() < 0.5
     # where it is due, in tokens; a tie; whose; whether it is the first of the two; whether a link
     waiting: list[tuple[float, int, Person, bool, bool]] = [
-        (draw.uniform(0, stage.zone), next(ties), person, True, draw.random() < 0.5)
+        (draw.uniform(0, stage.zone), next(ties), person, True, links_first)
         for person in draw.sample(people, len(people))
     ]
     heapq.heapify(waiting)
@@ -170,7 +172,7 @@ def make_document(
         if not is_link:
             place_at[person] = characters + text.index(person.place)
         if is_first:
-            due = length + distance if stage.distance else draw.random()
+            due = length + distance if stage.distance else stage.zone + draw.random()
             heapq.heappush(waiting, (due, next(ties), person, False, not is_link))
         put(text, tokens(text))
     subject = asked.alias if draw.random() < stage.direct else asked.name

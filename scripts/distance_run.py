@@ -29,7 +29,6 @@ from experiment_grid import (
 )
 
 EM = "EM at "
-WHOLE = 1 << 30  # tokens: no document is cut
 
 
 def train_and_test(name: str, grid: dict, args: argparse.Namespace) -> dict:
@@ -85,7 +84,7 @@ def exact_match(checkpoint: Path, data: Path, split: str = "test") -> dict[int, 
     from fairseq_clusterformer.answers import ranked_answers
     from fairseq_clusterformer.metrics.squad import evaluate_v2
 
-    overrides = {"data": str(data), "max_positions_inference": WHOLE}
+    overrides = {"data": str(data), "max_positions_inference": 0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     model.eval()
     dataset = task.load_dataset(split)

@@ -40,7 +40,7 @@ from qa_corpora import squad
 from qa_records import Drops
 
 DISTANCES = (500, 1000, 2000, 4000, 8000)
-TESTED = Stage(100, people=8, distance=(500, 500), zone=500)
+TESTED = Stage(100, people=8, distance=(500, 500), zone=250)
 STAGES = (
     Stage(24_000, people=2, direct=1.0, regular=True),
     Stage(24_000, people=2, direct=0.4, regular=True),
@@ -49,9 +49,9 @@ STAGES = (
     Stage(40_000, people=2, direct=0.4, gaps=0.6),
     Stage(24_000, people=2, direct=0.3, gaps=1.0),
     Stage(16_000, people=4, direct=0.3, gaps=1.0),
-    Stage(12_000, people=4, distance=(50, 120), zone=100, direct=0.3),
-    Stage(8_000, people=6, distance=(100, 200), zone=200, direct=0.3),
-    Stage(6_000, people=8, distance=(200, 500), zone=400, direct=0.2),
+    Stage(12_000, people=4, distance=(120, 200), zone=100, direct=0.3),
+    Stage(8_000, people=6, distance=(200, 300), zone=150, direct=0.3),
+    Stage(6_000, people=8, distance=(300, 500), zone=250, direct=0.2),
 )
 PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
 MODEL_PASSAGES = 10_000  # of which the subwords are made

@@ -71,6 +71,8 @@ def test_the_answer_takes_both_facts(stage: Stage) -> None:
         link, fact = context.index(f"called {alias}") + 7, context.index(f"{alias} came")
         orders.add(link < fact)
         asked.add(list(places).index(alias))
+        kinds = ["also" in match[0] for match in FACTS.finditer(context)]
+        assert kinds in (sorted(kinds), sorted(kinds, reverse=True))
         first, second = sorted((link, fact))
         assert apart == tokens(context[first:second])
         if stage.distance:
@@ -165,7 +167,7 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
         _, true, _ = texts["id"].split("-")
         assert at[1] - at[0] == int(true)
         assert abs(int(true) - int(asked[i])) < 200
-        assert len(example.document) > int(true) + 300
+        assert len(example.document) > int(true) + 150
         assert "Henry said" not in texts["paragraphs"][0][1]
 
 
