@@ -8,9 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 from compare_language_models import command_line
 from data_folder import UserError
@@ -109,20 +109,35 @@ def race(
         UserError: if one fails; the others are then stopped.
     """
     programs = Programs(threads)
-    with ThreadPoolExecutor(len(runners)) as pool:
-        bars = [ProgressBar(r, shared["max-update"], i) for i, r in enumerate(runners)]
+    bars = [ProgressBar(r, shared["max-update"], i) for i, r in enumerate(runners)]
+    # An interruption can fall anywhere in this thread: between the locks of concurrent.futures it
+    # would leave one locked for ever.
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run_lane(runner: Runner, bar: ProgressBar) -> None:
+        error = None
         try:
-            lanes = [
-                pool.submit(_train_and_test, runner, shared, data, work, programs, bar)
-                for runner, bar in zip(runners, bars, strict=True)
-            ]
-            done, _ = wait(lanes, return_when=FIRST_EXCEPTION)
-            for lane in done:
-                lane.result()
-        finally:
-            programs.stop()
-            for bar in bars:
-                bar.close()
+            _train_and_test(runner, shared, data, work, programs, bar)
+        except BaseException as caught:
+            error = caught
+        ended.put(error)
+
+    lanes = [
+        threading.Thread(target=run_lane, args=lane) for lane in zip(runners, bars, strict=True)
+    ]
+    try:
+        for lane in lanes:
+            lane.start()
+        for _ in lanes:
+            if (error := ended.get()) is not None:
+                raise error
+    finally:
+        programs.stop()
+        for lane in lanes:
+            if lane.is_alive():
+                lane.join()
+        for bar in bars:
+            bar.close()
 
 
 def _train_and_test(

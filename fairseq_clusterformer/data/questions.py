@@ -55,7 +55,7 @@ class QuestionDataset(BySize):
         self.split = split
         self.max_question_positions = max_question_positions
         self.shuffle = shuffle
-        self.sizes = np.minimum(data.sizes.astype(np.int64), max_positions)
+        self.sizes = np.minimum(data.sizes, max_positions)
 
     def __len__(self) -> int:
         return len(self.data)
