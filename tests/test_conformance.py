@@ -131,8 +131,8 @@ def test_the_state_stops_growing(kind):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("extra", [1, WINDOW - 1, WINDOW, WINDOW + 1, 70])
 def test_padding_is_never_seen(impl, kind, causal, side, extra):
-    if impl == "triton" and extra not in (WINDOW, 70):
-        pytest.skip("Triton's interpreter is slow: two sizes of padding are enough")
+    if impl == "triton" and (side, extra) not in (("left", WINDOW), ("right", 70)):
+        pytest.skip("Triton's interpreter is slow: a size of padding on each side is enough")
     module = build(kind, impl=impl, causal=causal)
     x = inputs()
     mask = pads([LENGTH] * 3, LENGTH + extra, side)
