@@ -34,7 +34,7 @@ def save_figure(reading: Reading, layer: Layer, path: Path) -> None:
     table = TITLE + LINE * len(lines)
     height = table + HEAD + ROW * len(rows) + MARGIN // 2
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "hatch.linewidth": 0.6}):
-        drawing = _Drawing(height)
+        drawing = Drawing(height)
         _draw_title(drawing, reading, layer, seen)
         _draw_passage(drawing, lines, layer, seen, TITLE)
         _draw_table(drawing, reading, layer, rows, table)
@@ -54,8 +54,8 @@ def wrapped(tokens: list[str], columns: int) -> Lines:
     return lines if lines[-1] else lines[:-1]
 
 
-class _Drawing:
-    """A page of pixels, with its origin at the top left."""
+class Drawing:
+    """A page of pixels, with its origin at the top left; also for other pictures of clusters."""
 
     def __init__(self, height: int):
         self.figure = Figure(figsize=(WIDTH / DPI, height / DPI), facecolor="white")
@@ -84,7 +84,7 @@ class _Drawing:
         )
 
 
-def _draw_title(drawing: _Drawing, reading: Reading, layer: Layer, seen: set[int]) -> None:
+def _draw_title(drawing: Drawing, reading: Reading, layer: Layer, seen: set[int]) -> None:
     drawing.text(MARGIN, 38, "What clustered together", 34, weight="bold")
     what = f"{layer.name}, {layer.heads}: each {reading.unit} in the colour of its cluster"
     if seen:
@@ -109,7 +109,7 @@ def example(tokens: list[str], clusters: list[int], window: int | None, end: int
     return set()
 
 
-def _draw_passage(drawing: _Drawing, lines: Lines, layer: Layer, seen: set[int], top: int) -> None:
+def _draw_passage(drawing: Drawing, lines: Lines, layer: Layer, seen: set[int], top: int) -> None:
     width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
     size = min(width / ADVANCE, LINE * 0.8)
     query = max(seen, default=None)
@@ -130,7 +130,7 @@ def _draw_passage(drawing: _Drawing, lines: Lines, layer: Layer, seen: set[int],
                 drawing.box(x - 1, y, width + 2, LINE, **box)
 
 
-def _draw_table(drawing: _Drawing, reading, layer: Layer, rows: list[Cluster], top: int) -> None:
+def _draw_table(drawing: Drawing, reading, layer: Layer, rows: list[Cluster], top: int) -> None:
     bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
     unit = "characters" if reading.unit == "byte" else f"{reading.unit}s"
     heads = {bar: "share of the text", tokens: f"its {unit}", words: "its words, as far as read"}
@@ -152,7 +152,7 @@ def _draw_table(drawing: _Drawing, reading, layer: Layer, rows: list[Cluster], t
             drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")
 
 
-def _draw_items(drawing: _Drawing, x, y, items: list[Item], room: float, ending: bool) -> None:
+def _draw_items(drawing: Drawing, x, y, items: list[Item], room: float, ending: bool) -> None:
     """As many items as there is room for; the last character of a word in colour."""
     size = 22
     advance, end = size * ADVANCE, x + room

@@ -24,6 +24,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import answer  # noqa: E402
+import document_clusters  # noqa: E402
 import prepare_qa  # noqa: E402
 import qa_reading  # noqa: E402
 from qa_documents import Source  # noqa: E402
@@ -431,3 +432,26 @@ def test_mistakes(
         with pytest.raises(SystemExit):
             run(*model, "--document", towns, *wrong)
         assert "allowed: " in capsys.readouterr().err
+
+
+def test_the_words_of_tokens(reader: qa_reading.DocumentReader) -> None:
+    source = Source("a.txt", "", ["All is well (here).", "Ninety coins!"])
+    (part,) = reader.parts(source, 1000)
+    words = document_clusters.words_of(part)
+    assert len(words) == len(part.tokens)
+    merged = [word for i, word in enumerate(words) if word and word != (words[i - 1] if i else "")]
+    assert merged == ["<s>", *"All is well ( here ) .".split(), "<s>", "Ninety", "coins", "!"]
+
+
+def test_a_picture_of_clusters(checkpoint: Path, towns: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "clusters.png"
+    line = ["--checkpoint", checkpoint, "--document", towns, "--question", RULES, "--cpu"]
+    assert document_clusters.main([*map(str, line), "--out", str(out), "--clusters", "3"]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.glob(".*")] == []
+    for more, message in (
+        (["--out", tmp_path / "a.jpg"], "--out is .*a.jpg; allowed: a .png"),
+        (["--out", out, "--layer", "9"], "--layer is '9'; allowed: 'layer 2 of 3, kmeans'"),
+    ):
+        assert document_clusters.main([*map(str, line), *map(str, more)]) == 1
+        assert re.search(message, capsys.readouterr().err)
