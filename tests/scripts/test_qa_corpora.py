@@ -166,6 +166,20 @@ def test_empty_documents_are_dropped(tmp_path: Path) -> None:
     assert drops.counts == {"empty document": 1, "no qas": 1, "no paragraphs": 1}
 
 
+@pytest.mark.parametrize("damage", [None, "text", {"context": " "}, {"context": 1}])
+def test_a_damaged_paragraph_of_squad_costs_no_other(tmp_path: Path, damage: object) -> None:
+    content = articles(GOOD)
+    (good,) = content["data"][0]["paragraphs"]
+    good_too = {"context": CONTEXT, "qas": [NONE]}
+    content["data"][0]["paragraphs"] = [damage, good, damage, good_too, damage]
+    path = write(tmp_path / "dev.json", content)
+    for wanted in (1, 2, 5):
+        records, drops = read(squad, path, paragraphs=wanted)
+        assert list(records) == ["cake", "none"]
+        assert {len(record.paragraphs) for record in records.values()} == {min(wanted, 2)}
+        assert drops.counts == {"no qas": 3}
+
+
 def test_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf" + json.dumps(articles(GOOD)).encode()
     assert list(read(squad, write(tmp_path / "dev.json", data))[0]) == ["cake"]
