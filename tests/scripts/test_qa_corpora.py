@@ -450,6 +450,32 @@ def test_triviaqa(tmp_path: Path, layout: str) -> None:
     }
 
 
+def test_triviaqa_wants_an_answer_from_each_page_of_the_web(tmp_path: Path) -> None:
+    """By the names that its script gives them; a page that is missing costs no other."""
+    data = [
+        trivia("tc_1", "46/46_46.txt", "46/46_46.txt", "46/missing.txt"),
+        trivia("tc_2", "../secret"),
+        trivia("tc_3", EntityPages=[]),
+        "tc_4",
+    ]
+    for name, text in EVIDENCE.items():
+        write(tmp_path / name, text)
+    path = write(tmp_path / "qa" / "web-dev.json", {"Domain": "Web", "Data": data})
+    records, drops = read(triviaqa, path)
+    assert list(records) == ["tc_1--Lewis.txt", "tc_1--46/46_46.txt"]
+    first, second = records.values()
+    assert [part.text for part in first.paragraphs] == ["Harry Sinclair Lewis was", "born."]
+    assert [part.text for part in second.paragraphs] == ["The prize", "went to SINCLAIR LEWIS."]
+    assert drops.counts == {
+        "no evidence": 1,
+        "foreign file name": 1,
+        "empty document": 1,
+        "malformed": 1,
+    }
+    path = write(tmp_path / "qa" / "web-dev.json", {"Domain": "Wikipedia", "Data": data[:1]})
+    assert read(triviaqa, path)[1].counts == {"no evidence": 1}
+
+
 def test_triviaqa_refuses_what_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="qa.tar.gz: cannot be unpacked"):
         read(triviaqa, write(tmp_path / "qa.tar.gz", b"") / "qa" / "web-dev.json")
