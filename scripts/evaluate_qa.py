@@ -76,6 +76,7 @@ def predict(model, task, args: argparse.Namespace) -> Predictions:
                 logits,
                 [data.document(number) for number in numbers],
                 max_answer_length=task.cfg.max_answer_length,
+                within_long=is_natural,
             )
             for number, answers in zip(numbers, found, strict=True):
                 line = data.texts(number)
