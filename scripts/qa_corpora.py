@@ -225,10 +225,11 @@ def _contexts(context: list) -> list[Paragraph]:
     """Return the paragraphs that are not empty, their sentences separated by white space."""
     paragraphs = []
     for part in context:
-        if not isinstance(part, list) or len(part) != 2 or not isinstance(part[1], list):
+        sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
             raise Unusable("no context", f"{str(part)[:80]}; allowed: [title, [sentence, ...]]")
         text = ""
-        for sentence in map(str, part[1]):
+        for sentence in sentences:
             blank = text and not text[-1].isspace() and not sentence[:1].isspace()
             text += (" " if blank else "") + sentence
         if text.strip():

@@ -509,6 +509,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
         hop("lost", "Rome"),
         hop("fact", "Paris", supporting_facts=[["E", 0]]),
         hop("elsewhere", "Paris", supporting_facts=[["B", 0]]),
+        hop("null", "Paris", context=[["A", ["In Paris.", None]], ["B", ["x"]]]),
         {k: v for k, v in hop("test", "").items() if k not in ("answer", "supporting_facts")},
     ]
     path = write(tmp_path / "dev.json", items)
@@ -524,7 +525,11 @@ def test_hotpotqa(tmp_path: Path) -> None:
     assert spans(records["elsewhere"]) == [(0, 0, "Paris"), (1, 3, "Paris")]
     assert (records["yes"].yes_no, records["yes"].answers) == ("yes", ())
     assert records["test"].answerable is None
-    assert drops.counts == {"answer not found": 1, "supporting paragraph missing": 1}
+    assert drops.counts == {
+        "answer not found": 1,
+        "supporting paragraph missing": 1,
+        "no context": 1,
+    }
     assert "lost" in read(hotpotqa, path, keep_unfound=True)[0]
     with pytest.raises(UserError, match="allowed: HotpotQA's JSON, a list"):
         read(hotpotqa, write(tmp_path / "other.json", {}))
@@ -734,3 +739,5 @@ def test_no_damage_stops_a_reader(tmp_path: Path, reader: Callable, content: obj
 def test_record_checks_itself() -> None:
     with pytest.raises(Unusable, match="empty document"):
         Record("1", "who?", ())
+    with pytest.raises(Unusable, match="'maybe'; allowed: yes, no"):
+        Record("1", "who?", (Paragraph("", "x"),), yes_no="maybe")
