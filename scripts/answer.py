@@ -35,15 +35,22 @@ TOKENS_AT_ONCE = 100_000  # subwords of a document
 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
-    """Those of the command line; then those of stdin, if asked for."""
-    yield from args.question
+    """Those of the command line; then those of stdin, if asked for. Where there may be several,
+    each is printed, unless it is typed where it is seen."""
+    typed = args.interactive and sys.stdin.isatty()
+    for question in args.question:
+        if args.interactive or len(args.question) > 1:
+            print(f"? {question.strip()}")
+        yield question
     while args.interactive:
-        if sys.stdin.isatty():
+        if typed:
             print("? ", end="", flush=True)
         line = sys.stdin.readline()
         if not line:
             return
         if line.strip():
+            if not typed:
+                print(f"? {line.strip()}")
             yield line
 
 
@@ -55,14 +62,14 @@ def answer(
     Raises:
         UserError: for a question that cannot be asked, or a page that cannot be written.
     """
-    from qa_reading import ranked
+    from qa_reading import figures, ranked
 
     tokens = reader.question(question)
     reads = [reader.read(tokens, part, args.top) for part in parts]
     found = ranked(reads, args.top)
     if not any(each.is_meant for each in found):
         none = min(read.answers.types["none"] for read in reads)
-        print(f"No answer: with probability {none:.3f} nothing answers this.", end=" ")
+        print(f"No answer: with probability {figures(none)} nothing answers this.", end=" ")
         print("Next likely:" if found else "")
     for place, each in enumerate(found, 1):
         print("\n".join(_lines(place, each)))
@@ -80,13 +87,15 @@ def answer(
 
 def _lines(place: int, found: "Found") -> Iterator[str]:
     """What is printed of an answer."""
+    from qa_reading import figures
+
     before, text, behind = found.sentence()
     yield f"{place}. {text}"
     source = found.read.part.source.name
     if found.number is not None:
         first, last = found.answer.characters
         source += f", paragraph {found.number + 1}, characters [{first}, {last})"
-    yield f"   {found.probability:.3f} (score {found.answer.score:.2f}): {source}"
+    yield f"   {figures(found.probability)} (score {found.answer.score:.2f}): {source}"
     if before or behind:
         yield f"   {before}[{text}]{behind}"
 

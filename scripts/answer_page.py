@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from qa_reading import Found, PartRead
+from qa_reading import Found, PartRead, figures
 
 HERE = Path(__file__).parent
 
@@ -30,7 +30,7 @@ def page(question: str, found: Sequence[Found]) -> str:
         "DOCUMENTS": "".join(_document(read, found) for read in reads),
         "DATA": json.dumps(
             {
-                "answers": [[reads.index(each.read), each.answer.tokens] for each in found],
+                "answers": [[reads.index(each.read), _shown(each)] for each in found],
                 "parts": [
                     [read.clusters[name].tolist() for name in layers if name in read.clusters]
                     for read in reads
@@ -54,15 +54,27 @@ def _answer(place: int, found: Found) -> str:
         where += f", paragraph {found.number + 1}"
     return (
         f'<li><button type="button" data-answer="{place}" aria-pressed="false">'
-        f"<b>{found.probability:.3f}</b> {before}<mark>{text}</mark>{behind}"
+        f"<b>{figures(found.probability)}</b> {before}<mark>{text}</mark>{behind}"
         f"<small>{where}</small></button></li>"
     )
+
+
+def _shown(found: Found) -> tuple[int, int] | None:
+    """An answer's tokens, and those before with which the first shares a character, for that is
+    shown as the first of them; None of yes and no."""
+    if found.answer.tokens is None:
+        return None
+    first, last = found.answer.tokens
+    starts, ends = found.read.part.document.characters.tolist()
+    while first and starts[first - 1] >= 0 and ends[first - 1] > starts[first]:
+        first -= 1
+    return first, last
 
 
 def _document(read: PartRead, found: Sequence[Found]) -> str:
     """A part of a file: its paragraphs, and each token an element with its number."""
     part = read.part
-    spans = [each.answer.tokens for each in found if each.read is read and each.answer.tokens]
+    spans = [_shown(each) for each in found if each.read is read and each.answer.tokens]
     answers = {token for first, last in spans for token in range(first, last)}
     starts = [*part.document.starts.tolist(), len(part.tokens)]
     paragraphs = "".join(

@@ -6,7 +6,9 @@
 Prints the scores of the data set; --out writes predictions.json and scores.json, of SQuAD 2.0
 also no_answer.json (its script's --na-prob-file; what is likelier than --no-answer-threshold to
 have no answer counts as such). The answers to Natural Questions are scored by the labels of its
-own files (--gold); all of them are written, with scores to be compared with a threshold.
+own files (--gold); all of them are written, with scores to be compared with a threshold. The
+supporting facts of HotpotQA and 2WikiMultihopQA are not predicted: their scripts read the files,
+and score the answers alone.
 """
 
 import argparse
@@ -23,7 +25,8 @@ from data_folder import RECORD, UserError, write_aside
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-HOPS = ("hotpotqa", "2wiki")
+# supporting facts, and triples of entities and relations
+HOPS = {"hotpotqa": ("sp",), "2wiki": ("sp", "evidence")}
 
 
 @dataclass
@@ -46,8 +49,8 @@ class Predictions:
         """The content of each file, by its name."""
         if corpus == "natural-questions":
             return {"predictions.json": {"predictions": self.natural}}
-        if corpus in HOPS:  # their scripts read supporting facts too
-            return {"predictions.json": {"answer": self.texts, "sp": {}}}
+        if corpus in HOPS:  # their scripts read more, which the model says nothing of
+            return {"predictions.json": {"answer": self.texts, **dict.fromkeys(HOPS[corpus], {})}}
         more = {"no_answer.json": self.no_answer} if corpus == "squad2" else {}
         return {"predictions.json": self.texts, **more}
 
@@ -60,7 +63,7 @@ def predict(model, task, args: argparse.Namespace) -> Predictions:
 
     from fairseq_clusterformer.answers import natural_question, ranked_answers
 
-    dataset = task.load_dataset(args.split)
+    dataset = task.dataset(args.split)
     data, is_natural = dataset.data, args.corpus == "natural-questions"
     batches = task.get_batch_iterator(dataset, max_sentences=args.batch_size)
     rows: list[tuple] = [()] * len(data)
@@ -73,6 +76,7 @@ def predict(model, task, args: argparse.Namespace) -> Predictions:
                 logits,
                 [data.document(number) for number in numbers],
                 max_answer_length=task.cfg.max_answer_length,
+                within_long=is_natural,
             )
             for number, answers in zip(numbers, found, strict=True):
                 line = data.texts(number)
@@ -203,9 +207,10 @@ def evaluate(args: argparse.Namespace) -> None:
     if args.cuda:
         model.cuda()
     try:
-        found = predict(model, task, args)
-    except FileNotFoundError as error:
+        task.load_dataset(args.split)
+    except (FileNotFoundError, ValueError) as error:
         raise UserError(f"--split is {args.split}: {error}") from None
+    found = predict(model, task, args)
     scores = score(found, args)
     if args.out:
         for name, content in {**found.files(args.corpus), "scores.json": scores}.items():

@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -275,9 +276,21 @@ def parallel(
     with contextlib.ExitStack() as stack:
         results = map(function, items)
         if workers > 1:
-            pool = multiprocessing.Pool(workers, initializer=_start, initargs=(function,))
+            with _no_interruption():
+                pool = multiprocessing.Pool(workers, initializer=_start, initargs=(function,))
             results = _batches(stack.enter_context(pool), iter(items), batch)
         yield from tqdm(results, desc=label, unit=unit, disable=None, leave=False)
+
+
+@contextlib.contextmanager
+def _no_interruption() -> Iterator[None]:
+    """Processes and threads that start within leave Ctrl-C, which reaches all, to the main one: a
+    pool that replaces workers that die of it while it ends would wait for these for ever."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _batches(pool, items: Iterator, size: int) -> Iterator:

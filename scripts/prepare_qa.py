@@ -194,6 +194,10 @@ def prepare_corpus(*, name: str, dest: Path, source: Path | None, **options) -> 
     chosen = {key: value for key, value in options.items() if value is not None}
     if foreign := sorted(chosen.keys() - set(corpus.options)):
         raise UserError(f"--{foreign[0]}: is no option of {name}")
+    for split, paths in splits.items():
+        for path in paths:
+            if not path.exists() and not any(part.is_file() for part in path.parents):
+                raise UserError(f"--{split} {path}: no such file")
     readers = {}
     for split in splits:
         unfound = {"keep_unfound": split != "train"} if corpus.distant else {}

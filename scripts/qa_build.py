@@ -104,7 +104,7 @@ def prepare(
                 made[part] = _part(part, recipe, functools.partial(build_part, split, path))
             counts[split], drops = _join(made, out, split)
             if not counts[split]["questions"]:
-                raise UserError(f"{corpus}: no question is left in {split}\n{drops}")
+                raise UserError(f"{corpus}: no question is left in {split}\n{drops}".rstrip())
             dropped[split] = drops.examples
             if drops.counts:
                 print(f"{split}: {drops}")

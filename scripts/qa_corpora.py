@@ -8,7 +8,7 @@ searched in the supporting paragraphs, if not there in all. More are in ``qa_ope
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,24 +49,45 @@ def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
     for i, article in enumerate(articles):
         place = f"{path}: article {i}"
         try:
-            for j, paragraph in enumerate(get(article, "paragraphs", list)):
-                place = f"{path}: article {i}, paragraph {j}"
-                for question in get(paragraph, "qas", list):
-                    id_ = question.get("id") if isinstance(question, Mapping) else None
-                    yield f"{place}, id {id_}", (article, j, question)
+            paragraphs = get(article, "paragraphs", list)
         except Unusable as error:
             drops.add(place, error.reason, error.detail)
+            continue
+        title = str(article.get("title", ""))
+        contexts = [_squad_context(title, paragraph) for paragraph in paragraphs]
+        for j, paragraph in enumerate(paragraphs):
+            place = f"{path}: article {i}, paragraph {j}"
+            try:
+                questions = get(paragraph, "qas", list)
+            except Unusable as error:
+                drops.add(place, error.reason, error.detail)
+                continue
+            for question in questions:
+                id_ = question.get("id") if isinstance(question, Mapping) else None
+                yield f"{place}, id {id_}", (contexts, j, question)
 
 
-def _squad_record(item: tuple[Mapping, int, Mapping], *, paragraphs: int) -> Record:
-    article, own, question = item
+def _squad_context(title: str, paragraph: object) -> Paragraph | Unusable:
+    """Return a paragraph; or why it is none, which is told of each of its questions alone."""
+    try:
+        context = get(paragraph, "context")
+    except Unusable as error:
+        return error
+    return Paragraph(title, context) if context.strip() else Unusable("empty document")
+
+
+def _squad_record(
+    item: tuple[Sequence[Paragraph | Unusable], int, Mapping], *, paragraphs: int
+) -> Record:
+    contexts, own, question = item
+    if isinstance(contexts[own], Unusable):
+        raise contexts[own]
     impossible = question.get("is_impossible")
     id_ = str(get(question, "id", (str, int)))
-    first, own = _around(id_, own, len(article["paragraphs"]), paragraphs)
-    contexts = [
-        Paragraph(str(article.get("title", "")), get(paragraph, "context"))
-        for paragraph in article["paragraphs"][first : first + paragraphs]
-    ]
+    own -= sum(isinstance(other, Unusable) for other in contexts[:own])
+    contexts = [other for other in contexts if not isinstance(other, Unusable)]
+    first, own = _around(id_, own, len(contexts), paragraphs)
+    contexts = contexts[first : first + paragraphs]
     answers = [
         Answer(own, start := get(answer, "answer_start", int), start + len(text), text)
         for answer in get(question, "answers", list)
@@ -204,10 +225,11 @@ def _contexts(context: list) -> list[Paragraph]:
     """Return the paragraphs that are not empty, their sentences separated by white space."""
     paragraphs = []
     for part in context:
-        if not isinstance(part, list) or len(part) != 2 or not isinstance(part[1], list):
+        sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
             raise Unusable("no context", f"{str(part)[:80]}; allowed: [title, [sentence, ...]]")
         text = ""
-        for sentence in map(str, part[1]):
+        for sentence in sentences:
             blank = text and not text[-1].isspace() and not sentence[:1].isspace()
             text += (" " if blank else "") + sentence
         if text.strip():

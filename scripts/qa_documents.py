@@ -7,6 +7,7 @@ line ends are single blanks.
 
 import codecs
 import io
+import logging
 import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -169,6 +170,7 @@ def _of_pdf(path: Path, data: bytes) -> tuple[str, list[str]]:
             f"--document is {path}: pypdf is needed to read PDF, and is not installed; allowed: "
             f'{ALLOWED} after pip install "fairseq_clusterformer[documents]"'
         ) from None
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong is told below
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         pages = [page.extract_text() for page in reader.pages]

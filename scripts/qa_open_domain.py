@@ -111,7 +111,8 @@ def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
 
     Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is the path of such
     a file. What is needed of the evidence is unpacked to a temporary folder. All documents of a
-    question follow each other; each line that is not blank is a paragraph.
+    question follow each other; of the domain Web, whose script wants an answer from each, each is
+    one by itself, with the id ``QUESTION--FILE``. Each line that is not blank is a paragraph.
     """
     archive = next((part for part in path.parents if part.is_file()), None)
     if archive is None:
@@ -161,15 +162,21 @@ def _triviaqa(
     path: Path, folder: Path, content: object, drops: Drops, keep_unfound: bool
 ) -> Iterator[Record]:
     _check_triviaqa(path, content)
+    apart = content.get("Domain") == "Web"
 
-    def to_record(item: Mapping) -> Record:
+    def to_record(item_and_number: tuple[Mapping, int]) -> Record:
+        item, number = item_and_number
+        pages = list(dict(_evidence(item)).items())
+        pages = pages[number : number + 1] if apart else pages
         paragraphs = [
             Paragraph(title, line.strip())
-            for name, title in _evidence(item)
+            for name, title in pages
             for line in _evidence_text(folder, name).splitlines()
             if line.strip()
         ]
         id_, question = get(item, "QuestionId"), get(item, "Question")
+        if apart:
+            id_ += "".join(f"--{name.split('/', 2)[2]}" for name, _ in pages)
         if "Answer" not in item:
             return Record(id_, question, tuple(paragraphs), answerable=None)
         answer = get(item, "Answer", dict)
@@ -180,7 +187,11 @@ def _triviaqa(
             id_, question, paragraphs, names, keep_unfound=keep_unfound, texts=texts
         )
 
-    items = ((f"{path}: Data {i}", item) for i, item in enumerate(content["Data"]))
+    items = (
+        (f"{path}: Data {i}", (item, number))
+        for i, item in enumerate(content["Data"])
+        for number in range(max(1, len(_wanted([item]))) if apart else 1)
+    )
     return convert(items, to_record, drops)
 
 

@@ -107,6 +107,11 @@ class Found:
         return before, text[start:end], behind.rstrip()
 
 
+def figures(probability: float) -> str:
+    """A probability with three decimals; one that has none of them with two figures, 1.2e-05."""
+    return f"{probability:.3f}" if probability >= 0.001 else f"{probability:.1e}"
+
+
 class DocumentReader:
     """A trained reader, and the subwords and the dictionary of its data.
 
@@ -238,15 +243,18 @@ def ranked(reads: Sequence[PartRead], top: int) -> list[Found]:
         found += [Found(read, answer, answer.type) for answer in read.answers.short]
         log_prob = np.log(max(read.answers.types["long"], 1e-30))
         found += [
-            Found(read, _paragraph(read.part, number, score + log_prob), "long")
+            Found(read, answer, "long")
             for number, score in read.answers.long
+            if (answer := _paragraph(read.part, number, score + log_prob)).text
         ]
     return sorted(found, key=lambda each: (not each.is_meant, -each.answer.score))[:top]
 
 
 def _paragraph(part: Part, number: int, score: float) -> Answer:
-    """A paragraph as an answer."""
+    """A paragraph, or as much of it as the part holds, as an answer."""
     starts = [*part.document.starts.tolist(), len(part.tokens)]
-    text = part.document.texts[number]
-    tokens = (starts[number] + 1, starts[number + 1])
-    return Answer(text, score, number, (0, len(text)), tokens)
+    tokens = torch.arange(starts[number], starts[number + 1])
+    tokens = tokens[part.document.text_mask[tokens]].tolist()
+    if not tokens:  # a piece of blanks alone
+        return Answer("", score)
+    return part.document.answer(tokens[0], tokens[-1] + 1, score)

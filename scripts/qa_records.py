@@ -77,6 +77,8 @@ class Record:
             raise Unusable("empty question")
         if not self.paragraphs or not all(part.text.strip() for part in self.paragraphs):
             raise Unusable("empty document")
+        if self.yes_no not in (None, "yes", "no"):
+            raise Unusable("neither yes nor no", f"{self.yes_no!r}; allowed: yes, no")
         for answer in self.answers:
             text = self.paragraphs[answer.paragraph].text
             if not answer.text or not 0 <= answer.start < answer.end <= len(text):

@@ -157,6 +157,7 @@ def ranked_answers(
     *,
     top: int = 1,
     max_answer_length: int = 30,
+    within_long: bool = False,
 ) -> list[Answers]:
     """The answers to each question of a batch.
 
@@ -168,11 +169,15 @@ def ranked_answers(
         documents: B; a model may have read the beginning of one alone.
         top: of short answers and of paragraphs, at most.
         max_answer_length: tokens of a short answer.
+        within_long: spans of the best paragraph alone, as Natural Questions has them.
     """
     # of a batch on another device, one transfer
     start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
     types = logits.type.log_softmax(-1).tolist()
     numbers = torch.stack([document.paragraph_of(start.size(1)) for document in documents])
+    if within_long:
+        elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
+        start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
     spans = best_spans(
         start,
         end,

@@ -90,7 +90,8 @@ class ClusterformerQATask(FairseqTask):
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
         data = QAData(self.cfg.data, split)
-        most = getattr(self.cfg, name) or int(data.sizes.max())
+        longest = int(data.sizes.max())
+        most = min(getattr(self.cfg, name) or longest, longest)
         dataset = QuestionDataset(
             data,
             self.dictionary,

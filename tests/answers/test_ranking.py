@@ -110,6 +110,20 @@ def test_tokens_without_a_character_begin_nothing() -> None:
     assert torch.equal(document.text_mask, text_mask(characters))
 
 
+def test_short_answers_within_the_long_one() -> None:
+    """Their probabilities are those that they have in the whole document."""
+    logits = batch(certain(7, 7, 0), certain(1, 1, 0))
+    free = ranked_answers(logits, DOCUMENTS, top=9)
+    within = ranked_answers(logits, DOCUMENTS, top=9, within_long=True)
+    assert free[0].short[0].text == "Berlin"
+    assert [answer.paragraph for answer in within[0].short] == [0, 0, None, None]
+    assert within[0].long == free[0].long
+    for answer in within[0].short:
+        alike = next(other for other in free[0].short if other.text == answer.text)
+        assert answer == alike
+    assert within[1] == free[1]
+
+
 def test_longest() -> None:
     logits = batch(certain(5, 7, 3))
     assert ranked_answers(logits, DOCUMENTS[:1], max_answer_length=3)[0].text == "in\r\nBerlin"

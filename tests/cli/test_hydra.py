@@ -1,4 +1,4 @@
-"""The files of examples/language_model/config, as fairseq-hydra-train reads them."""
+"""The files of examples/*/config, as fairseq-hydra-train reads them."""
 
 import re
 from argparse import Namespace
@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReaderConfig
 from tests.cli.in_process import load_state
 from tests.conftest import REPO_ROOT, RunCli
 
-CONFIG = REPO_ROOT / "examples" / "language_model" / "config"
+EXAMPLES = REPO_ROOT / "examples"
+CONFIG = EXAMPLES / "language_model" / "config"
 ARCHITECTURES = {
     "tiny": "clusterformer_lm_tiny",
     "enwik8": "clusterformer_lm_enwik8",
@@ -53,6 +58,25 @@ def test_model_is_the_named_architecture(name: str) -> None:
         if option not in ("add_bos_token", "base_shuffle") and getattr(config, option) != value
     }
     assert differences == {}
+
+
+def test_reader_of_the_paper() -> None:
+    """Every option is there, and the model is --arch clusterformer_reader_large."""
+    given = OmegaConf.load(EXAMPLES / "question_answering" / "config" / "quasar_t.yaml")
+    dataclasses = {name: of["dataclass_registry"] for name, of in REGISTRIES.items()}
+    dataclasses |= {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}
+    common = vars(FairseqConfig())
+    del given.hydra
+    for name, section in given.items():
+        chosen = section.pop("_name", None)
+        known = dataclasses[name][chosen] if chosen else common[name]
+        assert section.keys() <= known.__dataclass_fields__.keys(), name
+    config = ClusterformerReaderConfig()
+    vars(config).update(given.model)
+    architecture = Namespace()
+    ARCH_CONFIG_REGISTRY["clusterformer_reader_large"](architecture)
+    assert vars(architecture).items() <= vars(config).items()
+    assert 8 * given.dataset.batch_size * given.optimization.update_freq[0] == 160
 
 
 @pytest.mark.parametrize("name", ["enwik8", "wikitext103"])

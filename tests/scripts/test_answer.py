@@ -24,6 +24,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import answer  # noqa: E402
+import answer_page  # noqa: E402
 import document_clusters  # noqa: E402
 import prepare_qa  # noqa: E402
 import qa_reading  # noqa: E402
@@ -218,6 +219,26 @@ def test_order_of_answers() -> None:
     assert [each.type for each in qa_reading.ranked(reads, 2)] == ["long", "short"]
 
 
+def test_a_piece_of_a_paragraph_answers_with_what_it_holds() -> None:
+    """A long answer is no more than its part holds; a piece of blanks alone is none."""
+    source = Source("x", "x", ("One two.",))
+    characters = torch.tensor([[-1, 3, 4, -1, 7], [-1, 3, 7, -1, 7]])
+    document = Document(source.paragraphs * 2, torch.tensor([0, 3]), characters)
+    part = qa_reading.Part(source, (0, 0), torch.arange(5), document)
+    types = dict.fromkeys(TYPES, 0.0) | {"long": 1.0}
+    read = qa_reading.PartRead(part, Answers(types, [], [(0, -1.0), (1, -0.5)]), {})
+    (found,) = qa_reading.ranked([read], 9)
+    assert found.answer == Answer("two", -1.0, 0, (4, 7), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("probability", "told"),
+    [(0.98765, "0.988"), (0.001, "0.001"), (0.00051, "5.1e-04"), (1.23e-5, "1.2e-05")],
+)
+def test_small_probabilities_are_told(probability: float, told: str) -> None:
+    assert qa_reading.figures(probability) == told
+
+
 def test_no_answer_is_told(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
     line = ["--checkpoint", checkpoint, "--document", towns, "--question"]
     assert run(*line, WHY) == 0
@@ -370,6 +391,21 @@ def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
     assert not out.with_name("page.html.partial").exists()
 
 
+def test_page_shows_an_answer_that_begins_within_a_character() -> None:
+    """Several tokens may be bytes of one character, which the first of them shows."""
+    characters = torch.tensor([[-1, 0, 1, 1, 1, 2], [-1, 1, 2, 2, 2, 3]])
+    document = Document(["a\u4e00b"], torch.tensor([0]), characters)
+    part = qa_reading.Part(Source("x", "x", ("a\u4e00b",)), (0,), torch.arange(6), document)
+    answer = document.answer(4, 6, -1.0)
+    assert answer.text == "\u4e00b"
+    read = qa_reading.PartRead(part, Answers({"short": 1.0}, [answer], []), {})
+    html = answer_page.page("?", [qa_reading.Found(read, answer, "short")])
+    assert '"answers":[[0,[2,6]]]' in html
+    assert re.findall(r'<span data-i="(\d)" class="answer">(.)</span>', html) == [
+        *(("2", "\u4e00"), ("5", "b"))
+    ]
+
+
 def test_page_of_a_question_without_an_answer(
     checkpoint: Path, towns: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -382,6 +418,17 @@ def test_page_of_a_question_without_an_answer(
     assert re.fullmatch(r"answer.py: error: --html is .*: No such file .*; allowed: .*\n", error)
 
 
+def test_several_questions(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
+    line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1]
+    assert run(*line, "--question", RULES, "--question", COSTS) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert (rows[0], rows[1], rows[4], rows[5]) == (
+        *(f"? {RULES}", "1. the Elm", f"? {COSTS}", "1. five"),
+    )
+    assert run(*line, "--question", RULES) == 0
+    assert capsys.readouterr().out.startswith("1. ")
+
+
 def test_interactive(
     checkpoint: Path, towns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -389,7 +436,7 @@ def test_interactive(
     loads = []
     load = qa_reading.load_reader
     monkeypatch.setattr(qa_reading, "load_reader", lambda *args: loads.append(args) or load(*args))
-    lines = [COSTS, "", "What " * 50, RULES]
+    lines = [COSTS, "", "What " * 50, RULES + "\n"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1, "--interactive"]
     assert run(*line, "--question", RULES) == 0
@@ -397,6 +444,8 @@ def test_interactive(
     assert [row for row in out.splitlines() if row.startswith("1. ")] == [
         *("1. the Elm", "1. five", "1. the Elm")
     ]
+    asked = [row for row in out.splitlines() if row.startswith("? ")]
+    assert asked == [f"? {question.strip()}" for question in (RULES, COSTS, "What " * 50, RULES)]
     assert re.fullmatch(r"answer.py: error: --question has \d+ subwords; allowed: 22.*\n", err)
     assert len(loads) == 1
 

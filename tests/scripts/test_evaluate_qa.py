@@ -1,6 +1,7 @@
 """evaluate_qa.py: scores that are the data sets' own, and the files that these read."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -51,21 +52,21 @@ def read(folder: Path, name: str):
     return json.loads((folder / name).read_text())
 
 
-@pytest.mark.parametrize("corpus", ["squad1", "triviaqa-web", "hotpotqa"])
+@pytest.mark.parametrize("corpus", ["squad1", "triviaqa-web", "hotpotqa", "2wiki"])
 def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     assert run(answered, corpus, "--out", tmp_path / "new" / "out", "--batch-size", 5) == 0
     out = tmp_path / "new" / "out"
     assert sorted(path.name for path in out.iterdir()) == ["predictions.json", "scores.json"]
     predictions, scores = read(out, "predictions.json"), read(out, "scores.json")
-    if corpus == "hotpotqa":
-        assert predictions.keys() == {"answer", "sp"}
+    if corpus in ("hotpotqa", "2wiki"):  # what their scripts look for
+        assert predictions.keys() == {"answer", "sp", *(["evidence"] * (corpus == "2wiki"))}
         predictions = predictions["answer"]
     data = QAData(answered[0], "valid")
     gold = {line["id"]: line["texts"] for line in map(data.texts, range(len(data)))}
     assert predictions.keys() == gold.keys()
     expected = evaluate(gold, predictions)
     assert 5 < expected["f1"] < 95
-    if corpus == "hotpotqa":  # from 0 to 1
+    if corpus in ("hotpotqa", "2wiki"):  # from 0 to 1
         assert 100 * scores["em"] == pytest.approx(expected["exact_match"])
     else:
         assert scores == pytest.approx(expected)
@@ -182,6 +183,16 @@ def test_questions_of_another_file(trained: tuple[Path, Path], tmp_path: Path, c
     gold.write_text("".join(gold.read_text().splitlines(keepends=True)[3:]))
     assert run(trained, "natural-questions", "--gold", gold) == 1
     assert "question 0 is not there; allowed: the files" in capsys.readouterr().err
+
+
+def test_damaged_data(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    shutil.copytree(trained[0], tmp_path / "data")
+    with open(tmp_path / "data" / "valid.jsonl", "ab") as file:
+        file.truncate(100)
+    assert run((tmp_path / "data", trained[1]), "squad1") == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("evaluate_qa.py: error: --split is valid: ")
+    assert "its files are of different data" in line
 
 
 def test_another_model(

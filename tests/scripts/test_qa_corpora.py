@@ -166,6 +166,20 @@ def test_empty_documents_are_dropped(tmp_path: Path) -> None:
     assert drops.counts == {"empty document": 1, "no qas": 1, "no paragraphs": 1}
 
 
+@pytest.mark.parametrize("damage", [None, "text", {"context": " "}, {"context": 1}])
+def test_a_damaged_paragraph_of_squad_costs_no_other(tmp_path: Path, damage: object) -> None:
+    content = articles(GOOD)
+    (good,) = content["data"][0]["paragraphs"]
+    good_too = {"context": CONTEXT, "qas": [NONE]}
+    content["data"][0]["paragraphs"] = [damage, good, damage, good_too, damage]
+    path = write(tmp_path / "dev.json", content)
+    for wanted in (1, 2, 5):
+        records, drops = read(squad, path, paragraphs=wanted)
+        assert list(records) == ["cake", "none"]
+        assert {len(record.paragraphs) for record in records.values()} == {min(wanted, 2)}
+        assert drops.counts == {"no qas": 3}
+
+
 def test_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf" + json.dumps(articles(GOOD)).encode()
     assert list(read(squad, write(tmp_path / "dev.json", data))[0]) == ["cake"]
@@ -436,6 +450,32 @@ def test_triviaqa(tmp_path: Path, layout: str) -> None:
     }
 
 
+def test_triviaqa_wants_an_answer_from_each_page_of_the_web(tmp_path: Path) -> None:
+    """By the names that its script gives them; a page that is missing costs no other."""
+    data = [
+        trivia("tc_1", "46/46_46.txt", "46/46_46.txt", "46/missing.txt"),
+        trivia("tc_2", "../secret"),
+        trivia("tc_3", EntityPages=[]),
+        "tc_4",
+    ]
+    for name, text in EVIDENCE.items():
+        write(tmp_path / name, text)
+    path = write(tmp_path / "qa" / "web-dev.json", {"Domain": "Web", "Data": data})
+    records, drops = read(triviaqa, path)
+    assert list(records) == ["tc_1--Lewis.txt", "tc_1--46/46_46.txt"]
+    first, second = records.values()
+    assert [part.text for part in first.paragraphs] == ["Harry Sinclair Lewis was", "born."]
+    assert [part.text for part in second.paragraphs] == ["The prize", "went to SINCLAIR LEWIS."]
+    assert drops.counts == {
+        "no evidence": 1,
+        "foreign file name": 1,
+        "empty document": 1,
+        "malformed": 1,
+    }
+    path = write(tmp_path / "qa" / "web-dev.json", {"Domain": "Wikipedia", "Data": data[:1]})
+    assert read(triviaqa, path)[1].counts == {"no evidence": 1}
+
+
 def test_triviaqa_refuses_what_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="qa.tar.gz: cannot be unpacked"):
         read(triviaqa, write(tmp_path / "qa.tar.gz", b"") / "qa" / "web-dev.json")
@@ -469,6 +509,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
         hop("lost", "Rome"),
         hop("fact", "Paris", supporting_facts=[["E", 0]]),
         hop("elsewhere", "Paris", supporting_facts=[["B", 0]]),
+        hop("null", "Paris", context=[["A", ["In Paris.", None]], ["B", ["x"]]]),
         {k: v for k, v in hop("test", "").items() if k not in ("answer", "supporting_facts")},
     ]
     path = write(tmp_path / "dev.json", items)
@@ -484,7 +525,11 @@ def test_hotpotqa(tmp_path: Path) -> None:
     assert spans(records["elsewhere"]) == [(0, 0, "Paris"), (1, 3, "Paris")]
     assert (records["yes"].yes_no, records["yes"].answers) == ("yes", ())
     assert records["test"].answerable is None
-    assert drops.counts == {"answer not found": 1, "supporting paragraph missing": 1}
+    assert drops.counts == {
+        "answer not found": 1,
+        "supporting paragraph missing": 1,
+        "no context": 1,
+    }
     assert "lost" in read(hotpotqa, path, keep_unfound=True)[0]
     with pytest.raises(UserError, match="allowed: HotpotQA's JSON, a list"):
         read(hotpotqa, write(tmp_path / "other.json", {}))
@@ -694,3 +739,5 @@ def test_no_damage_stops_a_reader(tmp_path: Path, reader: Callable, content: obj
 def test_record_checks_itself() -> None:
     with pytest.raises(Unusable, match="empty document"):
         Record("1", "who?", ())
+    with pytest.raises(Unusable, match="'maybe'; allowed: yes, no"):
+        Record("1", "who?", (Paragraph("", "x"),), yes_no="maybe")

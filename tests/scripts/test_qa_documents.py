@@ -149,11 +149,12 @@ class TestPDF:
             assert source.paragraphs == ("The king of Arle is Otto.", "Page two.")
             assert source.title == "Towns"
 
-    def test_damaged(self, tmp_path: Path) -> None:
+    def test_damaged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         content, path = pdf("The king of Arle is Otto."), tmp_path / "a.pdf"
         assert "holds no text" in refused(path, pdf(""))
         for damaged in (b"", b"no PDF", content[:40], content[:-300]):
             assert "cannot be read as PDF (" in refused(path, damaged)
+        assert not caplog.messages  # the library's own warnings
 
     def test_locked(self, tmp_path: Path) -> None:
         pypdf = pytest.importorskip("pypdf")
