@@ -90,8 +90,8 @@ def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> No
 
     model = load_state(tmp_path / "checkpoint_last.pt")["model"]
     clustered = {name: t for name, t in model.items() if name.endswith(".log_normalizer")}
-    router = 0 if name == "tiny" else 1
-    prefix = f"decoder.layers.2.self_attn.routers.{router}.clustering"
+    router = "0.clustering" if name == "tiny" else "1.normalizer"  # neural; gated
+    prefix = f"decoder.layers.2.self_attn.routers.{router}"
     assert clustered.keys() == {f"{prefix}.log_normalizer"}
     # fairseq saves in float32 what it has in half precision; an average is never in half
     in_half = [
