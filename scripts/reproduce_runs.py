@@ -52,7 +52,7 @@ class Run(ABC):
 
     @abstractmethod
     def words(self, data: Path, plugin: str) -> list[str]:
-        """The command line, with the folder of data sets and of the plug-in."""
+        """The command line, with the folder of data sets, and of the plug-in for fairseq."""
 
     @abstractmethod
     def needs(self, data: Path) -> Path:
@@ -118,7 +118,7 @@ class Clustering(Run):
             for split in ("train", "t10k")
             for what in ("images-idx3", "labels-idx1")
         }
-        start = ["python", "-m", f"{Path(plugin).name}.clustering", "fit"]
+        start = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]
         start += [part["train images-idx3"], "--labels", part["train labels-idx1"]]
         start += ["--test", part["t10k images-idx3"], "--test-labels", part["t10k labels-idx1"]]
         return start + options_of({**self.options, "seed": self.seed})
