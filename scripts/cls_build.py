@@ -1,33 +1,30 @@
 """From a data set to the folders that fairseq's ``sentence_prediction`` task reads.
 
-The text of each part is tokenised into files, one example a line; the examples of a part are dealt
-to train, valid and test, of one folder or of ten folds; what comes out is binarised, each folder
-with the words of its own train. ``lm_binarize`` imports fairseq and is imported where it is used.
+The examples of each part, tokenised by ``cls_parts``, are dealt to train, valid and test, of one
+folder or of ten folds; what comes out is binarised, each folder with the words of its own train.
+``lm_binarize`` imports fairseq and is imported where it is used.
 """
 
 import contextlib
 import hashlib
 import json
 import random
-import re
-import sys
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cls_corpora import Corpus
-from data_folder import UserError, make_folder
+from cls_parts import Part, tokenise, warn_of_counts
+from data_folder import make_folder
 
 if TYPE_CHECKING:
     import torch
     from fairseq.data import Dictionary
 
 SPLITS = ("train", "valid", "test")
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 # A fortieth of Quora's questions, which come undivided, is about the 10,000 that are usual.
 _UNDIVIDED = 40
 
@@ -49,17 +46,6 @@ class Settings:
     min_count: int = 1
     max_length: int | None = None
     validation: float = 0.1
-
-
-@dataclass
-class _Part:
-    """What is known of a part's examples, whose tokens are in files, one example a line."""
-
-    files: list[Path]
-    labels: list[str] = field(default_factory=list)
-    texts: array = field(default_factory=lambda: array("Q"))  # a hash of each example's texts
-    lengths: list[array] = field(default_factory=list)  # of each input, </s> among the tokens
-    counts: Counter = field(default_factory=Counter)
 
 
 def prepare(
@@ -88,8 +74,8 @@ def prepare(
     }
 
     def build(work: Path, out: Path) -> dict:
-        parts = {part: _tokenise(corpus, part, settings, work) for part in corpus.files}
-        _warn_of_counts(corpus, parts)
+        parts = {part: tokenise(corpus, part, settings.max_length, work) for part in corpus.files}
+        warn_of_counts(corpus, parts)
         splits = {}
         for folder, dealt in _deal(corpus, parts, settings).items():
             (work / "texts").mkdir(exist_ok=True)
@@ -130,74 +116,10 @@ def _file_in(path: Path) -> Path:
     return path if path.exists() else path.parent
 
 
-def tokens(text: str, tokenised: bool) -> list[str]:
-    """Return the text's tokens in lower case.
-
-    Text that has not been `tokenised` before is cut into runs of letters and digits; every other
-    character but white space is a token.
-    """
-    text = text.lower()
-    return text.split() if tokenised else _TOKEN.findall(text)
-
-
-def _tokenise(corpus: Corpus, part: str, settings: Settings, work: Path) -> _Part:
-    from tqdm import tqdm
-
-    files = [work / f"{part}.input{i}" for i in range(corpus.inputs)]
-    result = _Part(files, lengths=[array("L") for _ in files])
-    counts = result.counts
-    with contextlib.ExitStack() as stack:
-        outs = [stack.enter_context(open(path, "w", encoding="utf-8")) for path in files]
-        groups = stack.enter_context(open(work / f"{part}.group", "w", encoding="utf-8"))
-        examples = corpus.read(corpus.files[part])
-        for example in tqdm(
-            examples, desc=f"{part} tokens", unit=" examples", disable=None, leave=False
-        ):
-            if example.label is None:
-                counts["dropped: no gold label"] += 1
-                continue
-            if example.label not in corpus.labels:
-                raise UserError(
-                    f"{example.where}: label {example.label!r}; allowed: "
-                    f"{', '.join(corpus.labels)}"
-                )
-            lines = []
-            for text, out, lengths in zip(example.texts, outs, result.lengths, strict=True):
-                words = tokens(text, corpus.tokenised)
-                counts["empty texts"] += not words
-                if settings.max_length and len(words) >= settings.max_length:
-                    counts["truncated texts"] += 1
-                    words = words[: settings.max_length - 1]
-                lines.append(" ".join(words))
-                lengths.append(len(words) + 1)
-                out.write(lines[-1] + "\n")
-            groups.write(f"{example.group}\n")
-            result.labels.append(corpus.labels[example.label])
-            result.texts.append(_hash("\n".join(lines)))
-    if not result.labels:
-        raise UserError(f"{corpus.files[part][0]}: no example; allowed: one or more")
-    counts["examples"] = len(result.labels)
-    counts["distinct"] = len(set(result.texts))
-    return result
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _warn_of_counts(corpus: Corpus, parts: dict[str, _Part]) -> None:
-    for part, number in (corpus.published or {}).items():
-        if (found := len(parts[part].labels)) != number:
-            print(
-                f"{corpus.name}: warning: {part} has {found:,} examples; published: {number:,}",
-                file=sys.stderr,
-            )
-
-
 Dealt = dict[str, Sequence[str]]
 
 
-def _deal(corpus: Corpus, parts: dict[str, _Part], settings: Settings) -> dict[str, Dealt]:
+def _deal(corpus: Corpus, parts: dict[str, Part], settings: Settings) -> dict[str, Dealt]:
     """Return, of each folder to make, the split of each example of each part."""
     dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
     undivided = "all" if "all" in parts else "train"
@@ -248,7 +170,7 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
     return result
 
 
-def _route(parts: dict[str, _Part], dealt: dict[str, Dealt], folder: Path) -> None:
+def _route(parts: dict[str, Part], dealt: dict[str, Dealt], folder: Path) -> None:
     """Write each split's inputs, labels and groups, one example a line."""
     with contextlib.ExitStack() as stack:
         inputs = max(len(each.files) for each in parts.values())
@@ -309,7 +231,7 @@ def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor
             yield torch.tensor([dictionary.indices[line.strip()]])
 
 
-def _describe(corpus: Corpus, parts: dict[str, _Part], dealt: Dealt) -> dict[str, dict]:
+def _describe(corpus: Corpus, parts: dict[str, Part], dealt: Dealt) -> dict[str, dict]:
     """Return what is to be known of each split: its classes, lengths and texts seen in train."""
     import numpy as np
 

@@ -121,12 +121,23 @@ def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
             raise UserError(
                 f"DEST {dest}: {name} is no longer as prepared; remove DEST, run again"
             )
-    for key in sorted(recipe.keys() | before.keys()):
-        if recipe.get(key) != before.get(key):
-            raise UserError(
-                f"DEST {dest}: was prepared with {key} {_short(before.get(key))}, not "
-                f"{_short(recipe.get(key))}; choose another DEST, or remove it"
-            )
+    if recipe != before:
+        where, was, wanted = _first_difference(before, recipe)
+        raise UserError(
+            f"DEST {dest}: was prepared with {where} {_short(was)}, not {_short(wanted)}; choose "
+            "another DEST, or remove it"
+        )
+
+
+def _first_difference(before: dict, recipe: dict) -> tuple[str, object, object]:
+    """Where two recipes differ, as narrowly as it can be said, and what each has there."""
+    keys = sorted(before.keys() | recipe.keys())
+    key = next(key for key in keys if before.get(key) != recipe.get(key))
+    was, wanted = before.get(key), recipe.get(key)
+    if not (isinstance(was, dict) and isinstance(wanted, dict)):
+        return key, was, wanted
+    where, was, wanted = _first_difference(was, wanted)
+    return f"{key} {where}", was, wanted
 
 
 def _short(value: object, most: int = 60) -> str:

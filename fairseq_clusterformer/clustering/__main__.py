@@ -228,12 +228,21 @@ def run_assign(args: argparse.Namespace) -> None:
     )
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
+def run(words: Sequence[str]) -> None:
+    """Run the command.
+
+    Raises:
+        InputError: a user's mistake.
+    """
     args = parser().parse_args(words)
     args.words = list(words)
+    {"fit": run_fit, "assign": run_assign}[args.command](args)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
     try:
-        {"fit": run_fit, "assign": run_assign}[args.command](args)
+        run(words)
     except InputError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1

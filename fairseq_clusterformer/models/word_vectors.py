@@ -31,7 +31,8 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
         return ValueError(f"--word-vectors is {path}: {what}; allowed: {allowed}")
 
     if not Path(path).is_file():
-        raise wrong("no such file", "a text file of vectors")
+        resume = "to resume, leave the option out: the checkpoint has them"
+        raise wrong("no such file", f"a text file of vectors; {resume}")
     shape = f"a word and {width} numbers (--encoder-embed-dim)"
     found: dict[int, list[float]] = {}
     with open(path, "rb") as lines:

@@ -274,6 +274,17 @@ class TestWordVectors:
         still, moved = (run.model.encoder.embed_tokens.weight for run in runs)
         assert (still - moved).abs().max() > 0.005
 
+    def test_resuming_needs_them_no_more(self, text_data: Path, tmp_path: Path) -> None:
+        vectors = self.write(tmp_path / "vectors.txt")
+        line = f"{CLASSIFICATION} --save-interval-updates 3"
+        whole = train(text_data, line, tmp_path / "whole", "--word-vectors", vectors)
+        vectors.unlink()
+        line += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
+        with pytest.raises(ValueError, match="no such file; .* to resume, leave the option out"):
+            train(text_data, line, tmp_path / "resumed", "--word-vectors", vectors)
+        resumed = train(text_data, line, tmp_path / "resumed")
+        assert resumed.updates == whole.updates[3:]
+
     @pytest.mark.usefixtures("no_update")
     @pytest.mark.parametrize(
         ("content", "message"),

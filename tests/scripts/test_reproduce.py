@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import reproduce  # noqa: E402
 import reproduce_efficiency  # noqa: E402
-from reproduce import Run, runs_of, table  # noqa: E402
+from reproduce import table  # noqa: E402
+from reproduce_runs import Training, runs_of  # noqa: E402
 
 SUITE = {
     "shared": {"lr": 0.1, "dropout": 0.3},
@@ -65,10 +66,11 @@ def test_quick_is_one_run_a_row_and_data_set():
 
 
 @pytest.mark.parametrize("name", reproduce.TABLES)
-def test_rows_of_a_table_differ_in_attention_or_losses_alone(name):
-    suite = yaml.safe_load((reproduce.SUITES / f"{name}.yaml").read_text())
+def test_rows_of_a_table_differ_in_attention_losses_or_method_alone(name):
+    folder = reproduce.EXAMPLES / reproduce.TABLES[name]
+    suite = yaml.safe_load((folder / f"{name}.yaml").read_text())
     allowed = {"encoder-attention", "hash-rounds"}  # of hashing, keys that a query sees
-    allowed |= {"clustering-loss-weight", "centroid-sorting-loss-weight"}
+    allowed |= {"clustering-loss-weight", "centroid-sorting-loss-weight", "method"}
     for row in suite["rows"].values():
         assert row["options"].keys() <= allowed
         assert row.get("paper", {}).keys() <= suite["columns"].keys()
@@ -89,18 +91,23 @@ def test_the_table_has_means_spreads_and_the_papers_numbers():
     ]
 
 
-def test_columns_of_one_score_have_a_mean():
+def test_a_table_with_means():
     columns = {"A": SUITE["columns"]["A"], "C": {"data": "c", "score": "accuracy"}}
     results = [result("dense", "a", accuracy=80.0), result("dense", "c", accuracy=70.0)]
-    assert table(SUITE | {"columns": columns}, results).splitlines()[2:] == [
+    assert table(SUITE | {"columns": columns, "mean": True}, results).splitlines()[2:] == [
         "| dense | 80.0 | 80.0 | 70.0 | - | 75.0 | - |",
         "| window | - | - | - | - | - | - |",
     ]
+    del columns["C"]  # a mean of one is none
+    one = table(SUITE | {"columns": columns, "mean": True}, results)
+    assert one.splitlines()[2:] == ["| dense | 80.0 | 80.0 |", "| window | - | - |"]
 
 
 def fake_suite(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "SUITES", tmp_path)
-    (tmp_path / "table2.yaml").write_text(yaml.safe_dump(SUITE, sort_keys=False))
+    monkeypatch.setattr(reproduce, "EXAMPLES", tmp_path)
+    (tmp_path / "classification").mkdir()
+    path = tmp_path / "classification" / "table2.yaml"
+    path.write_text(yaml.safe_dump(SUITE, sort_keys=False))
     for folder in ("a/fold0", "a/fold1", "b"):
         (tmp_path / "data" / folder / "input0").mkdir(parents=True)
     out = tmp_path / "out"
@@ -110,17 +117,15 @@ def fake_suite(tmp_path, monkeypatch):
 def test_what_has_a_result_is_not_trained_again(tmp_path, monkeypatch, capsys):
     words, out = fake_suite(tmp_path, monkeypatch)
 
-    def train(run: Run, data: Path, log: Path) -> dict:
-        log.write_text("trained\n")
+    def measure(run: Training, data: Path, log: Path) -> dict:
         if run.data == "a/fold1" and run.row == "window":
             raise ValueError("it broke")
         if run.data == "b" and run.row == "window" and run.seed == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         score = {"accuracy": 50.0 + run.seed, "map": run.seed / 10, "mrr": 0.0}
-        command = reproduce.shown_command(run)
-        return {"row": run.row, "data": run.data, "test": score, "command": command}
+        return {"test": score}
 
-    monkeypatch.setattr(reproduce, "train", train)
+    monkeypatch.setattr(Training, "measure", measure)
     assert reproduce.main(words) == 1
     said = capsys.readouterr()
     assert "window-a-fold1-1: ValueError: it broke (log: " in said.err
@@ -152,7 +157,7 @@ def test_show_trains_nothing_and_plots(tmp_path, monkeypatch, capsys):
     out.mkdir(parents=True)
     run = next(run for run in runs_of(SUITE, quick=False) if run.data == "b")
     measured = result("dense", "b", map=0.5, mrr=0.6) | {"curve": [[1, 2.0], [2, 1.0]]}
-    measured["command"] = reproduce.shown_command(run)
+    measured["command"] = run.command
     (out / f"{run.name}.json").write_text(json.dumps(measured))
     picture = tmp_path / "curves.png"
     assert reproduce.main([*words, "--show", "--only", "b", "--plot", str(picture)]) == 0
@@ -190,30 +195,66 @@ def test_missing_data_and_foreign_results_are_told(tmp_path, monkeypatch, capsys
     assert "dense-b-1.json is no result of this command" in capsys.readouterr().err
 
 
-def test_other_commands_tables_are_handed_on(tmp_path, monkeypatch, capsys):
+def test_time_and_memory_are_handed_on(tmp_path, monkeypatch, capsys):
     handed = []
     monkeypatch.setattr(reproduce_efficiency, "main", lambda words: handed.append(words) or 0)
     assert reproduce.main(["figure3", "--out", str(tmp_path), "--quick"]) == 0
     assert handed == [["fig3", "--out", str(tmp_path), "--quick"]]
-    with pytest.raises(SystemExit):
-        reproduce.main(["table6", "--out", str(tmp_path)])
-    assert "allowed: a folder that holds mnist/" in capsys.readouterr().err
+    for option in ("--show", "--only mr", "--workers 2", "--plot a.png"):
+        with pytest.raises(SystemExit):
+            reproduce.main(["table4", "--out", str(tmp_path), *option.split()])
+        told = f"{option.split()[0]} with table4; allowed with it: --out and --quick"
+        assert told in capsys.readouterr().err
+    assert len(handed) == 1
 
 
-def test_table6_clusters_images(tmp_path):
-    folder = tmp_path / "data" / "mnist"
+def write_images(folder: Path) -> None:
+    """As MNIST's four files: images of one bright pixel, a place a class."""
     folder.mkdir(parents=True)
     rng = numpy.random.default_rng(1)
-    for part, count in (("train", 300), ("t10k", 50)):
+    for part, count in (("train", 200), ("t10k", 50)):
         labels = rng.integers(0, 10, count).astype(numpy.uint8)
         images = numpy.zeros((count, 4, 4), numpy.uint8)
-        images.reshape(count, 16)[numpy.arange(count), labels] = 200  # a pixel a class
+        images.reshape(count, 16)[numpy.arange(count), labels] = 200
         for name, array in (("images-idx3", images), ("labels-idx1", labels)):
             head = bytes([0, 0, 8, array.ndim])
             head += b"".join(size.to_bytes(4, "big") for size in array.shape)
             data = gzip.compress(head + array.tobytes())
             (folder / f"{part}-{name}-ubyte.gz").write_bytes(data)
-    words = ["table6", "--data", str(tmp_path / "data"), "--out", str(tmp_path), "--quick"]
+
+
+def test_table6_clusters_images_once(tmp_path, capsys):
+    words = ["table6", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--quick"]
+    words += ["--rows", "neural", "K-Means", "--only", "mnist-10"]
+    with pytest.raises(SystemExit):
+        reproduce.main(words)
+    assert "has no mnist-10; allowed: a folder that holds mnist/" in capsys.readouterr().err
+    write_images(tmp_path / "mnist")
     assert reproduce.main(words) == 0
-    rows = json.loads((tmp_path / "table6.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == ["neural", "kmeans"]
+    results = [json.loads(p.read_text()) for p in (tmp_path / "out").glob("*/*.json")]
+    score = {result["row"]: 100 * result["test"]["accuracy"] for result in results}
+    assert capsys.readouterr().out.splitlines() == [
+        "| model | K = 10 | paper |",
+        "| --- | ---: | ---: |",
+        f"| neural | {score['neural']:.1f} | 60.7 |",
+        f"| K-Means | {score['K-Means']:.1f} | 59.2 |",
+    ]
+    assert all(result["command"].startswith("python -m fairseq_clus") for result in results)
+
+    for log in (tmp_path / "out" / "table6-quick" / "logs").iterdir():
+        log.unlink()
+    assert reproduce.main(words) == 0  # nothing is clustered again
+    assert list((tmp_path / "out" / "table6-quick" / "logs").iterdir()) == []
+
+
+def test_what_clustering_refuses_is_told(tmp_path, capsys):
+    write_images(tmp_path / "mnist")
+    words = ["table6", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--quick"]
+    assert reproduce.main([*words, "--rows", "K-Means", "--only", "mnist-300"]) == 1
+    assert (
+        "K-Means-mnist-300-1: InputError: --num-clusters is 300; allowed"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit):
+        reproduce.main([*words, "--only", "mnist-10", "--plot", "curves.png"])
+    assert "--plot with table6, which trains nothing; allowed" in capsys.readouterr().err
