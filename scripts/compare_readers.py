@@ -40,7 +40,8 @@ def own_options(name: str, grid: dict) -> dict:
 
 
 def train(name: str, grid: dict, args: argparse.Namespace, data: Path, folder: Path) -> dict:
-    """Train one run of the grid, from its start if it has one; the checkpoint is in ``folder``."""
+    """Train one run of the grid, from its start's weights if it has one; the checkpoint is in
+    ``folder``."""
     start = grid["runs"][name].get("from")
     options = {"seed": 1, **grid["shared"], **own_options(name, grid)}
     if start is not None:
@@ -59,14 +60,18 @@ def train(name: str, grid: dict, args: argparse.Namespace, data: Path, folder: P
     log = folder / "train.log"
     argv = command_line("fairseq-train", data, training)
     seconds, memory = run_measured(argv, log, args.threads)
+
+    def shown(value: object) -> str:
+        return str(value).replace(str(args.keep), "KEEP")
+
     return {
         "name": name,
-        "options": {key: str(value) for key, value in options.items()},
+        "options": {key: shown(value) for key, value in options.items()},
         **({"from": start} if start else {}),
         **training_record(log),
         "seconds": round(seconds),
         "peak memory MiB": round(memory),
-        "command": shown_command(data, options).replace(str(args.keep), "KEEP"),
+        "command": shown(shown_command(data, options)),
         **machine(args.threads),
     }
 
