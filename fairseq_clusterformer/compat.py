@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.ngram_repeat_block import NGramRepeatBlock
@@ -83,6 +84,7 @@ def apply() -> None:
     mend_ngram_blocking()
     keep_last_batches()
     gather_without_cuda()
+    shuffle_after_curriculum()
     announce_epochs()
     announce_saving()
     silence_known_warnings()
@@ -162,6 +164,23 @@ def gather_without_cuda() -> None:
         return everyone
 
     distributed_utils.all_gather_list = all_gather_list
+
+
+def shuffle_after_curriculum() -> None:
+    """Lets ``--curriculum N`` end: a data loader that fairseq uses again goes on as in its first
+    epoch, and never shuffled.
+    """
+    iterate = EpochBatchIterator._get_iterator_for_epoch
+    if hasattr(iterate, "__wrapped__"):
+        return
+
+    @functools.wraps(iterate)
+    def iterator_for_epoch(self, epoch, shuffle, *args, **kwargs):
+        if self.dataloader is not None:
+            self.epoch_batch_sampler.shuffle = shuffle
+        return iterate(self, epoch, shuffle, *args, **kwargs)
+
+    EpochBatchIterator._get_iterator_for_epoch = iterator_for_epoch
 
 
 def announce_epochs() -> None:

@@ -15,62 +15,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment_grid import (
-    ROOT,
-    command_line,
-    groups,
-    machine,
-    make_parser,
-    run_grid,
-    run_measured,
-    shown_command,
-    table,
-    training_record,
-)
+from compare_readers import train
+from experiment_grid import ROOT, groups, make_parser, run_grid, table
 
 EM = "EM at "
 
 
 def train_and_test(name: str, grid: dict, args: argparse.Namespace) -> dict:
     """One run of the grid, from its start to its exact match by distance."""
-    own = dict(grid["runs"][name])
-    start = own.pop("from", None)
-    options = {**grid["shared"], **own, "seed": own.get("seed", 1)}
-    if start is not None:
-        if (
-            args.keep is None
-            or not (weights := args.keep / start / "checkpoint_last.pt").is_file()
-        ):
-            sys.exit(f"--keep is {args.keep}; allowed: a folder that holds {start}, run before")
-        options["finetune-from-model"] = weights
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if args.keep is None else args.keep / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        training = {
-            **options,
-            "task": "clusterformer_qa",
-            "criterion": "clusterformer_qa",
-            "log-format": "json",
-            "no-epoch-checkpoints": True,
-            "save-dir": folder,
-        }
-        argv = command_line("fairseq-train", args.data, training)
-        seconds, memory = run_measured(argv, folder / "train.log", args.threads)
+        result = train(name, grid, args, args.data, folder)
         scores = exact_match(folder / "checkpoint_last.pt", args.data)
-        record = training_record(folder / "train.log")
-    shown = shown_command(args.data, options)
-    return {
-        "name": name,
-        "options": {key: str(value) for key, value in options.items()},
-        **({"from": start} if start else {}),
-        **record,
-        "seconds": round(seconds),
-        "peak memory MiB": round(memory),
-        **{f"{EM}{distance}": score for distance, score in scores.items()},
-        "command": shown.replace(str(args.keep), "KEEP"),
-        **machine(args.threads),
-    }
+    return {**result, **{f"{EM}{distance}": score for distance, score in scores.items()}}
 
 
 def exact_match(checkpoint: Path, data: Path, split: str = "test") -> dict[int, float]:

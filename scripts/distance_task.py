@@ -9,9 +9,9 @@
 DEST holds train, valid and test as SQuAD 1.1 has its files, and the model of the subwords that
 tokens are counted in; ``distance_documents.py`` tells what the documents say. A question's id is
 the distance asked for, the true one and a number, as in ``4000-4013-27``. Training documents begin
-with a few facts in one window, and end with facts 500 tokens apart; test documents are of passages
-that no training document has, and who is called what is drawn anew for each. In the order of their
-lengths (fairseq's ``--curriculum 1 --no-shuffle``) training documents are a lesson plan.
+with facts 60 tokens apart, and end with 4,800; test documents are of passages that no training
+document has, and who won and went where is drawn anew for each. In the order of their lengths
+(fairseq's ``--curriculum 1 --no-shuffle``) training documents are a lesson plan.
 """
 
 import json
@@ -30,7 +30,6 @@ from data_folder import UserError, make_folder
 from distance_documents import (
     Sentence,
     Stage,
-    Words,
     choose_words,
     make_document,
     sentences,
@@ -40,22 +39,19 @@ from qa_corpora import squad
 from qa_records import Drops
 
 DISTANCES = (500, 1000, 2000, 4000, 8000)
-TESTED = Stage(100, people=8, distance=(500, 500), zone=250)
+TESTED = Stage(100, distance=(500, 500))  # and other distances
 STAGES = (
-    Stage(24_000, people=2, direct=1.0, regular=True),
-    Stage(24_000, people=2, direct=0.4, regular=True),
-    Stage(24_000, people=2, direct=0.4),
-    Stage(40_000, people=2, direct=0.4, gaps=0.2),
-    Stage(40_000, people=2, direct=0.4, gaps=0.6),
-    Stage(24_000, people=2, direct=0.3, gaps=1.0),
-    Stage(16_000, people=4, direct=0.3, gaps=1.0),
-    Stage(12_000, people=4, distance=(120, 200), zone=100, direct=0.3),
-    Stage(8_000, people=6, distance=(200, 300), zone=150, direct=0.3),
-    Stage(6_000, people=8, distance=(300, 500), zone=250, direct=0.2),
+    Stage(15_000, distance=(60, 100)),
+    Stage(2_000, distance=(100, 200)),
+    Stage(1_000, distance=(200, 400)),
+    Stage(500, distance=(400, 800)),
+    Stage(280, distance=(800, 1600)),
+    Stage(140, distance=(1600, 3200)),
+    Stage(80, distance=(3200, 4800)),
 )
 PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
 MODEL_PASSAGES = 10_000  # of which the subwords are made
-LONG, SHORT = 64, 12  # tokens of a sentence, at most: among facts apart, and side by side
+LONG, SHORT = 64, 16  # tokens of a sentence, at most: SHORT in documents of two windows or so
 
 
 def make(*, dest: Path, **options) -> dict | None:
@@ -87,7 +83,7 @@ def _build(
     questions: int,
     held_out: float,
     scale: float,
-    skip: int,
+    losers: int,
     seed: int,
 ) -> dict:
     if words < (most := max(stage.people for stage in (*STAGES, TESTED))):
@@ -104,36 +100,34 @@ def _build(
 
     from fairseq_clusterformer.data.subwords import MODEL, load
 
-    words_of_model = sorted(chosen.all())
+    words_of_model = sorted(word for of in chosen for word in of)
     train_sentencepiece([work / "passages.txt"], pieces, out / MODEL, "--pieces", words_of_model)
     model = load(out / MODEL)
     tokens = cache(lambda text: len(model.encode(text)))
     # a name stands where a fact states it, and nowhere else
-    free = [p for p in passages if chosen.all().isdisjoint(re.findall(r"\w+", p))]
+    free = [p for p in passages if set(words_of_model).isdisjoint(re.findall(r"\w+", p))]
     apart = round(held_out * len(free))
     if not 0 < apart < len(free):
         raise UserError(
             f"--passages: {len(free)} without these words; allowed: enough to hold some out"
         )
-    scaled = [replace(s, documents=max(1, round(scale * s.documents))) for s in STAGES[skip:]]
-    asked = [replace(TESTED, documents=questions, distance=(d, d)) for d in distances]
+    lessons = [
+        replace(stage, documents=max(1, round(scale * stage.documents)), losers=(0, losers))
+        for stage in STAGES
+    ]
+    tested = replace(TESTED, documents=questions, losers=(losers, losers))
+    asked = [replace(tested, distance=(d, d)) for d in distances]
     splits = {}
-    for split, stages in (("train", scaled), ("valid", [TESTED]), ("test", asked)):
+    for split, stages in (("train", lessons), ("valid", [tested]), ("test", asked)):
         draw = random.Random(f"{seed} {split}")
         pool = free[apart:] if split == "train" else free[:apart]
         fillers = [
-            _filler(pool, tokens, most=LONG if stage.distance else SHORT, draw=draw)
+            _filler(pool, tokens, most=LONG if stage.distance[0] >= 100 else SHORT, draw=draw)
             for stage in stages
         ]
-        splits[split] = _write(
-            out / f"{split}.json",
-            stages,
-            fillers,
-            chosen,
-            tokens,
-            draw,
-        )
-    return {"splits": splits, "words": asdict(chosen)}
+        path = out / f"{split}.json"
+        splits[split] = _write(path, stages, fillers, chosen, tokens, draw)
+    return {"splits": splits, "names": chosen[0], "places": chosen[1]}
 
 
 def read_passages(path: Path) -> Iterator[str]:
@@ -169,7 +163,7 @@ def _write(
     path: Path,
     stages: Sequence[Stage],
     fillers: Sequence[Iterator[Sentence]],
-    words: Words,
+    words: tuple[list[str], list[str]],
     tokens,
     draw: random.Random,
 ) -> dict[str, int]:
@@ -179,8 +173,7 @@ def _write(
         for _ in range(stage.documents):
             document, apart = make_document(stage, words, filler, tokens, draw)
             context = document.pop("context")
-            asked = stage.distance[1] if stage.distance else 0
-            question = {"id": f"{asked}-{apart}-{len(articles)}", **document}
+            question = {"id": f"{stage.distance[1]}-{apart}-{len(articles)}", **document}
             articles.append({"title": "", "paragraphs": [{"context": context, "qas": [question]}]})
             characters += len(context)
     path.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False))
@@ -200,7 +193,7 @@ def _parser() -> Parser:
         help="SQuAD's JSON, or text with a paragraph a line; .gz, .bz2 and .xz too",
     )
     count, share = {"metavar": "N", "type": whole_number}, {"metavar": "SHARE", "type": fraction}
-    add("--words", **count, default=16, help="names, aliases and places, of each (default: 16)")
+    add("--words", **count, default=16, help="names, and places, of each (default: 16)")
     add("--pieces", **count, default=4000, help="subwords of the model (default: 4,000)")
     add(
         "--distances",
@@ -213,12 +206,12 @@ def _parser() -> Parser:
     add("--held-out", **share, default=0.1, help="of the passages, for valid and test")
     add("--scale", type=positive, default=1.0, help="times the documents of train (default: 1)")
     add(
-        "--skip",
+        "--losers",
         metavar="N",
         type=int,
-        choices=range(len(STAGES)),
+        choices=range(TESTED.people),
         default=0,
-        help=f"stages of training to leave out, of {len(STAGES)} (default: 0)",
+        help='people of whom "lost" is told; up to so many in train (default: 0)',
     )
     add("--seed", **count, default=1, help="of all that is drawn (default: 1)")
     return parser

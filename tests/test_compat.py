@@ -16,7 +16,9 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from torch.utils.data import TensorDataset
 
 from fairseq_clusterformer import compat
 from tests.conftest import RunCli
@@ -174,6 +176,22 @@ def test_sample_break_mode_eos(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks()
     compat.restore_numpy_compat()
     assert [block.tolist() for block in blocks()] == [[4, 5, 2], [6, 2]]
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_curriculum_ends(reused: bool) -> None:
+    batches = [[i] for i in range(20)]
+    iterator = EpochBatchIterator(
+        TensorDataset(torch.arange(20)),
+        lambda samples: [int(number) for (number,) in samples],
+        batches,
+        reuse_dataloader=reused,
+    )
+    first = list(iterator.next_epoch_itr(shuffle=False))
+    second, third = (list(iterator.next_epoch_itr(shuffle=True)) for _ in range(2))
+    assert first == batches
+    assert first != second != third
+    assert sorted(second) == sorted(third) == batches
 
 
 def test_only_known_warnings_are_silenced() -> None:

@@ -26,7 +26,8 @@ _BLOCK = 8192  # states that are assigned at once
 class KMeansClustering(Float32Buffers):
     """Assigns tokens to the nearest of K centroids, which K-Means finds from time to time.
 
-    Centroids are random until the first time. No gradient reaches them; they are fixed while a
+    Centroids are random until the first time; later ones start from those before, so that what
+    is together stays so while the model learns. No gradient reaches them; they are fixed while a
     batch runs. What the bank keeps are directions: states enter by their cosines alone, and of
     length 1 they never overflow half precision.
 
@@ -49,6 +50,7 @@ class KMeansClustering(Float32Buffers):
         self.register_buffer("centroids", centroids[nearest_neighbour_order(centroids)])
         self.bank = MemoryBank(bank_size)
         self.interval = Interval(interval)
+        self.found = False  # whether centroids are K-Means's, and not random
         self._banks: list[Tensor] | None = None  # of all workers, until the next batch
 
     @torch.no_grad()
@@ -94,7 +96,9 @@ class KMeansClustering(Float32Buffers):
                     "the centroids stay as they are"
                 )
             else:
-                self.centroids.copy_(_logged_kmeans(states.float(), self.num_clusters))
+                start = self.centroids.float().cpu() if self.found else None
+                self.centroids.copy_(_logged_kmeans(states.float(), self.num_clusters, start))
+                self.found = True
         if _workers() > 1:
             dist.broadcast(self.centroids, 0)
 
@@ -106,7 +110,8 @@ class KMeansClustering(Float32Buffers):
         banks = [self.bank.latest(self.bank.size)] if self._banks is None else self._banks
         # As bytes: fairseq writes what is in half precision in twice as many.
         banks = [bank.view(torch.uint8) for bank in banks]
-        return {"banks": banks, "age": self.interval.age, "epoch": self.interval.epoch}
+        interval = {"age": self.interval.age, "epoch": self.interval.epoch}
+        return {"banks": banks, "found": self.found, **interval}
 
     def set_extra_state(self, state: dict) -> None:
         banks, workers = [bank.view(torch.float16) for bank in state["banks"]], _workers()
@@ -114,6 +119,7 @@ class KMeansClustering(Float32Buffers):
             banks = torch.cat(banks).tensor_split(workers)
         self.bank.fill(banks[dist.get_rank() if workers > 1 else 0])
         self.interval.age, self.interval.epoch = state["age"], state["epoch"]
+        self.found = state.get("found", False)
         self._banks = None
 
     def _all_banks(self) -> list[Tensor] | None:
@@ -122,7 +128,9 @@ class KMeansClustering(Float32Buffers):
         return gather_on_first(states.view(-1, self.centroids.size(1)), self.centroids.device)
 
 
-def spherical_kmeans(vectors: Tensor, num_clusters: int, *, seed: int = 0) -> Tensor:
+def spherical_kmeans(
+    vectors: Tensor, num_clusters: int, *, start: Tensor | None = None, seed: int = 0
+) -> Tensor:
     """Centroids of length 1, float32 [K, D], on the CPU; the same in every run.
 
     Every vector takes part (faiss by itself would take 256 for each centroid), and a cluster may
@@ -131,6 +139,7 @@ def spherical_kmeans(vectors: Tensor, num_clusters: int, *, seed: int = 0) -> Te
     Args:
         vectors: of length 1, float32 [n, D], n >= K, on the CPU.
         num_clusters: K.
+        start: centroids to begin with, float32 [K, D]; None: vectors drawn at random.
         seed: of the vectors that the centroids start from.
     """
     import faiss
@@ -144,7 +153,10 @@ def spherical_kmeans(vectors: Tensor, num_clusters: int, *, seed: int = 0) -> Te
         min_points_per_centroid=1,
         max_points_per_centroid=len(vectors),
     )
-    kmeans.train(vectors.contiguous().numpy())
+    kmeans.train(
+        vectors.contiguous().numpy(),
+        init_centroids=None if start is None else start.contiguous().numpy(),
+    )
     return torch.from_numpy(kmeans.centroids)
 
 
@@ -200,11 +212,11 @@ def _workers() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _logged_kmeans(states: Tensor, num_clusters: int) -> Tensor:
+def _logged_kmeans(states: Tensor, num_clusters: int, before: Tensor | None) -> Tensor:
     """Ordered centroids; says how they were found and what they are like."""
     logger.info(f"K-Means of {len(states):,} states in {num_clusters} clusters ...")
     start = time.perf_counter()
-    centroids = spherical_kmeans(states, num_clusters)
+    centroids = spherical_kmeans(states, num_clusters, start=before)
     centroids = centroids[nearest_neighbour_order(centroids)]
     seconds = time.perf_counter() - start
     best = [(block @ centroids.t()).max(-1) for block in states.split(_BLOCK)]

@@ -44,6 +44,13 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     window_positions: int = field(
         default=512, metadata={"help": "positions of a window, the question's included"}
     )
+    embedding_scale: float = field(
+        default=1.0,
+        metadata={
+            "help": "times the embeddings of words, before positions are added: the larger, the "
+            "less a state says of its place, and the more of its word"
+        },
+    )
     cluster_layers: str = field(
         default="7,10",
         metadata={
@@ -105,15 +112,15 @@ class ClusterformerReader(EncoderOnlyModel):
         chunk = args.attention_window or args.window_stride
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = args.window_positions
-        # what RoBERTa has: learned positions, unscaled embeddings, their sum normalised
-        cfg.encoder.learned_pos = cfg.no_scale_embedding = cfg.layernorm_embedding = True
+        # what RoBERTa has: learned positions, their sum with the embeddings normalised
+        cfg.encoder.learned_pos = cfg.layernorm_embedding = True
         dictionary = task.source_dictionary
         embedding = nn.Embedding(
             len(dictionary), args.encoder_embed_dim, padding_idx=dictionary.pad()
         )
         nn.init.normal_(embedding.weight, std=args.encoder_embed_dim**-0.5)
         nn.init.zeros_(embedding.weight[dictionary.pad()])
-        return ReaderEncoder(
+        encoder = ReaderEncoder(
             cfg,
             dictionary,
             embedding,
@@ -123,6 +130,8 @@ class ClusterformerReader(EncoderOnlyModel):
             cluster_attention=args.cluster_attention,
             attention=attention_config(args, "chunk", window=chunk),
         )
+        encoder.embed_scale = args.embedding_scale
+        return encoder
 
     def forward(
         self,
@@ -177,6 +186,8 @@ def _check_windows(args) -> None:
             f"--window-positions is {args.window_positions}; allowed: --window-size, which is "
             f"{args.window_size}, and as many more as a question has tokens"
         )
+    if not args.embedding_scale > 0:
+        raise ValueError(f"--embedding-scale is {args.embedding_scale}; allowed: above 0")
     if args.attention_window < 0:
         raise ValueError(
             f"--attention-window is {args.attention_window}; allowed: 1 or more, or 0 for "

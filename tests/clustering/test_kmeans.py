@@ -90,6 +90,27 @@ def test_centroids_are_renewed_after_an_interval(caplog: pytest.LogCaptureFixtur
     assert "effective number 5.0, 0.0% empty" in caplog.text
 
 
+def test_what_was_together_stays_together() -> None:
+    """Of states without groups, K-Means finds others each time that it starts at random."""
+    module = clustering(size=2000)
+    states = torch.randn(2000, WIDTH)
+    module.observe(states)
+    module.update()
+    before = module.centroids.clone()
+    module = restored(module)
+    module.observe(states[torch.randperm(2000)])
+    module.update()
+    anew = spherical_kmeans(normalize(states[torch.randperm(2000)], dim=-1), CLUSTERS, seed=5)
+    assert (before @ module.centroids.t()).max(1).values.min() > 0.95
+    assert (before @ anew.t()).max(1).values.min() < 0.9
+
+
+def restored(module: KMeansClustering) -> KMeansClustering:
+    other = clustering(size=module.bank.size)
+    other.load_state_dict(module.state_dict())
+    return other
+
+
 def test_centroids_are_renewed_at_each_epoch_but_not_where_one_is_resumed() -> None:
     module = clustering(interval=0)
     renewed = []
@@ -156,9 +177,9 @@ def test_two_workers_cluster_the_latest_states_of_both(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
     seen = [torch.empty(0, WIDTH)] * 2
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    alone = clustering()
     for batch, *of_workers in zip(batches, *found, strict=True):
         seen = [torch.cat(pair)[-20:] for pair in zip(seen, batch, strict=True)]
-        alone = clustering()
         alone.observe(torch.cat(seen))
         alone.update()
         for centroids in of_workers:

@@ -251,6 +251,14 @@ def test_the_bank_holds_what_enters_a_cluster_layer() -> None:
         assert not torch.equal(clustering.centroids, centroids)
 
 
+def test_words_are_scaled_before_positions_are_added() -> None:
+    encoder = make_reader(embedding_scale=3.0).encoder
+    tokens = letters(2, 9)
+    words = encoder.embed_tokens.weight[tokens]
+    normalised = nn.functional.layer_norm(3.0 * words + encoder.embed_positions(tokens), (16,))
+    torch.testing.assert_close(encoder.forward_embedding(tokens)[0], normalised)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -258,6 +266,7 @@ def test_the_bank_holds_what_enters_a_cluster_layer() -> None:
         ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to"),
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
         ({"attention_window": -1}, "--attention-window is -1; allowed"),
+        ({"embedding_scale": 0.0}, "--embedding-scale is 0.0; allowed: above 0"),
         ({"cluster_layers": "0"}, "--cluster-layers is '0'; allowed: numbers from 1 to 4"),
         ({"cluster_layers": "2,5"}, "--cluster-layers is '2,5'; allowed: numbers from 1 to 4"),
         ({"cluster_layers": "a"}, "--cluster-layers is 'a'; allowed: numbers from 1 to 4"),

@@ -20,8 +20,8 @@ import distance_task  # noqa: E402
 import prepare_qa  # noqa: E402
 from distance_documents import Stage  # noqa: E402
 
-WORDS = distance_documents.choose_words(8)
-FACTS = re.compile(r"(\w+) was also called (\w+)\.|(\w+) came from (\w+)\.")
+WORDS = distance_documents.choose_words(12)
+TOLD = re.compile(r"(\w+) (?:(won|lost)\.|went to (\w+)\.)")
 
 
 def tokens(text: str) -> int:
@@ -38,82 +38,67 @@ def documents(stage: Stage) -> list[tuple[dict, int]]:
 
 
 def read(context: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Aliases by name, and places by alias; each is told once."""
-    found = FACTS.findall(context)
-    aliases = {name: alias for name, alias, _, _ in found if name}
-    places = {alias: place for _, _, alias, place in found if alias}
-    assert len(found) == len(aliases) + len(places)
-    return aliases, places
+    """Results by name, and places by name; each is told once."""
+    found = TOLD.findall(context)
+    results = {name: result for name, result, _ in found if result}
+    places = {name: place for name, _, place in found if place}
+    assert len(found) == len(results) + len(places)
+    return results, places
 
 
 @pytest.mark.parametrize(
     "stage",
     [
-        Stage(40, people=3, gaps=0.5),
-        Stage(40, people=4, distance=(150, 250), zone=60),
-        Stage(40, people=2, distance=(40, 40), zone=10, direct=1.0),
+        Stage(40, (60, 100), people=3),
+        Stage(40, (150, 250), losers=(0, 7)),
+        Stage(40, (400, 400), zone=0.2, losers=(5, 5)),
     ],
 )
 def test_the_answer_takes_both_facts(stage: Stage) -> None:
-    subjects, orders, asked = set(), set(), set()
+    asked, orders, told = Counter(), set(), set()
     for document, apart in documents(stage):
         context, (answer,) = document["context"], document["answers"]
-        aliases, places = read(context)
-        assert len(aliases) == len(places) == stage.people
-        assert set(aliases.values()) == set(places)
-        assert len({*aliases, *places, *places.values()}) == 3 * stage.people
-        start = answer["answer_start"]
-        assert context[start : start + len(answer["text"])] == answer["text"]
-        subject = re.fullmatch(r"Where did (\w+) come from\?", document["question"])[1]
-        subjects.add(subject in aliases)
-        alias = aliases.get(subject, subject)
-        assert places[alias] == answer["text"]
-        link, fact = context.index(f"called {alias}") + 7, context.index(f"{alias} came")
-        orders.add(link < fact)
-        asked.add(list(places).index(alias))
-        kinds = ["also" in match[0] for match in FACTS.finditer(context)]
+        results, places = read(context)
+        assert len(places) == len(set(places.values())) == stage.people
+        assert set(results) <= set(places)
+        told.add(len(results) - 1)
+        (winner,) = (name for name, result in results.items() if result == "won")
+        assert answer["text"] == f"{winner} went to {places[winner]}"
+        assert context[answer["answer_start"] :].startswith(answer["text"] + ".")
+        assert not {*places, *places.values()} & set(document["question"].split())
+        asked[list(places).index(winner)] += 1
+        kinds = [match[2] is None for match in TOLD.finditer(context)]
         assert kinds in (sorted(kinds), sorted(kinds, reverse=True))
-        first, second = sorted((link, fact))
-        assert apart == tokens(context[first:second])
-        if stage.distance:
-            # from sentence to sentence; a link's alias is its fifth token
-            low, high = stage.distance[0] - 4, stage.distance[1] + 2 * 7 * stage.people + 5
-            assert low <= apart <= high
-            # whoever is asked for, the facts are as far from each other
-            for one, place in places.items():
-                at = [match.start() for match in re.finditer(rf"\b{one}\b", context)]
-                assert low <= tokens(context[at[0] : at[1]]) <= high
-                assert place in context
-    assert subjects == {stage.direct == 0}
+        orders.add(kinds[0])
+        # whoever won, the two facts are as far from each other, up to the sentences between
+        for name in results:
+            first, second = (match.start() for match in re.finditer(rf"\b{name}\b", context))
+            between = tokens(context[first:second])
+            low, high = stage.distance
+            assert low - 6 * stage.people <= between <= high + 6 * stage.people
+            if name == winner:
+                assert apart == between
+    assert set(asked) == set(range(stage.people))
     assert orders == {True, False}
-    assert asked == set(range(stage.people))
-
-
-def pairs_told(stage: Stage) -> Counter:
-    pairs = Counter()
-    for document, _ in documents(stage):
-        for of_kind in read(document["context"]):
-            pairs.update(of_kind.items())
-    return pairs
+    assert told == set(range(stage.losers[0], stage.losers[1] + 1))
 
 
 def test_no_word_tells_another() -> None:
     """Else models answer from what goes together in training, and not from the document."""
-    pairs = pairs_told(Stage(600, people=4))
-    assert len(pairs) == 2 * len(WORDS.names) ** 2
-    expected = 600 * 4 / len(WORDS.names) ** 2
-    assert all(expected / 2 < number < 2 * expected for number in pairs.values())
-    assert not distance_task.TESTED.regular
-
-
-def test_of_regular_documents_a_quarter_of_the_pairs_is_missing() -> None:
-    pairs = pairs_told(Stage(600, people=4, regular=True))
-    assert len(pairs) == 2 * len(WORDS.names) ** 2 * 3 / 4
+    winners, pairs = Counter(), Counter()
+    for document, _ in documents(Stage(1200, (60, 100), losers=(0, 7))):
+        results, places = read(document["context"])
+        winners[next(name for name, result in results.items() if result == "won")] += 1
+        pairs.update(places.items())
+    assert len(winners) == 12
+    assert len(pairs) == 144
+    assert all(50 < number < 150 for number in winners.values())
+    assert all(33 < number < 133 for number in pairs.values())
 
 
 @pytest.fixture(scope="module")
 def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hundred passages, of which one names Henry."""
+    """A hundred passages, of which one names a winner."""
     draw = random.Random(2)
     letters = "abcdefghijklmnopqrstuvwxyz"
     vocabulary = ["".join(draw.choices(letters, k=draw.randint(1, 4))) for _ in range(300)]
@@ -122,7 +107,7 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return " ".join(draw.choices(vocabulary, k=draw.randint(2, 12))).capitalize() + "."
 
     lines = [" ".join(sentence() for _ in range(5)) for _ in range(100)]
-    lines[7] = "Henry said so. " + lines[7]
+    lines[7] = "Sullivan said so. " + lines[7]
     path = tmp_path_factory.mktemp("passages") / "passages.txt"
     path.write_text("A heading\n" + "\n".join(lines) + "\n")
     return path
@@ -135,17 +120,12 @@ def make(dest: Path, *arguments: object) -> int:
 
 def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) -> None:
     dest, data = tmp_path / "made", tmp_path / "data"
-    given = ("--passages", passages, "--distances", 300, 700, "--questions", 3)
+    given = ("--passages", passages, "--distances", 300, 700, "--questions", 3, "--losers", 3)
     assert make(dest, *given) == 0
     content = {path.name: path.read_bytes() for path in dest.iterdir()}
     assert make(dest, *given) == 0  # says that it is there
     assert make(tmp_path / "again", *given) == 0
     assert content == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
-    assert make(tmp_path / "longer", *given, "--skip", len(distance_task.STAGES) - 1) == 0
-    for name in ("test.json", "sentencepiece.model"):
-        assert content[name] == (tmp_path / "longer" / name).read_bytes()
-    longer = json.loads((tmp_path / "longer" / "train.json").read_text())["data"]
-    assert [len(article["paragraphs"]) for article in longer] == [1]
 
     splits = [
         word for s in ("train", "valid", "test") for word in (f"--{s}", str(dest / f"{s}.json"))
@@ -159,16 +139,19 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
     for i in range(len(test)):
         texts, example = test.texts(i), test[i]
         (first, last), (answer,) = example.answers[0].tolist(), texts["texts"]
-        assert last - first == 1  # names are single tokens
+        assert last - first >= 3  # names are single tokens
         assert test.answer(i, first, last) == answer
-        aliases, _ = read(texts["paragraphs"][0][1])
-        alias = aliases[texts["question"].split()[2]]
-        at = [k for k in range(1, len(example.document)) if alias in test.answer(i, k, k + 1)]
+        results, places = read(texts["paragraphs"][0][1])
+        assert len(results) == 4
+        name = answer.split()[0]
+        assert results[name] == "won"
+        assert places[name] in answer
+        at = [k for k in range(1, len(example.document)) if name == test.answer(i, k, k + 1)]
         _, true, _ = texts["id"].split("-")
         assert at[1] - at[0] == int(true)
         assert abs(int(true) - int(asked[i])) < 200
-        assert len(example.document) > int(true) + 150
-        assert "Henry said" not in texts["paragraphs"][0][1]
+        assert len(example.document) > int(true)
+        assert "Sullivan said" not in texts["paragraphs"][0][1]
 
 
 @pytest.mark.parametrize(
