@@ -9,7 +9,7 @@
 DEST holds train, valid and test as SQuAD 1.1 has its files, and the model of the subwords that
 tokens are counted in; ``distance_documents.py`` tells what the documents say. A question's id is
 the distance asked for, the true one and a number, as in ``4000-4013-27``. Training documents begin
-with facts 60 tokens apart, and end with 4,800; test documents are of passages that no training
+with facts 60 tokens apart, and end with 2,000; test documents are of passages that no training
 document has, and who won and went where is drawn anew for each. In the order of their lengths
 (fairseq's ``--curriculum 1 --no-shuffle``) training documents are a lesson plan.
 """
@@ -42,12 +42,10 @@ DISTANCES = (500, 1000, 2000, 4000, 8000)
 TESTED = Stage(100, distance=(500, 500))  # and other distances
 STAGES = (
     Stage(15_000, distance=(60, 100)),
-    Stage(2_000, distance=(100, 200)),
-    Stage(1_000, distance=(200, 400)),
-    Stage(500, distance=(400, 800)),
-    Stage(280, distance=(800, 1600)),
-    Stage(140, distance=(1600, 3200)),
-    Stage(80, distance=(3200, 4800)),
+    Stage(4_000, distance=(100, 200)),
+    Stage(3_000, distance=(200, 400)),
+    Stage(2_400, distance=(400, 800)),
+    Stage(1_400, distance=(800, 2000)),
 )
 PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
 MODEL_PASSAGES = 10_000  # of which the subwords are made

@@ -188,6 +188,11 @@ def _check_windows(args) -> None:
         )
     if not args.embedding_scale > 0:
         raise ValueError(f"--embedding-scale is {args.embedding_scale}; allowed: above 0")
+    if args.roberta_checkpoint and args.embedding_scale != 1:
+        raise ValueError(
+            f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with --roberta-checkpoint, "
+            "whose words are not scaled"
+        )
     if args.attention_window < 0:
         raise ValueError(
             f"--attention-window is {args.attention_window}; allowed: 1 or more, or 0 for "

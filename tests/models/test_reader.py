@@ -267,6 +267,10 @@ def test_words_are_scaled_before_positions_are_added() -> None:
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
         ({"attention_window": -1}, "--attention-window is -1; allowed"),
         ({"embedding_scale": 0.0}, "--embedding-scale is 0.0; allowed: above 0"),
+        (
+            {"embedding_scale": 8.0, "roberta_checkpoint": "model.pt"},
+            "--embedding-scale is 8.0; allowed: 1.0 with --roberta-checkpoint",
+        ),
         ({"cluster_layers": "0"}, "--cluster-layers is '0'; allowed: numbers from 1 to 4"),
         ({"cluster_layers": "2,5"}, "--cluster-layers is '2,5'; allowed: numbers from 1 to 4"),
         ({"cluster_layers": "a"}, "--cluster-layers is 'a'; allowed: numbers from 1 to 4"),
