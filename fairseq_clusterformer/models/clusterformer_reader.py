@@ -190,8 +190,8 @@ def _check_windows(args) -> None:
         raise ValueError(f"--embedding-scale is {args.embedding_scale}; allowed: above 0")
     if args.roberta_checkpoint and args.embedding_scale != 1:
         raise ValueError(
-            f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with --roberta-checkpoint, "
-            "whose words are not scaled"
+            f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with "
+            "--roberta-checkpoint, whose words are not scaled"
         )
     if args.attention_window < 0:
         raise ValueError(
