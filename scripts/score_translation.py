@@ -34,8 +34,18 @@ PACKAGE = Path(__file__).resolve().parent.parent / "fairseq_clusterformer"
 def generate(args: argparse.Namespace, source: str, target: str) -> Path:
     """Runs fairseq-generate; returns the file of its translations, beside which its log lies."""
     out = args.out or Path(args.checkpoint.split(os.pathsep)[0]).parent / "generated"
-    command = [sys.executable, "-m", "fairseq_cli.generate", args.data, "--user-dir", PACKAGE]
-    command += ["--path", args.checkpoint, "--gen-subset", args.split, "--results-path", out]
+    # unbuffered, so that an error is the last line of the log
+    command = [sys.executable, "-u", "-m", "fairseq_cli.generate", args.data]
+    command += [
+        "--user-dir",
+        PACKAGE,
+        "--path",
+        args.checkpoint,
+        "--gen-subset",
+        args.split,
+        "--results-path",
+        out,
+    ]
     command += ["-s", source, "-t", target, "--beam", args.beam, "--lenpen", args.lenpen]
     for option in ("batch_size", "max_tokens"):
         if (value := getattr(args, option)) is not None:

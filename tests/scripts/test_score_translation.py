@@ -309,7 +309,7 @@ def test_failing_generation_is_told(
     monkeypatch.setattr(
         score_translation.subprocess,
         "run",
-        lambda command, **options: run_process([command[0], "-c", program], **options),
+        lambda command, **options: run_process([*command[:2], "-c", program], **options),
     )
     options = ["--checkpoint", tmp_path / "model.pt", "--data", translation_data]
     assert run(*options) == 1
