@@ -16,6 +16,8 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from experiment_grid import (
@@ -40,8 +42,7 @@ def own_options(name: str, grid: dict) -> dict:
 
 
 def train(name: str, grid: dict, args: argparse.Namespace, data: Path, folder: Path) -> dict:
-    """Train one run of the grid, from its start's weights if it has one; the checkpoint is in
-    ``folder``."""
+    """Train one run of the grid, from its start's weights if it has one, into ``folder``."""
     start = grid["runs"][name].get("from")
     options = {"seed": 1, **grid["shared"], **own_options(name, grid)}
     if start is not None:
@@ -60,18 +61,16 @@ def train(name: str, grid: dict, args: argparse.Namespace, data: Path, folder: P
     log = folder / "train.log"
     argv = command_line("fairseq-train", data, training)
     seconds, memory = run_measured(argv, log, args.threads)
-
-    def shown(value: object) -> str:
-        return str(value).replace(str(args.keep), "KEEP")
-
+    if start is not None:
+        options["finetune-from-model"] = f"KEEP/{start}/checkpoint_last.pt"
     return {
         "name": name,
-        "options": {key: shown(value) for key, value in options.items()},
+        "options": {key: str(value) for key, value in options.items()},
         **({"from": start} if start else {}),
         **training_record(log),
         "seconds": round(seconds),
         "peak memory MiB": round(memory),
-        "command": shown(shown_command(data, options)),
+        "command": shown_command(data, options),
         **machine(args.threads),
     }
 
@@ -88,13 +87,20 @@ def evaluate(checkpoint: Path, data: Path, out: Path, threads: int) -> dict[str,
     return {"EM": found.get("exact_match", found.get("exact")), "F1": found["f1"]}
 
 
-def train_and_test(name: str, grid: dict, args: argparse.Namespace) -> dict:
-    """One run of the grid, from its start to its scores on all tests."""
+@contextmanager
+def run_folder(name: str, args: argparse.Namespace) -> Iterator[Path]:
+    """A run's empty folder: in ``--keep``, or one that is gone afterwards."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if args.keep is None else args.keep / name
         # Nothing of an interrupted run: half a training run has no speed and no curve.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        yield folder
+
+
+def train_and_test(name: str, grid: dict, args: argparse.Namespace) -> dict:
+    """One run of the grid, from its start to its scores on all tests."""
+    with run_folder(name, args) as folder:
         data = args.data / grid["runs"][name].get("train", grid["train"])
         result = train(name, grid, args, data, folder)
         for test, test_data in grid["tests"].items():

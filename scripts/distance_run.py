@@ -8,14 +8,12 @@ weights, which ``--keep`` holds: what a run's kind of attention has of its own b
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from compare_readers import train
+from compare_readers import run_folder, train
 from experiment_grid import ROOT, groups, make_parser, run_grid, table
 
 EM = "EM at "
@@ -23,10 +21,7 @@ EM = "EM at "
 
 def train_and_test(name: str, grid: dict, args: argparse.Namespace) -> dict:
     """One run of the grid, from its start to its exact match by distance."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if args.keep is None else args.keep / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    with run_folder(name, args) as folder:
         result = train(name, grid, args, args.data, folder)
         scores = exact_match(folder / "checkpoint_last.pt", args.data)
     return {**result, **{f"{EM}{distance}": score for distance, score in scores.items()}}

@@ -139,7 +139,7 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
     for i in range(len(test)):
         texts, example = test.texts(i), test[i]
         (first, last), (answer,) = example.answers[0].tolist(), texts["texts"]
-        assert last - first >= 3  # names are single tokens
+        assert last - first >= 4  # words
         assert test.answer(i, first, last) == answer
         results, places = read(texts["paragraphs"][0][1])
         assert len(results) == 4
@@ -150,7 +150,6 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
         _, true, _ = texts["id"].split("-")
         assert at[1] - at[0] == int(true)
         assert abs(int(true) - int(asked[i])) < 200
-        assert len(example.document) > int(true)
         assert "Sullivan said" not in texts["paragraphs"][0][1]
 
 
