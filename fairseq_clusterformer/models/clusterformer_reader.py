@@ -67,9 +67,19 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     )
     attention_window: int = field(
         default=0,
-        metadata={"help": "tokens of a chunk across windows; 0: that of --window-stride"},
+        metadata={
+            "help": "tokens of a kmeans chunk across windows, or, by --cluster-rule recent, on "
+            "either side of a token; 0: that of --window-stride"
+        },
     )
     num_clusters: int = field(default=64, metadata={"help": "clusters of each of these layers"})
+    cluster_rule: str = field(
+        default="chunk",
+        metadata={
+            "help": "which tokens a query sees across windows: chunk (parts of the tokens sorted "
+            "by cluster) or recent (the nearest of its own cluster)"
+        },
+    )
     roberta_checkpoint: str = field(
         default="",
         metadata={"help": "checkpoint of fairseq's roberta that the encoder starts from"},
@@ -128,7 +138,7 @@ class ClusterformerReader(EncoderOnlyModel):
             stride=args.window_stride,
             cluster_layers=_cluster_layers(args),
             cluster_attention=args.cluster_attention,
-            attention=attention_config(args, "chunk", window=chunk),
+            attention=attention_config(args, args.cluster_rule, window=chunk),
         )
         encoder.embed_scale = args.embedding_scale
         return encoder

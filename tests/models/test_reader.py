@@ -147,9 +147,10 @@ def ragged(pad: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("rule", ["chunk", "recent"])
 @pytest.mark.parametrize("attention", attention_kinds())
-def test_a_document_alone_is_a_document_in_any_batch(attention: str) -> None:
-    model = make_reader(cluster_attention=attention)
+def test_a_document_alone_is_a_document_in_any_batch(attention: str, rule: str) -> None:
+    model = make_reader(cluster_attention=attention, cluster_rule=rule, attention_window=3)
     question, document, asked, lengths = ragged(model.encoder.padding_idx)
     together = model.encoder(question, document)
     for row in range(5):
@@ -259,6 +260,27 @@ def test_words_are_scaled_before_positions_are_added() -> None:
     torch.testing.assert_close(encoder.forward_embedding(tokens)[0], normalised)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["chunk", "recent"])
+def test_the_rule_recent_keeps_to_the_cluster(rule: str) -> None:
+    """A change of a token reaches those of its cluster, and by the rule chunk others too."""
+    torch.manual_seed(0)
+    attention = (
+        make_reader(cluster_attention="neural", cluster_rule=rule, attention_window=100)
+        .encoder.layers[1]
+        .self_attn
+    )
+    clustering = attention.routers[0].clustering
+    x = torch.randn(50, 1, 16).double()
+    change = torch.zeros_like(x)
+    change[7] = 1e-3 * torch.randn(16)
+    clusters = clustering(x.transpose(0, 1))[0][0]
+    assert torch.equal(clusters, clustering((x + change).transpose(0, 1))[0][0])
+    before, after = (attention(y)[0][:, 0] for y in (x, x + change))
+    moved = (before - after).abs().amax(-1) > 1e-12
+    assert torch.equal(moved, clusters == clusters[7]) == (rule == "recent")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -278,6 +300,11 @@ def test_words_are_scaled_before_positions_are_added() -> None:
         ({"encoder_attention_heads": 3}, "--encoder-attention-heads is 3; allowed"),
         ({"kmeans_bank_size": 3}, "--kmeans-bank-size is 3; allowed: --num-clusters"),
         ({"kmeans_interval": -1}, "--kmeans-interval is -1; allowed"),
+        ({"cluster_rule": "old"}, "--cluster-rule is 'old'; allowed: recent, chunk"),
+        (
+            {"cluster_rule": "leaking-chunk"},
+            "--cluster-rule is 'leaking-chunk'; allowed for kmeans in an encoder: chunk, recent",
+        ),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
