@@ -123,6 +123,7 @@ class Setting:
     attention_window: int = 24
     cluster_similarity: str = "cosine"
     cluster_temperature: float = 0.1
+    cluster_exploration: float = 0.1
     value_first: bool = False
     steps: int = 2000
 
@@ -132,6 +133,7 @@ class Setting:
             num_clusters=self.num_clusters,
             cluster_similarity=self.cluster_similarity,
             cluster_temperature=self.cluster_temperature,
+            cluster_exploration=self.cluster_exploration,
             cluster_normalizer=self.cluster_normalizer,
             kernel="reference",
         )
@@ -408,6 +410,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--num-clusters", "clusters of a layer", type=count, metavar="K")
     add("--cluster-similarity", "phi of CF22 eq. 2", choices=SIMILARITIES)
     add("--cluster-temperature", "divides phi", type=weight, metavar="T")
+    add(
+        "--cluster-exploration",
+        "share of gated keys that training puts in a drawn cluster",
+        type=weight,
+        metavar="SHARE",
+    )
     add("--value-first", "a pair is value, key", action="store_true")
     add("--out", "JSON file that keeps results", type=Path, metavar="FILE")
     return parser

@@ -41,6 +41,8 @@ class AttentionConfig:
         cluster_temperature: divides phi inside eq. 2's exponent; None: what suits the kind.
         cluster_normalizer: eq. 2's normaliser in causal routing: "average" (a moving average over
             training batches) or "running" (over the tokens so far).
+        cluster_exploration: share of the keys of gated heads that, in training, lie in a cluster
+            drawn at random.
         own_centroids: each layer owns the centroids that it starts from; False: they are handed on
             from layer to layer (bidirectional only), and given to each ``forward``.
         hash_rounds: R, how often lsh heads hash each token.
@@ -63,6 +65,7 @@ class AttentionConfig:
     cluster_similarity: str = "cosine"
     cluster_temperature: float | None = None
     cluster_normalizer: str = "average"
+    cluster_exploration: float = 0.1
     own_centroids: bool = True
     hash_rounds: int = 2
     stride: int = 0
@@ -102,6 +105,10 @@ class AttentionConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")
+        if not 0 <= self.cluster_exploration < 1:
+            raise ValueError(
+                f"--cluster-exploration is {self.cluster_exploration}; allowed: 0 or more, below 1"
+            )
         if self.cluster_temperature is not None and not self.cluster_temperature > 0:
             raise ValueError(
                 f"--cluster-temperature is {self.cluster_temperature}; allowed: above 0"

@@ -7,6 +7,9 @@ cluster weighs what it gives there: with p the softmax over clusters of the key'
     logit of an earlier key = q . k / sqrt(E) + log p(cluster of the key)
 
 so a key that helps nobody in its cluster is pushed out of it, until it comes to where it helps.
+A key that queries of another cluster look for would never hear of it: nothing there is seen. So in
+training some keys lie in a cluster drawn at random, their log p counting as 0, its gradient as it
+is: one that helps there is drawn to it.
 A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
@@ -41,6 +44,7 @@ class Gated(Router):
         self.num_rings = config.num_clusters
         self.similarity = Similarity(config.cluster_similarity)
         self.temperature = config.temperature(0.2)
+        self.exploration = config.cluster_exploration
         shape = (num_heads, config.num_clusters)
         self.centroids = nn.Parameter(torch.randn(*shape, head_dim) * head_dim**-0.5)
         self.normalizer = AverageNormalizer((2, *shape))  # of queries, and of keys
@@ -104,9 +108,15 @@ class Gated(Router):
         of its cluster [B, H, N]."""
         log_normalizer = self.normalizer.log_normalizer.to(scores.dtype)
         scores = scores - log_normalizer[:, None, :, None]
-        clusters = lowest_argmax(scores)
-        log_shares = scores[1].log_softmax(-1)
-        return clusters, log_shares.gather(-1, clusters[1].unsqueeze(-1)).squeeze(-1)
+        queries, keys = lowest_argmax(scores)
+        explores = self.training and self.exploration > 0
+        if explores:
+            drawn = torch.rand(keys.shape, device=keys.device) < self.exploration
+            keys = torch.where(drawn, torch.randint_like(keys, self.num_rings), keys)
+        log_share = scores[1].log_softmax(-1).gather(-1, keys.unsqueeze(-1)).squeeze(-1)
+        if explores:
+            log_share = torch.where(drawn, log_share - log_share.detach(), log_share)
+        return torch.stack([queries, keys]), log_share
 
     @torch.no_grad()
     def _report(self, scores: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Report:

@@ -56,6 +56,13 @@ class ClusteringOptions(FairseqDataclass):
             f"{' or '.join(NORMALIZERS)} (over training batches, or over the tokens so far)"
         },
     )
+    cluster_exploration: float = field(
+        default=_DEFAULTS.cluster_exploration,
+        metadata={
+            "help": "share of the keys of gated heads that, in training, lie in a cluster drawn "
+            "at random"
+        },
+    )
     hash_rounds: int = field(
         default=_DEFAULTS.hash_rounds, metadata={"help": "how often lsh heads hash each token"}
     )
@@ -125,6 +132,7 @@ def attention_config(
         cluster_similarity=options.cluster_similarity,
         cluster_temperature=options.cluster_temperature,
         cluster_normalizer=options.cluster_normalizer,
+        cluster_exploration=options.cluster_exploration,
         own_centroids=own_centroids,
         hash_rounds=options.hash_rounds,
         stride=options.stride,

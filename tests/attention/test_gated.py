@@ -14,7 +14,8 @@ BATCH, LENGTH, HEADS, WIDTH, CLUSTERS, WINDOW = 2, 15, 2, 4, 3, 2
 
 
 def make(causal=True, **options) -> MultiheadAttention:
-    options = {"window": WINDOW, "num_clusters": CLUSTERS, "cluster_temperature": 0.5, **options}
+    shared = {"window": WINDOW, "num_clusters": CLUSTERS, "cluster_temperature": 0.5}
+    options = {**shared, "cluster_exploration": 0.0, **options}
     module = MultiheadAttention(
         HEADS * WIDTH,
         HEADS,
@@ -166,3 +167,64 @@ def test_a_query_alone_in_its_cluster_sees_itself():
             out, _ = module(x[:, :1])
         assert report.cluster_sizes.shape == (2, HEADS, 50)
         torch.testing.assert_close(out, module.out_proj(module.v_proj(x[:, :1])))
+
+
+def drawn_keys(router, q, k):
+    """Which keys were drawn into another cluster, where they lie, and their biases."""
+    keys = {}
+    for training in (False, True):
+        router.train(training)
+        scores = router._scores(q, k, None)
+        (_, keys[training]), bias = router._assign(scores)
+    shares = (scores - router.normalizer.log_normalizer[:, None, :, None])[1].log_softmax(-1)
+    return keys[True] != keys[False], keys[True], bias, shares
+
+
+def test_a_share_of_the_keys_explores_in_training():
+    """Any cluster alike, in one of K cases its own, and queries never."""
+    torch.manual_seed(0)
+    router = make(cluster_exploration=0.3).routers[0]
+    q, k = torch.randn(2, 50, HEADS, 60, WIDTH, dtype=torch.float64)
+    moved, keys, _, _ = drawn_keys(router, q, k)
+    share = 0.3 * (CLUSTERS - 1) / CLUSTERS
+    assert moved.double().mean().item() == pytest.approx(share, abs=0.02)
+    parts = keys[moved].bincount(minlength=CLUSTERS) / moved.sum()
+    assert (parts > 0.1).all()
+    queries = [
+        router.train(training)._assign(router._scores(q, k, None))[0][0] for training in (0, 1)
+    ]
+    assert torch.equal(*queries)
+
+
+def test_a_drawn_key_has_no_disadvantage_and_is_drawn_to_where_it_helps():
+    """Its bias is 0, with the gradient of the log of its share of the drawn cluster."""
+    router = make(cluster_exploration=0.5).routers[0]
+    q, k = torch.randn(2, 3, HEADS, 20, WIDTH, dtype=torch.float64)
+    k.requires_grad_()
+    moved, keys, bias, shares = drawn_keys(router, q, k)
+    assert moved.any()
+    assert bias[moved].eq(0).all()
+    assert bias[~moved].lt(0).any()
+    expected = shares.gather(-1, keys.unsqueeze(-1)).squeeze(-1)
+    gradients = [
+        torch.autograd.grad(of[moved].sum(), k, retain_graph=True)[0] for of in (bias, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+    assert gradients[0][moved].abs().amax(-1).gt(0).all()
+
+
+@torch.no_grad()
+def test_exploration_is_causal_and_of_training_alone():
+    module, x = make(cluster_exploration=0.5), inputs()
+    plain = make()
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(module.eval()(x)[0], plain.train()(x)[0])
+
+    changed = x.clone()
+    changed[:, 9:] = inputs()[:, 9:]
+    outputs = []
+    for given in (x, changed):
+        torch.manual_seed(1)
+        outputs.append(module.train()(given)[0])
+    torch.testing.assert_close(outputs[0][:, :9], outputs[1][:, :9], rtol=0, atol=1e-12)
+    assert not torch.allclose(outputs[0], plain(x)[0])

@@ -24,6 +24,7 @@ BAD_OPTIONS = {
     "--cluster-similarity l2": "--cluster-similarity is 'l2'; allowed: dot, scaled-dot, cosine",
     "--cluster-normalizer none": "--cluster-normalizer is 'none'; allowed: average, running",
     "--cluster-temperature 0": "--cluster-temperature is 0.0; allowed: above 0",
+    "--cluster-exploration nan": "--cluster-exploration is nan; allowed: 0 or more, below 1",
     "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
     "--hash-rounds 0": "--hash-rounds is 0; allowed: 1 or more",
     "--attention lsh --cluster-rule leaking-chunk": "'leaking-chunk'; allowed for lsh in",
