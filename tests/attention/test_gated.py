@@ -191,7 +191,8 @@ def test_a_share_of_the_keys_explores_in_training():
     parts = keys[moved].bincount(minlength=CLUSTERS) / moved.sum()
     assert (parts > 0.1).all()
     queries = [
-        router.train(training)._assign(router._scores(q, k, None))[0][0] for training in (0, 1)
+        router.train(training)._assign(router._scores(q, k, None))[0][0]
+        for training in (False, True)
     ]
     assert torch.equal(*queries)
 
