@@ -360,6 +360,8 @@ def load(path: Path | None) -> dict[tuple[Setting, int], dict]:
         results = json.loads(path.read_text())
         if not isinstance(results, list):
             raise TypeError(type(results))
+        for result in results:  # older than the option: of runs without
+            result["setting"].setdefault("cluster_exploration", 0.0)
         table(results)
         return {(Setting(**result["setting"]), result["seed"]): result for result in results}
     except (OSError, ValueError, TypeError, LookupError):

@@ -7,9 +7,9 @@ cluster weighs what it gives there: with p the softmax over clusters of the key'
     logit of an earlier key = q . k / sqrt(E) + log p(cluster of the key)
 
 so a key that helps nobody in its cluster is pushed out of it, until it comes to where it helps.
-A key that queries of another cluster look for would never hear of it: nothing there is seen. So in
-training some keys lie in a cluster drawn at random, their log p counting as 0, its gradient as it
-is: one that helps there is drawn to it.
+Queries of another cluster never see a key that would help them, so no gradient tells it. In
+training some keys are therefore put into a cluster drawn at random, with the bias that they had at
+home and the gradient of log p of where they are: one that helps there is drawn to it.
 A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
@@ -58,29 +58,34 @@ class Gated(Router):
         centroids: Tensor | None = None,
     ) -> Routing:
         scores = self._scores(q, k, padding_mask)
-        clusters, log_share = self._assign(scores)
+        clusters, log_shares = self._assign(scores)
+        report = self._report(scores, clusters, padding_mask)
+        queries, keys = clusters
+        log_share = _of(keys, log_shares)
+        if self.training and self.exploration > 0:
+            keys, log_share = self._explore(keys, log_shares)
         layout = cluster_layout(
-            clusters[0],
+            queries,
             self.num_rings,
             self.window,
             causal=self.causal,
             own=not self.causal,
             padding_mask=padding_mask,
-            key_clusters=clusters[1],
+            key_clusters=keys,
         )
         own = own_layout(
             x,
             # Not causal: a query sees its own key among those of its cluster, if it lies there.
-            hidden=None if self.causal else clusters[0] == clusters[1],
+            hidden=None if self.causal else queries == keys,
             padding_mask=padding_mask,
         )
-        report = self._report(scores, clusters, padding_mask)
         return Routing((replace(layout, key_bias=log_share), own), report)
 
     def step(
         self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> Step:
-        (query, key), log_share = self._assign(self._scores(q, k, padding_mask))
+        (query, key), log_shares = self._assign(self._scores(q, k, padding_mask))
+        log_share = _of(key, log_shares)
         return Step((Ring(query.squeeze(-1), key.squeeze(-1), log_share.squeeze(-1)),), state)
 
     def nothing_observed(self) -> Tensor | None:
@@ -104,19 +109,19 @@ class Gated(Router):
             return vectors @ centroids.transpose(-1, -2) / self.temperature
 
     def _assign(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Clusters of queries and keys, int64 [2, B, H, N], and the log of each key's share
-        of its cluster [B, H, N]."""
+        """Clusters of queries and keys, int64 [2, B, H, N], and the log of each key's share of
+        every cluster [B, H, N, K]."""
         log_normalizer = self.normalizer.log_normalizer.to(scores.dtype)
         scores = scores - log_normalizer[:, None, :, None]
-        queries, keys = lowest_argmax(scores)
-        explores = self.training and self.exploration > 0
-        if explores:
-            drawn = torch.rand(keys.shape, device=keys.device) < self.exploration
-            keys = torch.where(drawn, torch.randint_like(keys, self.num_rings), keys)
-        log_share = scores[1].log_softmax(-1).gather(-1, keys.unsqueeze(-1)).squeeze(-1)
-        if explores:
-            log_share = torch.where(drawn, log_share - log_share.detach(), log_share)
-        return torch.stack([queries, keys]), log_share
+        return lowest_argmax(scores), scores[1].log_softmax(-1)
+
+    def _explore(self, keys: Tensor, log_shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Clusters of keys [B, H, N], some of them drawn, and biases of the value that they have
+        at home and the gradient of where they are."""
+        drawn = torch.rand(keys.shape, device=keys.device) < self.exploration
+        explored = torch.where(drawn, torch.randint_like(keys, self.num_rings), keys)
+        home, there = _of(keys, log_shares), _of(explored, log_shares)
+        return explored, there + (home - there).detach()
 
     @torch.no_grad()
     def _report(self, scores: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Report:
@@ -130,3 +135,8 @@ class Gated(Router):
         weight = real.unsqueeze(1).expand_as(clusters).transpose(1, 2)
         sizes.scatter_add_(-1, clusters.transpose(1, 2).flatten(2), weight.flatten(2))
         return Report(cluster_sizes=sizes, clusters=clusters[0], observation=observation)
+
+
+def _of(clusters: Tensor, log_shares: Tensor) -> Tensor:
+    """Each key's log share of its cluster [B, H, N]."""
+    return log_shares.gather(-1, clusters.unsqueeze(-1)).squeeze(-1)

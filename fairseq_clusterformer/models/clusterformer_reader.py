@@ -14,7 +14,14 @@ from fairseq_clusterformer.attention import attention_kinds
 
 from .answer_heads import AnswerHeads
 from .encoder_only import EncoderOnlyModel, EncoderOptions
-from .options import ClusteringOptions, attention_config, check_heads, defaults_of, set_defaults
+from .options import (
+    ClusteringOptions,
+    attention_config,
+    check_heads,
+    check_rule,
+    defaults_of,
+    set_defaults,
+)
 from .reader import ReaderEncoder
 from .roberta import load_roberta
 
@@ -68,16 +75,16 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     attention_window: int = field(
         default=0,
         metadata={
-            "help": "tokens of a kmeans chunk across windows, or, by --cluster-rule recent, on "
-            "either side of a token; 0: that of --window-stride"
+            "help": "tokens of a kmeans chunk across windows, or, by --cluster-rule recent and "
+            "of gated heads, on either side of a token; 0: that of --window-stride"
         },
     )
     num_clusters: int = field(default=64, metadata={"help": "clusters of each of these layers"})
     cluster_rule: str = field(
         default="chunk",
         metadata={
-            "help": "which tokens a query sees across windows: chunk (parts of the tokens sorted "
-            "by cluster) or recent (the nearest of its own cluster)"
+            "help": "which tokens a query sees across windows, where the kind has a choice: chunk "
+            "(parts of the tokens sorted by cluster) or recent (the nearest of its own cluster)"
         },
     )
     roberta_checkpoint: str = field(
@@ -119,6 +126,7 @@ class ClusterformerReader(EncoderOnlyModel):
                 f"--cluster-attention is {args.cluster_attention!r}; "
                 f"allowed: {', '.join(attention_kinds())}"
             )
+        rule = check_rule(args, "encoder", "cluster_rule")
         chunk = args.attention_window or args.window_stride
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = args.window_positions
@@ -138,7 +146,7 @@ class ClusterformerReader(EncoderOnlyModel):
             stride=args.window_stride,
             cluster_layers=_cluster_layers(args),
             cluster_attention=args.cluster_attention,
-            attention=attention_config(args, args.cluster_rule, window=chunk),
+            attention=attention_config(args, rule, window=chunk),
         )
         encoder.embed_scale = args.embedding_scale
         return encoder

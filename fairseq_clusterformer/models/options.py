@@ -212,6 +212,19 @@ class LayerAttention(NamedTuple):
     config: AttentionConfig
 
 
+def check_rule(args: Namespace, side: str, option: str) -> str:
+    """The cluster rule that an option names.
+
+    Raises:
+        ValueError: it is none of an encoder's or a decoder's.
+    """
+    rule, allowed = getattr(args, option), _RULES[side]
+    if rule not in allowed:
+        name = option.replace("_", "-")
+        raise ValueError(f"--{name} is {rule!r}; allowed: {', '.join(allowed)}")
+    return rule
+
+
 def attention_of(args: Namespace, side: str, own_centroids: bool = True) -> LayerAttention:
     """Of the encoder or the decoder.
 
@@ -219,8 +232,6 @@ def attention_of(args: Namespace, side: str, own_centroids: bool = True) -> Laye
         ValueError: naming the option.
     """
     check_heads(args, side)
-    rule = getattr(args, f"{side}_cluster_rule")
-    if rule not in _RULES[side]:
-        raise ValueError(f"--{side}-cluster-rule is {rule!r}; allowed: {', '.join(_RULES[side])}")
+    rule = check_rule(args, side, f"{side}_cluster_rule")
     kinds = kinds_of_layers(args, side, f"{side}_attention")
     return LayerAttention(kinds, attention_config(args, rule, own_centroids=own_centroids))

@@ -169,49 +169,51 @@ def test_a_query_alone_in_its_cluster_sees_itself():
         torch.testing.assert_close(out, module.out_proj(module.v_proj(x[:, :1])))
 
 
-def drawn_keys(router, q, k):
-    """Which keys were drawn into another cluster, where they lie, and their biases."""
-    keys = {}
-    for training in (False, True):
-        router.train(training)
-        scores = router._scores(q, k, None)
-        (_, keys[training]), bias = router._assign(scores)
-    shares = (scores - router.normalizer.log_normalizer[:, None, :, None])[1].log_softmax(-1)
-    return keys[True] != keys[False], keys[True], bias, shares
+def explored(router, q, k):
+    """Clusters and log shares of keys, and where those that explore lie, with their biases."""
+    (_, keys), log_shares = router._assign(router._scores(q, k, None))
+    return keys, log_shares, *router._explore(keys, log_shares)
 
 
-def test_a_share_of_the_keys_explores_in_training():
-    """Any cluster alike, in one of K cases its own, and queries never."""
+def test_a_share_of_the_keys_explores():
+    """Any cluster alike, so that one of K is the key's own; each head draws for itself."""
     torch.manual_seed(0)
     router = make(cluster_exploration=0.3).routers[0]
     q, k = torch.randn(2, 50, HEADS, 60, WIDTH, dtype=torch.float64)
-    moved, keys, _, _ = drawn_keys(router, q, k)
+    keys, _, lies, _ = explored(router, q, k)
+    moved = lies != keys
     share = 0.3 * (CLUSTERS - 1) / CLUSTERS
     assert moved.double().mean().item() == pytest.approx(share, abs=0.02)
-    parts = keys[moved].bincount(minlength=CLUSTERS) / moved.sum()
-    assert (parts > 0.1).all()
-    queries = [
-        router.train(training)._assign(router._scores(q, k, None))[0][0]
-        for training in (False, True)
-    ]
-    assert torch.equal(*queries)
+    for cluster in range(CLUSTERS):
+        parts = lies[moved & (keys == cluster)].bincount(minlength=CLUSTERS).double()
+        assert parts[cluster] == 0
+        assert (parts / parts.sum()).max() == pytest.approx(0.5, abs=0.08)
+    assert not torch.equal(moved[:, 0], moved[:, 1])
 
 
-def test_a_drawn_key_has_no_disadvantage_and_is_drawn_to_where_it_helps():
-    """Its bias is 0, with the gradient of the log of its share of the drawn cluster."""
+def test_a_drawn_key_has_the_bias_of_its_home_and_the_gradient_of_where_it_lies():
     router = make(cluster_exploration=0.5).routers[0]
     q, k = torch.randn(2, 3, HEADS, 20, WIDTH, dtype=torch.float64)
     k.requires_grad_()
-    moved, keys, bias, shares = drawn_keys(router, q, k)
+    keys, log_shares, lies, bias = explored(router, q, k)
+    moved = lies != keys
     assert moved.any()
-    assert bias[moved].eq(0).all()
-    assert bias[~moved].lt(0).any()
-    expected = shares.gather(-1, keys.unsqueeze(-1)).squeeze(-1)
-    gradients = [
-        torch.autograd.grad(of[moved].sum(), k, retain_graph=True)[0] for of in (bias, expected)
-    ]
+    home, there = (log_shares.gather(-1, c.unsqueeze(-1)).squeeze(-1) for c in (keys, lies))
+    torch.testing.assert_close(bias, home)
+    gradients = [torch.autograd.grad(of.sum(), k, retain_graph=True)[0] for of in (bias, there)]
     torch.testing.assert_close(*gradients)
     assert gradients[0][moved].abs().amax(-1).gt(0).all()
+
+
+@torch.no_grad()
+def test_exploration_is_not_reported():
+    """What is logged in training is where keys belong: that all are in one shows."""
+    module = make(cluster_exploration=0.9).train()
+    with torch.no_grad():
+        module.routers[0].centroids.copy_(module.routers[0].centroids[:, :1].expand(-1, 3, -1))
+        module.routers[0].normalizer.log_normalizer.zero_()
+    _, (report,) = module(inputs())
+    assert cluster_use(report.cluster_sizes).effective == pytest.approx(1.0)
 
 
 @torch.no_grad()

@@ -130,7 +130,7 @@ def test_checkpoint_older_than_an_option(arch: str, byte_data: Path, tmp_path: P
 
     state = torch.load(path, weights_only=True)
     assert state["cfg"]["model"]["_name"] == arch
-    for option in ("cluster_normalizer", "cluster_temperature"):
+    for option in ("cluster_normalizer", "cluster_temperature", "cluster_exploration"):
         del state["cfg"]["model"][option]
     torch.save(state, path)
     assert eval_lm(byte_data, path, line)["loss"] == loss
