@@ -8,8 +8,8 @@ cluster weighs what it gives there: with p the softmax over clusters of the key'
 
 so a key that helps nobody in its cluster is pushed out of it, until it comes to where it helps.
 Queries of another cluster never see a key that would help them, so no gradient tells it. In
-training some keys are therefore put into a cluster drawn at random, with the bias that they had at
-home and the gradient of log p of where they are: one that helps there is drawn to it.
+training some keys are therefore put into a cluster drawn at random, as if they were sure of it: a
+bias of 0 there, with the gradient of log p. One that helps there is drawn to it.
 A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
@@ -116,12 +116,12 @@ class Gated(Router):
         return lowest_argmax(scores), scores[1].log_softmax(-1)
 
     def _explore(self, keys: Tensor, log_shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Clusters of keys [B, H, N], some of them drawn, and biases of the value that they have
-        at home and the gradient of where they are."""
+        """Clusters of keys [B, H, N], some of them drawn, and biases; of those that are drawn with
+        the value 0 and the gradient of their log shares."""
         drawn = torch.rand(keys.shape, device=keys.device) < self.exploration
         explored = torch.where(drawn, torch.randint_like(keys, self.num_rings), keys)
-        home, there = _of(keys, log_shares), _of(explored, log_shares)
-        return explored, there + (home - there).detach()
+        log_share = _of(explored, log_shares)
+        return explored, torch.where(drawn, log_share - log_share.detach(), log_share)
 
     @torch.no_grad()
     def _report(self, scores: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Report:
