@@ -74,6 +74,8 @@ def json_records(log: Path, tag: str) -> list[dict]:
 def training_record(log: Path) -> dict:
     """What every training's result tells: size, curve, speed."""
     inner = json_records(log, "train_inner")
+    if not inner:
+        sys.exit(f"{log} tells of no update; allowed: a log-interval of no more than there are")
     parameters = log.read_text().split("num. shared model params: ")[1].split()[0]
     return {
         "parameters": int(parameters.replace(",", "")),
@@ -174,8 +176,12 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", help="names of runs; default: all")
     parser.add_argument("--threads", type=int, default=1, help="of each run; default 1")
     parser.add_argument("--keep", type=Path, help="keep checkpoints and logs in this folder")
-    parser.add_argument("--table", action="store_true", help="print the table of what is there")
-    parser.add_argument("--plot", type=Path, help="draw the training curves into this PNG")
+    parser.add_argument(
+        "--table", action="store_true", help="train nothing, print the table of what is there"
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="train nothing, draw what is there into this PNG"
+    )
     return parser
 
 
@@ -204,6 +210,8 @@ def run_grid(
     if unknown:
         sys.exit(f"--only is {', '.join(unknown)}; allowed: {', '.join(grid['runs'])}")
     if args.table or args.plot:
+        if not groups(grid, args.out):
+            sys.exit(f"--out is {args.out}; allowed with --table and --plot: results of the grid")
         return grid
     if args.data is None or not any(args.data.glob(dictionary)):
         sys.exit(

@@ -17,6 +17,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import distance_documents  # noqa: E402
 import distance_task  # noqa: E402
+import experiment_grid  # noqa: E402
 import prepare_qa  # noqa: E402
 from distance_documents import Stage  # noqa: E402
 
@@ -190,6 +191,22 @@ def test_the_table_and_the_picture_of_what_is_there(tmp_path: Path, capsys) -> N
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
         *("full", "2", "10", "100.0 ± 0.0", "80.0 ± 10.0")
     ]
+
+
+@pytest.mark.parametrize("option", [["--table"], ["--plot", "distance.png"]])
+def test_nothing_is_shown_of_nothing(option: list[str], tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(json.dumps({"shared": {}, "runs": {"lsh@1": {}}}))
+    out = tmp_path / "results"
+    with pytest.raises(SystemExit, match=r"--out is .*results; allowed with --table and --plot"):
+        distance_task.main(["run", str(grid), "--out", str(out), *option])
+
+
+def test_a_log_without_updates_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("num. shared model params: 1,000 (num. trained: 1,000)\n")
+    with pytest.raises(SystemExit, match=r"train.log tells of no update; allowed: a log-interval"):
+        experiment_grid.training_record(log)
 
 
 def test_a_run_that_starts_from_another_needs_its_weights(tmp_path: Path) -> None:
