@@ -36,16 +36,8 @@ def generate(args: argparse.Namespace, source: str, target: str) -> Path:
     out = args.out or Path(args.checkpoint.split(os.pathsep)[0]).parent / "generated"
     # unbuffered, so that an error is the last line of the log
     command = [sys.executable, "-u", "-m", "fairseq_cli.generate", args.data]
-    command += [
-        "--user-dir",
-        PACKAGE,
-        "--path",
-        args.checkpoint,
-        "--gen-subset",
-        args.split,
-        "--results-path",
-        out,
-    ]
+    command += ["--user-dir", PACKAGE, "--path", args.checkpoint]
+    command += ["--gen-subset", args.split, "--results-path", out]
     command += ["-s", source, "-t", target, "--beam", args.beam, "--lenpen", args.lenpen]
     for option in ("batch_size", "max_tokens"):
         if (value := getattr(args, option)) is not None:

@@ -211,9 +211,9 @@ def test_a_drawn_key_counts_as_sure_and_learns_from_where_it_lies():
 def test_exploration_is_not_reported():
     """What is logged in training is where keys belong: that all are in one shows."""
     module = make(cluster_exploration=0.9).train()
-    with torch.no_grad():
-        module.routers[0].centroids.copy_(module.routers[0].centroids[:, :1].expand(-1, 3, -1))
-        module.routers[0].normalizer.log_normalizer.zero_()
+    router = module.routers[0]
+    router.centroids.copy_(router.centroids[:, :1].expand_as(router.centroids))
+    router.normalizer.log_normalizer.zero_()
     _, (report,) = module(inputs())
     assert cluster_use(report.cluster_sizes).effective == pytest.approx(1.0)
 
