@@ -1,10 +1,9 @@
 """The recall task: its answers, that no window reaches them, and the command line."""
 
 import dataclasses
-import importlib.util
+import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,19 +12,22 @@ from fairseq_clusterformer.attention import base
 from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout
 from fairseq_clusterformer.kernels import Layout
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "recall_task.py"
+
+@pytest.fixture(scope="module")
+def model():
+    """``recall_model``; the kind that it registers is gone again after these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_KINDS", dict(base._KINDS))
+        patch.delitem(sys.modules, "recall_model", raising=False)
+        yield importlib.import_module("recall_model")
 
 
 @pytest.fixture(scope="module")
-def recall():
-    """The script as a module; the kind that it registers is gone again after these tests."""
-    spec = importlib.util.spec_from_file_location("recall_task", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
+def recall(model):
+    """``recall_task``, with that model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_KINDS", dict(base._KINDS))
-        patch.setitem(sys.modules, "recall_task", module)  # dataclasses look it up
-        spec.loader.exec_module(module)
-        yield module
+        patch.delitem(sys.modules, "recall_task", raising=False)
+        yield importlib.import_module("recall_task")
 
 
 @pytest.fixture
@@ -33,88 +35,88 @@ def no_training(recall, monkeypatch):
     monkeypatch.setattr(recall, "train", lambda *_: pytest.fail("trained"))
 
 
-def rows_of(recall, count=200, **options):
-    return recall.make_rows(count, torch.Generator().manual_seed(3), **options)
+def rows_of(model, count=200, **options):
+    return model.make_rows(count, torch.Generator().manual_seed(3), **options)
 
 
 @pytest.mark.parametrize("value_first", [False, True])
-def test_answers_are_the_values_of_the_asked_keys(recall, value_first):
-    rows = rows_of(recall, value_first=value_first)
+def test_answers_are_the_values_of_the_asked_keys(model, value_first):
+    rows = rows_of(model, value_first=value_first)
     for row, answers, pairs_at in zip(*(t.tolist() for t in rows), strict=True):
         value_of, place_of = {}, {}
-        for i in range(recall.PAIRS_END):
-            if recall.SYMBOLS <= row[i] < 2 * recall.SYMBOLS:  # a key
+        for i in range(model.PAIRS_END):
+            if model.SYMBOLS <= row[i] < 2 * model.SYMBOLS:  # a key
                 at = i - 1 if value_first else i + 1
-                assert 0 <= row[at] < recall.SYMBOLS
+                assert 0 <= row[at] < model.SYMBOLS
                 assert row[i] not in value_of
                 value_of[row[i]], place_of[row[i]] = row[at], max(i, at)
-        queries = row[-recall.PAIRS :]
+        queries = row[-model.PAIRS :]
         assert sorted(queries) == sorted(value_of)
-        assert len(set(value_of.values())) == len(value_of) == recall.PAIRS
+        assert len(set(value_of.values())) == len(value_of) == model.PAIRS
         assert answers == [value_of[query] for query in queries]
         assert pairs_at == [place_of[query] for query in queries]
-        noise = row[recall.PAIRS_END : -recall.PAIRS]
-        assert min(noise) >= 2 * recall.SYMBOLS
+        noise = row[model.PAIRS_END : -model.PAIRS]
+        assert min(noise) >= 2 * model.SYMBOLS
 
 
-def test_what_is_near_a_query_says_nothing_of_its_answer(recall):
-    rows = rows_of(recall, 4096)
-    count = torch.zeros(recall.SYMBOLS, recall.SYMBOLS)
-    queries = rows.tokens[:, -recall.PAIRS :] - recall.SYMBOLS
+def test_what_is_near_a_query_says_nothing_of_its_answer(model):
+    rows = rows_of(model, 4096)
+    count = torch.zeros(model.SYMBOLS, model.SYMBOLS)
+    queries = rows.tokens[:, -model.PAIRS :] - model.SYMBOLS
     count.index_put_((queries, rows.answers), torch.ones(()), accumulate=True)
-    chance = 1 / recall.SYMBOLS
+    chance = 1 / model.SYMBOLS
     assert (count / count.sum(1, keepdim=True) - chance).abs().max() < 0.03
-    by_place = torch.nn.functional.one_hot(rows.answers, recall.SYMBOLS).float().mean(0)
+    by_place = torch.nn.functional.one_hot(rows.answers, model.SYMBOLS).float().mean(0)
     assert (by_place - chance).abs().max() < 0.02
 
 
-def test_no_window_of_the_defaults_reaches_a_pair(recall):
-    rows = rows_of(recall, 20)
-    first_query = recall.LENGTH - recall.PAIRS
+def test_no_window_of_the_defaults_reaches_a_pair(model):
+    rows = rows_of(model, 20)
+    first_query = model.LENGTH - model.PAIRS
     last_of_pairs = max(i for row in rows.tokens for i in range(first_query) if row[i] < 32)
-    assert first_query - last_of_pairs > recall.GAP
-    assert recall.LAYERS * (recall.Setting("window").attention_window - 1) <= recall.GAP
+    assert first_query - last_of_pairs > model.GAP
+    assert model.LAYERS * (model.Setting("window").attention_window - 1) <= model.GAP
 
     changed = rows.tokens.clone()
-    changed[:, : recall.PAIRS_END] = rows.tokens.roll(1, 0)[:, : recall.PAIRS_END]
+    changed[:, : model.PAIRS_END] = rows.tokens.roll(1, 0)[:, : model.PAIRS_END]
     for kind, moves in (("window", False), ("near", False), ("full", True)):
-        model = recall.Model(recall.Setting(kind))
-        same = torch.equal(model(rows.tokens)[0], model(changed)[0])
+        net = model.Model(model.Setting(kind))
+        same = torch.equal(net(rows.tokens)[0], net(changed)[0])
         assert same != moves, kind
 
 
-def test_seen_tokens_of_every_rule(recall):
+def test_seen_tokens_of_every_rule(model):
     length, window, num_clusters = 13, 3, 4
     clusters = torch.randint(num_clusters, (2, 1, length))
-    seen = recall.seen_tokens(cluster_layout(clusters, num_clusters, window, causal=True))
+    seen = model.seen_tokens(cluster_layout(clusters, num_clusters, window, causal=True))
     for b in range(2):
         for i in range(length):
             own = [j for j in range(i + 1) if clusters[b, 0, j] == clusters[b, 0, i]]
             assert seen[b, 0, i].nonzero().flatten().tolist() == own[-window:]
 
-    chunks = recall.seen_tokens(chunk_layout(torch.zeros(1, 1, 8, dtype=torch.long), 4))
+    chunks = model.seen_tokens(chunk_layout(torch.zeros(1, 1, 8, dtype=torch.long), 4))
     assert chunks[0, 0, 0].nonzero().flatten().tolist() == [0, 1, 6, 7]
 
     slot = torch.arange(5).view(1, 1, 5)
-    everything = recall.seen_tokens(Layout(lo=torch.zeros_like(slot), hi=slot + 1))
+    everything = model.seen_tokens(Layout(lo=torch.zeros_like(slot), hi=slot + 1))
     assert torch.equal(everything[0, 0], torch.ones(5, 5).tril().bool())
 
 
-def test_pairs_seen_by_dense_and_local_attention(recall, monkeypatch):
-    monkeypatch.setattr(recall, "TEST_ROWS", 20)
-    rows = rows_of(recall, 20)
+def test_pairs_seen_by_dense_and_local_attention(model, monkeypatch):
+    monkeypatch.setattr(model, "TEST_ROWS", 20)
+    rows = rows_of(model, 20)
     for kind, share in (("full", 1.0), ("window", 0.0)):
-        model = recall.Model(recall.Setting(kind))
-        result = recall.evaluate(model)
+        net = model.Model(model.Setting(kind))
+        result = model.evaluate(net)
         assert result["sees its pair"] == result["sees another pair"] == [share, share]
 
     # Each pair in the cluster of its query, and of no other: own 1, another 0.
-    clusters = torch.full((len(rows.tokens), 1, recall.LENGTH), recall.PAIRS)
-    queries = torch.arange(recall.PAIRS).expand(len(rows.tokens), -1)
+    clusters = torch.full((len(rows.tokens), 1, model.LENGTH), model.PAIRS)
+    queries = torch.arange(model.PAIRS).expand(len(rows.tokens), -1)
     clusters[:, 0].scatter_(1, rows.pairs_at, queries)
-    clusters[:, 0, -recall.PAIRS :] = queries
-    layout = cluster_layout(clusters, recall.PAIRS + 1, None, causal=True)
-    assert recall.pairs_seen([layout], rows) == (1.0, 0.0)
+    clusters[:, 0, -model.PAIRS :] = queries
+    layout = cluster_layout(clusters, model.PAIRS + 1, None, causal=True)
+    assert model.pairs_seen([layout], rows) == (1.0, 0.0)
 
 
 def test_command_line_trains_keeps_and_tabulates(recall, no_training, run_cli, tmp_path, capsys):
@@ -211,3 +213,22 @@ def test_a_file_of_something_else_is_refused_and_kept(recall, capsys, tmp_path, 
     assert recall.main(["--out", str(path)]) == 1
     assert f"--out is {path}; allowed:" in capsys.readouterr().err.splitlines()[-1]
     assert path.read_text() == text
+
+
+@pytest.mark.usefixtures("no_training")
+def test_results_older_than_exploration_are_of_runs_without(recall, capsys, tmp_path):
+    path = tmp_path / "out.json"
+    setting = dataclasses.asdict(recall.Setting("near+gated", cluster_exploration=0.0))
+    of_an_earlier_run = {
+        "setting": {k: v for k, v in setting.items() if k != "cluster_exploration"},
+        "seed": 1,
+        "accuracy": 0.5,
+        "effective clusters": [8.0],
+        "sees its pair": [0.5, 0.5],
+        "sees another pair": [0.5, 0.5],
+    }
+    path.write_text(json.dumps([of_an_earlier_run]))
+    arguments = "--kinds near+gated --seeds 1 --cluster-normalizer average --loss-weights 0.1"
+    arguments = [*arguments.split(), "--cluster-exploration", "0", "--out", str(path)]
+    assert recall.main(arguments) == 0
+    assert "| 0.500 |" in capsys.readouterr().out
