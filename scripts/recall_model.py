@@ -5,7 +5,7 @@ its end the 8 keys again, shuffled: at each, the model names the value of its pa
 
 Importing this registers the kind ``near``.
 
-Shape letters: B batch, N tokens, Q queries, D model width, G groups of heads that share an order.
+Shape letters: B batch, N tokens, Q queries, D model width.
 """
 
 import math
@@ -28,6 +28,7 @@ from fairseq_clusterformer.attention import (  # noqa: E402
     parse_attention,
     register_attention,
 )
+from fairseq_clusterformer.attention.inspect import seen_keys  # noqa: E402
 from fairseq_clusterformer.clustering import cluster_use  # noqa: E402
 from fairseq_clusterformer.kernels import Layout  # noqa: E402
 
@@ -221,24 +222,10 @@ def pairs_seen(layouts: list[Layout], rows: Rows) -> tuple[float, float]:
     """Share of queries that see their own pair in a layer, and the mean over the other pairs."""
     seen = torch.zeros(len(rows.tokens), LENGTH, LENGTH, dtype=torch.bool)
     for layout in layouts:
-        seen |= seen_tokens(layout).any(1)
+        seen |= seen_keys(layout).any(1)
     seen = seen[:, -PAIRS:]
     at = rows.pairs_at.unsqueeze(1).expand(-1, PAIRS, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()
     other = (seen.mean() * PAIRS - own) / (PAIRS - 1)
     return own.item(), other.item()
-
-
-def seen_tokens(layout: Layout) -> Tensor:
-    """Which key tokens each query token sees, bool [B, G, N, N]."""
-    length = layout.lo.size(-1)
-    identity = torch.arange(length).view(1, 1, -1)
-    key_order = identity if layout.key_order is None else layout.key_order
-    query_order = identity if layout.query_order is None else layout.query_order
-    slot = torch.arange(key_order.size(-1))
-    seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
-    of_token = torch.zeros(*seen.shape[:-1], length)
-    of_token.scatter_add_(-1, key_order.unsqueeze(-2).expand_as(seen), seen.float())
-    row = query_order.argsort(-1).unsqueeze(-1).expand_as(of_token)
-    return of_token.gather(-2, row) > 0

@@ -1,4 +1,4 @@
-"""Which cluster each token of a batch falls into, as a trained model has it.
+"""What the routers of a model decide about a batch: clusters, and who sees whom.
 
 Shape letters: B batch, G heads that cluster apart (1 if together), N tokens, W window.
 """
@@ -8,7 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ..kernels import Layout
 from .base import Router, Routing
+from .layout import LAST_RESORT
 
 
 @torch.no_grad()
@@ -24,11 +26,70 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
         as ``decoder.layers.0.self_attn.routers.1``) and the clusters of the queries, int64
         [B, G, N] on the CPU. Empty if nothing clusters.
     """
-    clusters: dict[str, Tensor] = {}
+    routings = _routings(model, *inputs, **named_inputs)
+    return {
+        name: routing.report.clusters.cpu()
+        for name, routing in routings.items()
+        if routing.report.clusters is not None
+    }
+
+
+@torch.no_grad()
+def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
+    """Run a model, and return which tokens each query sees, in each group of heads.
+
+    Takes N x N of memory: for texts of some thousand tokens.
+
+    Args:
+        model, inputs, named_inputs: as of :func:`token_clusters`.
+
+    Returns:
+        For each router, in the order in which they ran, its name in ``model`` and which key (the
+        last dimension) each query sees, bool [B, G, N, N]. A key that counts only where nothing
+        else is seen is seen by such a query alone.
+    """
+    routings = _routings(model, *inputs, **named_inputs)
+    return {name: _seen_by_any(routing.layouts) for name, routing in routings.items()}
+
+
+def seen_keys(layout: Layout) -> Tensor:
+    """Which key (the last dimension) each query of a layout sees, bool [B, G, N, N], by token."""
+    length = layout.lo.size(-1)
+    identity = torch.arange(length, device=layout.lo.device).view(1, 1, -1)
+    key_order = identity if layout.key_order is None else layout.key_order
+    query_order = identity if layout.query_order is None else layout.query_order
+    slot = torch.arange(key_order.size(-1), device=layout.lo.device)
+    seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
+    of_token = torch.zeros(*seen.shape[:-1], length, device=seen.device)
+    of_token.scatter_add_(-1, key_order.unsqueeze(-2).expand_as(seen), seen.float())
+    row = query_order.argsort(-1).unsqueeze(-1).expand_as(of_token)
+    seen = of_token.gather(-2, row) > 0
+    return seen.tril() if layout.earlier_only else seen
+
+
+def _seen_by_any(layouts: tuple[Layout, ...]) -> Tensor:
+    """What a query sees by several layouts that are joined."""
+    first, last = [], []
+    for layout in layouts:
+        seen = seen_keys(layout)
+        if layout.key_bias is None:
+            first.append(seen)
+            continue
+        resort = (layout.key_bias <= LAST_RESORT).unsqueeze(-2)
+        first.append(seen & ~resort)
+        last.append(seen & resort)
+    seen = torch.stack(torch.broadcast_tensors(*first)).any(0)
+    for more in last:
+        seen = seen | (more & ~seen.any(-1, keepdim=True))
+    return seen
+
+
+def _routings(model: nn.Module, *inputs, **named_inputs) -> dict[str, Routing]:
+    """What each router decided, by its name, in the order in which they ran."""
+    routings: dict[str, Routing] = {}
 
     def keep(name: str, module: nn.Module, args: tuple, routing: Routing) -> None:
-        if routing.report.clusters is not None:
-            clusters[name] = routing.report.clusters.cpu()
+        routings[name] = routing
 
     hooks = [
         module.register_forward_hook(partial(keep, name))
@@ -40,7 +101,7 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
     finally:
         for hook in hooks:
             hook.remove()
-    return clusters
+    return routings
 
 
 def oldest_key_in_sight(clusters: Tensor, window: int) -> Tensor:

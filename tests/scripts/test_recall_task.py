@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import base
-from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout
-from fairseq_clusterformer.kernels import Layout
+from fairseq_clusterformer.attention.layout import cluster_layout
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +82,6 @@ def test_no_window_of_the_defaults_reaches_a_pair(model):
         net = model.Model(model.Setting(kind))
         same = torch.equal(net(rows.tokens)[0], net(changed)[0])
         assert same != moves, kind
-
-
-def test_seen_tokens_of_every_rule(model):
-    length, window, num_clusters = 13, 3, 4
-    clusters = torch.randint(num_clusters, (2, 1, length))
-    seen = model.seen_tokens(cluster_layout(clusters, num_clusters, window, causal=True))
-    for b in range(2):
-        for i in range(length):
-            own = [j for j in range(i + 1) if clusters[b, 0, j] == clusters[b, 0, i]]
-            assert seen[b, 0, i].nonzero().flatten().tolist() == own[-window:]
-
-    chunks = model.seen_tokens(chunk_layout(torch.zeros(1, 1, 8, dtype=torch.long), 4))
-    assert chunks[0, 0, 0].nonzero().flatten().tolist() == [0, 1, 6, 7]
-
-    slot = torch.arange(5).view(1, 1, 5)
-    everything = model.seen_tokens(Layout(lo=torch.zeros_like(slot), hi=slot + 1))
-    assert torch.equal(everything[0, 0], torch.ones(5, 5).tril().bool())
 
 
 def test_pairs_seen_by_dense_and_local_attention(model, monkeypatch):
