@@ -1,11 +1,8 @@
-"""Recall from further away than a window reaches: its rows, a model, and one training.
-
-A row holds 8 pairs of a key and a value, scattered over its first 40 tokens, then noise, and at
-its end the 8 keys again, shuffled: at each, the model names the value of its pair.
+"""The recall of ``scripts/recall_task.py``: its rows, a model, and one training.
 
 Importing this registers the kind ``near``.
 
-Shape letters: B batch, N tokens, Q queries, D model width.
+Shape letters: B batch, N tokens, Q queries, D model width, G groups of heads that share an order.
 """
 
 import math
@@ -28,9 +25,8 @@ from fairseq_clusterformer.attention import (  # noqa: E402
     parse_attention,
     register_attention,
 )
-from fairseq_clusterformer.attention.inspect import seen_keys  # noqa: E402
+from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.clustering import cluster_use  # noqa: E402
-from fairseq_clusterformer.kernels import Layout  # noqa: E402
 
 LENGTH = 96
 PAIRS = 8
@@ -197,32 +193,31 @@ def clustering_losses(reports: list[list]) -> Tensor | float:
 @torch.no_grad()
 def evaluate(model: Model, value_first: bool = False) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
-    layouts: list[list[Layout]] = [[] for _ in model.layers]
-    hooks = [
-        router.register_forward_hook(lambda _, __, out, to=to: to.extend(out.layouts))
-        for layer, to in zip(model.layers, layouts, strict=True)
-        for router in layer.attention.routers
-    ]
     rows = make_rows(TEST_ROWS, torch.Generator().manual_seed(TEST_SEED), value_first)
     logits, reports = model.eval()(rows.tokens)
+    by_layer: dict[str, list[Tensor]] = {}
+    for name, seen in tokens_seen(model, rows.tokens).items():
+        by_layer.setdefault(name.rpartition(".routers.")[0], []).append(seen)
     model.train()
-    for hook in hooks:
-        hook.remove()
     sizes = [r.cluster_sizes for rs in reports for r in rs if r.cluster_sizes is not None]
-    seen = [pairs_seen(of_layer, rows) for of_layer in layouts]
+    pairs = [pairs_seen(of_layer, rows) for of_layer in by_layer.values()]
     return {
         "accuracy": (logits.argmax(-1) == rows.answers).float().mean().item(),
         "effective clusters": [cluster_use(s).effective.item() for s in sizes],
-        "sees its pair": [own for own, _ in seen],
-        "sees another pair": [other for _, other in seen],
+        "sees its pair": [own for own, _ in pairs],
+        "sees another pair": [other for _, other in pairs],
     }
 
 
-def pairs_seen(layouts: list[Layout], rows: Rows) -> tuple[float, float]:
-    """Share of queries that see their own pair in a layer, and the mean over the other pairs."""
+def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
+    """Share of queries that see their own pair in a layer, and the mean over the other pairs.
+
+    Args:
+        seen_by_heads: which tokens each query of some heads sees, bool [B, G, N, N].
+    """
     seen = torch.zeros(len(rows.tokens), LENGTH, LENGTH, dtype=torch.bool)
-    for layout in layouts:
-        seen |= seen_keys(layout).any(1)
+    for of_heads in seen_by_heads:
+        seen |= of_heads.any(1)
     seen = seen[:, -PAIRS:]
     at = rows.pairs_at.unsqueeze(1).expand(-1, PAIRS, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""What a word of a text sees in each row of a table, before training.
+"""What a word of a text sees in each row of table 2, before training.
 
-    python scripts/seen_words.py table2 --data DATA --only 20news
-    python scripts/seen_words.py table2 --data DATA --only mr --attention neural+neural
+    python scripts/seen_words.py --data DATA --only 20news
+    python scripts/seen_words.py --data DATA --only mr --attention neural+neural+neural+neural
 
-DATA is as for ``scripts/reproduce.py``, whose tables 2, 3 and 5 these are. Each row's model, and
-one for each SPEC of ``--attention``, is built with its options and random weights and reads the
-first texts of the validation set; for the other rows' sake ``--lengths`` chooses texts that are
-about as long as each other. Means over their words:
+DATA is as for ``scripts/reproduce.py``. The model of each row of
+``examples/classification/table2.yaml``, and one for each SPEC of ``--attention`` with the options
+that all rows share, is built with random weights (one draw) and reads the first texts of the
+validation set that have one of the ``--lengths``. A line of the table has means over the texts of
+what is, of a text, the mean over its words:
 
 tokens      that a word sees in the first layer, in any head
 words       of them that differ
-same word   share of what a head sees in the first layer, itself left out, that is the same word
-reached     share of the text that reaches a word through all layers
+same word   share of what is seen in the first layer, the word itself left out, that is the same
+            word; heads that share an order count once
+reached     share of the text that reaches a word through all layers, residuals among them
 """
 
 import statistics
@@ -24,15 +26,17 @@ from pathlib import Path
 import torch
 import yaml
 from data_command import Parser, whole_number
+from data_folder import UserError
+from fairseq.models import BaseFairseqModel
 from reproduce import EXAMPLES
 from reproduce_runs import ROOT, Training, runs_of
 from torch import Tensor
+from tqdm import tqdm
 
 sys.path.append(str(ROOT))
 
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
-
-TABLES = ("table2", "table3", "table5")
+from fairseq_clusterformer.data.sentences import SentenceDataset  # noqa: E402
 
 
 def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
@@ -46,9 +50,9 @@ def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
     same = words.unsqueeze(-1) == words
     heads = torch.cat(layers[0]) & others
     by_layer = [torch.cat(groups).any(0) for groups in layers]
-    reached = by_layer[0]
-    for seen in by_layer[1:]:
-        reached = (seen.float() @ reached.float()) > 0
+    reached = ~others
+    for seen in by_layer:
+        reached = (seen | ~others).float() @ reached.float() > 0
     return {
         "tokens": by_layer[0].sum(-1).float().mean().item(),
         "words": statistics.mean(len(words[seen].unique()) for seen in by_layer[0]),
@@ -57,8 +61,12 @@ def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
     }
 
 
-def build(run: Training, data: Path):
-    """The untrained model of a run, and its validation set."""
+def build(run: Training, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]:
+    """The untrained model of a run, and its validation set.
+
+    Raises:
+        UserError: a spec that is not allowed.
+    """
     from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
@@ -68,7 +76,11 @@ def build(run: Training, data: Path):
     task = tasks.setup_task(cfg.task)
     task.load_dataset("valid")
     torch.manual_seed(run.seed)
-    return task.build_model(cfg.model).eval(), task.dataset("valid")
+    try:
+        model = task.build_model(cfg.model)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return model.eval(), task.dataset("valid")
 
 
 def measure(run: Training, args: Namespace) -> dict[str, float]:
@@ -84,7 +96,7 @@ def measure(run: Training, args: Namespace) -> dict[str, float]:
             layers.setdefault(name.rpartition(".routers.")[0], []).append(seen[0])
         found.append(what_is_seen(list(layers.values()), inputs["src_tokens"][0]))
     if not found:
-        raise ValueError(
+        raise UserError(
             f"--lengths is {low} {high}, which no text of {run.data} has; allowed: lengths of its "
             "validation set"
         )
@@ -93,7 +105,6 @@ def measure(run: Training, args: Namespace) -> dict[str, float]:
 
 def make_parser() -> Parser:
     parser = Parser(prog="seen_words.py", description=__doc__)
-    parser.add_argument("table", metavar="TABLE", choices=TABLES)
     parser.add_argument("--data", type=Path, required=True, help="folder of prepared data sets")
     parser.add_argument("--only", metavar="NAME", required=True, help="data set")
     parser.add_argument("--attention", nargs="+", metavar="SPEC", default=[], help="more rows")
@@ -111,11 +122,12 @@ def make_parser() -> Parser:
 
 def settle(parser: Parser, args: Namespace) -> list[Training]:
     """The runs whose models are looked at; refuses what cannot be done."""
-    suite = yaml.safe_load((EXAMPLES / "classification" / f"{args.table}.yaml").read_text())
+    suite = yaml.safe_load((EXAMPLES / "classification" / "table2.yaml").read_text())
     if args.only not in suite["data"]:
         parser.error(f"--only is {args.only}; allowed: {', '.join(suite['data'])}")
     suite["data"] = {args.only: suite["data"][args.only]}
-    suite["rows"] |= {spec: {"options": {"encoder-attention": spec}} for spec in args.attention}
+    for spec in args.attention:
+        suite["rows"][f"`{spec}`"] = {"options": {"encoder-attention": spec}}
     first: dict[str, Training] = {}
     for run in runs_of(suite, quick=False):
         first.setdefault(run.row, run)
@@ -130,18 +142,16 @@ def settle(parser: Parser, args: Namespace) -> list[Training]:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    print("| model | tokens | words | same word | reached |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for run in settle(parser, args):
-        try:
+    runs = settle(parser, args)
+    lines = ["| model | tokens | words | same word | reached |", "| --- |" + " ---: |" * 4]
+    try:
+        for run in tqdm(runs, desc=args.only):
             seen = measure(run, args)
-        except ValueError as error:
-            parser.error(str(error))
-        print(
-            f"| {run.row} | {seen['tokens']:.1f} | {seen['words']:.1f} | "
-            f"{seen['same word']:.1%} | {seen['reached']:.0%} |",
-            flush=True,
-        )
+            numbers = f"{seen['tokens']:.1f} | {seen['words']:.1f} | {seen['same word']:.1%}"
+            lines.append(f"| {run.row} | {numbers} | {seen['reached']:.0%} |")
+    except UserError as error:
+        parser.error(str(error))
+    print("\n".join(lines))
     return 0
 
 

@@ -3,7 +3,9 @@
 Shape letters: B batch, G heads that cluster apart (1 if together), N tokens, W window.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from ..kernels import Layout
 from .base import Router, Routing
 from .layout import LAST_RESORT
+
+T = TypeVar("T")
 
 
 @torch.no_grad()
@@ -25,13 +29,17 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
         For each router that clusters, in the order in which they ran, its name in ``model`` (such
         as ``decoder.layers.0.self_attn.routers.1``) and the clusters of the queries, int64
         [B, G, N] on the CPU. Empty if nothing clusters.
+
+    Raises:
+        ValueError: a router ran more than once (a model that reads two texts, one by one).
     """
-    routings = _routings(model, *inputs, **named_inputs)
-    return {
-        name: routing.report.clusters.cpu()
-        for name, routing in routings.items()
-        if routing.report.clusters is not None
-    }
+
+    def clusters_of(routing: Routing) -> Tensor | None:
+        clusters = routing.report.clusters
+        return None if clusters is None else clusters.cpu()
+
+    found = _of_routers(clusters_of, model, *inputs, **named_inputs)
+    return {name: clusters for name, clusters in found.items() if clusters is not None}
 
 
 @torch.no_grad()
@@ -45,25 +53,35 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
 
     Returns:
         For each router, in the order in which they ran, its name in ``model`` and which key (the
-        last dimension) each query sees, bool [B, G, N, N]. A key that counts only where nothing
-        else is seen is seen by such a query alone.
+        last dimension) each query sees, bool [B, G, N, N]; B and G are 1 where all rows or heads
+        agree. A key that counts only where nothing else is seen is seen by such a query alone.
+
+    Raises:
+        ValueError: a router ran more than once.
     """
-    routings = _routings(model, *inputs, **named_inputs)
-    return {name: _seen_by_any(routing.layouts) for name, routing in routings.items()}
+    return _of_routers(
+        lambda routing: _seen_by_any(routing.layouts), model, *inputs, **named_inputs
+    )
 
 
 def seen_keys(layout: Layout) -> Tensor:
-    """Which key (the last dimension) each query of a layout sees, bool [B, G, N, N], by token."""
+    """Which key (the last dimension) each query of a layout sees, by token, bool [B, G, N, N]; B
+    and G are 1 where all rows or heads agree."""
     length = layout.lo.size(-1)
     identity = torch.arange(length, device=layout.lo.device).view(1, 1, -1)
     key_order = identity if layout.key_order is None else layout.key_order
     query_order = identity if layout.query_order is None else layout.query_order
     slot = torch.arange(key_order.size(-1), device=layout.lo.device)
-    seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
-    of_token = torch.zeros(*seen.shape[:-1], length, device=seen.device)
-    of_token.scatter_add_(-1, key_order.unsqueeze(-2).expand_as(seen), seen.float())
-    row = query_order.argsort(-1).unsqueeze(-1).expand_as(of_token)
-    seen = of_token.gather(-2, row) > 0
+    in_range = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
+    # [B, G, query slot, key slot] to [B, G, query slot, key], of which a slot may repeat one ...
+    in_range, key = torch.broadcast_tensors(in_range, key_order.unsqueeze(-2))
+    count = torch.zeros(*in_range.shape[:-1], length, device=slot.device)
+    count = count.scatter_add_(-1, key, in_range.float())
+    # ... to [B, G, query, key].
+    groups = torch.broadcast_shapes(count.shape[:-2], query_order.shape[:-1])
+    count = count.expand(*groups, length, length)
+    slot_of = query_order.argsort(-1).unsqueeze(-1).expand(*groups, length, length)
+    seen = count.gather(-2, slot_of) > 0
     return seen.tril() if layout.earlier_only else seen
 
 
@@ -84,12 +102,18 @@ def _seen_by_any(layouts: tuple[Layout, ...]) -> Tensor:
     return seen
 
 
-def _routings(model: nn.Module, *inputs, **named_inputs) -> dict[str, Routing]:
-    """What each router decided, by its name, in the order in which they ran."""
-    routings: dict[str, Routing] = {}
+def _of_routers(
+    of: Callable[[Routing], T], model: nn.Module, *inputs, **named_inputs
+) -> dict[str, T]:
+    """Run a model; what ``of`` makes of each router's decision, by its name."""
+    found: dict[str, T] = {}
 
     def keep(name: str, module: nn.Module, args: tuple, routing: Routing) -> None:
-        routings[name] = routing
+        if name in found:
+            raise ValueError(
+                f"{name} ran more than once; allowed: a model that reads one text at a time"
+            )
+        found[name] = of(routing)
 
     hooks = [
         module.register_forward_hook(partial(keep, name))
@@ -101,7 +125,7 @@ def _routings(model: nn.Module, *inputs, **named_inputs) -> dict[str, Routing]:
     finally:
         for hook in hooks:
             hook.remove()
-    return routings
+    return found
 
 
 def oldest_key_in_sight(clusters: Tensor, window: int) -> Tensor:

@@ -9,24 +9,25 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import base
+from fairseq_clusterformer.attention.inspect import seen_keys
 from fairseq_clusterformer.attention.layout import cluster_layout
+from tests.conftest import REPO_ROOT
 
 
 @pytest.fixture(scope="module")
-def model():
-    """``recall_model``; the kind that it registers is gone again after these tests."""
+def task():
+    """``recall_model``; the kind that it registers is gone again after these tests, as it is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "_KINDS", dict(base._KINDS))
-        patch.delitem(sys.modules, "recall_model", raising=False)
         yield importlib.import_module("recall_model")
+        del sys.modules["recall_model"]
 
 
 @pytest.fixture(scope="module")
-def recall(model):
-    """``recall_task``, with that model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "recall_task", raising=False)
-        yield importlib.import_module("recall_task")
+def recall(task):
+    """``recall_task``, the command."""
+    yield importlib.import_module("recall_task")
+    del sys.modules["recall_task"]
 
 
 @pytest.fixture
@@ -34,71 +35,71 @@ def no_training(recall, monkeypatch):
     monkeypatch.setattr(recall, "train", lambda *_: pytest.fail("trained"))
 
 
-def rows_of(model, count=200, **options):
-    return model.make_rows(count, torch.Generator().manual_seed(3), **options)
+def rows_of(task, count=200, **options):
+    return task.make_rows(count, torch.Generator().manual_seed(3), **options)
 
 
 @pytest.mark.parametrize("value_first", [False, True])
-def test_answers_are_the_values_of_the_asked_keys(model, value_first):
-    rows = rows_of(model, value_first=value_first)
+def test_answers_are_the_values_of_the_asked_keys(task, value_first):
+    rows = rows_of(task, value_first=value_first)
     for row, answers, pairs_at in zip(*(t.tolist() for t in rows), strict=True):
         value_of, place_of = {}, {}
-        for i in range(model.PAIRS_END):
-            if model.SYMBOLS <= row[i] < 2 * model.SYMBOLS:  # a key
+        for i in range(task.PAIRS_END):
+            if task.SYMBOLS <= row[i] < 2 * task.SYMBOLS:  # a key
                 at = i - 1 if value_first else i + 1
-                assert 0 <= row[at] < model.SYMBOLS
+                assert 0 <= row[at] < task.SYMBOLS
                 assert row[i] not in value_of
                 value_of[row[i]], place_of[row[i]] = row[at], max(i, at)
-        queries = row[-model.PAIRS :]
+        queries = row[-task.PAIRS :]
         assert sorted(queries) == sorted(value_of)
-        assert len(set(value_of.values())) == len(value_of) == model.PAIRS
+        assert len(set(value_of.values())) == len(value_of) == task.PAIRS
         assert answers == [value_of[query] for query in queries]
         assert pairs_at == [place_of[query] for query in queries]
-        noise = row[model.PAIRS_END : -model.PAIRS]
-        assert min(noise) >= 2 * model.SYMBOLS
+        noise = row[task.PAIRS_END : -task.PAIRS]
+        assert min(noise) >= 2 * task.SYMBOLS
 
 
-def test_what_is_near_a_query_says_nothing_of_its_answer(model):
-    rows = rows_of(model, 4096)
-    count = torch.zeros(model.SYMBOLS, model.SYMBOLS)
-    queries = rows.tokens[:, -model.PAIRS :] - model.SYMBOLS
+def test_what_is_near_a_query_says_nothing_of_its_answer(task):
+    rows = rows_of(task, 4096)
+    count = torch.zeros(task.SYMBOLS, task.SYMBOLS)
+    queries = rows.tokens[:, -task.PAIRS :] - task.SYMBOLS
     count.index_put_((queries, rows.answers), torch.ones(()), accumulate=True)
-    chance = 1 / model.SYMBOLS
+    chance = 1 / task.SYMBOLS
     assert (count / count.sum(1, keepdim=True) - chance).abs().max() < 0.03
-    by_place = torch.nn.functional.one_hot(rows.answers, model.SYMBOLS).float().mean(0)
+    by_place = torch.nn.functional.one_hot(rows.answers, task.SYMBOLS).float().mean(0)
     assert (by_place - chance).abs().max() < 0.02
 
 
-def test_no_window_of_the_defaults_reaches_a_pair(model):
-    rows = rows_of(model, 20)
-    first_query = model.LENGTH - model.PAIRS
+def test_no_window_of_the_defaults_reaches_a_pair(task):
+    rows = rows_of(task, 20)
+    first_query = task.LENGTH - task.PAIRS
     last_of_pairs = max(i for row in rows.tokens for i in range(first_query) if row[i] < 32)
-    assert first_query - last_of_pairs > model.GAP
-    assert model.LAYERS * (model.Setting("window").attention_window - 1) <= model.GAP
+    assert first_query - last_of_pairs > task.GAP
+    assert task.LAYERS * (task.Setting("window").attention_window - 1) <= task.GAP
 
     changed = rows.tokens.clone()
-    changed[:, : model.PAIRS_END] = rows.tokens.roll(1, 0)[:, : model.PAIRS_END]
+    changed[:, : task.PAIRS_END] = rows.tokens.roll(1, 0)[:, : task.PAIRS_END]
     for kind, moves in (("window", False), ("near", False), ("full", True)):
-        net = model.Model(model.Setting(kind))
+        net = task.Model(task.Setting(kind))
         same = torch.equal(net(rows.tokens)[0], net(changed)[0])
         assert same != moves, kind
 
 
-def test_pairs_seen_by_dense_and_local_attention(model, monkeypatch):
-    monkeypatch.setattr(model, "TEST_ROWS", 20)
-    rows = rows_of(model, 20)
+def test_pairs_seen_by_dense_and_local_attention(task, monkeypatch):
+    monkeypatch.setattr(task, "TEST_ROWS", 20)
+    rows = rows_of(task, 20)
     for kind, share in (("full", 1.0), ("window", 0.0)):
-        net = model.Model(model.Setting(kind))
-        result = model.evaluate(net)
+        net = task.Model(task.Setting(kind))
+        result = task.evaluate(net)
         assert result["sees its pair"] == result["sees another pair"] == [share, share]
 
     # Each pair in the cluster of its query, and of no other: own 1, another 0.
-    clusters = torch.full((len(rows.tokens), 1, model.LENGTH), model.PAIRS)
-    queries = torch.arange(model.PAIRS).expand(len(rows.tokens), -1)
+    clusters = torch.full((len(rows.tokens), 1, task.LENGTH), task.PAIRS)
+    queries = torch.arange(task.PAIRS).expand(len(rows.tokens), -1)
     clusters[:, 0].scatter_(1, rows.pairs_at, queries)
-    clusters[:, 0, -model.PAIRS :] = queries
-    layout = cluster_layout(clusters, model.PAIRS + 1, None, causal=True)
-    assert model.pairs_seen([layout], rows) == (1.0, 0.0)
+    clusters[:, 0, -task.PAIRS :] = queries
+    layout = cluster_layout(clusters, task.PAIRS + 1, None, causal=True)
+    assert task.pairs_seen([seen_keys(layout)], rows) == (1.0, 0.0)
 
 
 def test_command_line_trains_keeps_and_tabulates(recall, no_training, run_cli, tmp_path, capsys):
@@ -197,20 +198,7 @@ def test_a_file_of_something_else_is_refused_and_kept(recall, capsys, tmp_path, 
     assert path.read_text() == text
 
 
-@pytest.mark.usefixtures("no_training")
-def test_results_older_than_exploration_are_of_runs_without(recall, capsys, tmp_path):
-    path = tmp_path / "out.json"
-    setting = dataclasses.asdict(recall.Setting("near+gated", cluster_exploration=0.0))
-    of_an_earlier_run = {
-        "setting": {k: v for k, v in setting.items() if k != "cluster_exploration"},
-        "seed": 1,
-        "accuracy": 0.5,
-        "effective clusters": [8.0],
-        "sees its pair": [0.5, 0.5],
-        "sees another pair": [0.5, 0.5],
-    }
-    path.write_text(json.dumps([of_an_earlier_run]))
-    arguments = "--kinds near+gated --seeds 1 --cluster-normalizer average --loss-weights 0.1"
-    arguments = [*arguments.split(), "--cluster-exploration", "0", "--out", str(path)]
-    assert recall.main(arguments) == 0
-    assert "| 0.500 |" in capsys.readouterr().out
+def test_results_older_than_exploration_are_of_runs_without(recall):
+    results = recall.load(REPO_ROOT / "examples" / "language_model" / "results" / "recall.json")
+    assert {setting.cluster_exploration for setting, _ in results} == {0.0}
+    assert [setting.kind for setting, _ in results].count("near+neural") == 3
