@@ -48,26 +48,36 @@ setup(
         "sentencepiece>=0.2.3",
         "subword-nmt",
         "tqdm",
+        # bundles, folders, pages, pictures, documents
+        "filelock",
+        "jinja2",
+        "matplotlib",
+        "pypdf",
+        "safetensors",
+        "tokenizers",
+        # without it, each command of fairseq asks for it
+        "tensorboardX",
     ],
+    entry_points={"console_scripts": ["clusterformer=fairseq_clusterformer.cli.main:main"]},
+    package_data={"fairseq_clusterformer": ["visual/templates/*"]},
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
         # clustering: the self-organising map that neural clustering is compared with
-        # documents: PDF for scripts/answer.py
-        # matplotlib: the pictures of scripts/; setuptools, wheel: a test installs the package;
+        # documents: the text of web pages without their menus
+        # setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
-            "matplotlib",
             "minisom",
-            "pypdf",
             "pytest>=8",
             "pytest-xdist",
             "ruff>=0.17,<0.18",
             "setuptools>=77",
+            "trafilatura",
             "triton>=3.9",
             "wheel",
         ],
         "clustering": ["minisom"],
-        "documents": ["pypdf"],
+        "documents": ["trafilatura"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },
 )

@@ -1,16 +1,8 @@
-"""fairseq_clusterformer: clustered sparse attention for fairseq (``--user-dir``).
+"""fairseq_clusterformer: clustered sparse attention for fairseq.
 
-What needs fairseq (``models``, ``criterions``, ``tasks``) is registered when fairseq imports this
-package; ``attention``, ``kernels`` and ``clustering`` are plain torch, and can be used without it.
+Importing this package imports neither torch nor fairseq. ``--user-dir fairseq_clusterformer``
+registers the models, criterions and tasks with fairseq; in Python, ``import
+fairseq_clusterformer.plugin`` does.
 """
 
-from importlib.util import find_spec
-
 __version__ = "0.1.0"
-
-if find_spec("fairseq") is not None:
-    from . import compat
-
-    compat.apply()
-
-    from . import criterions, models, tasks  # noqa: F401

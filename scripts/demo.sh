@@ -9,4 +9,5 @@
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/setup.sh"
-exec python "$root/scripts/demo.py" "$@"
+cd -- "$root"
+exec python -m scripts.demo.demo "$@"

@@ -67,10 +67,10 @@ part() { # NAME SECONDS COMMAND ...
   fi
 }
 part tests 240 "$python" -m pytest -q -p no:cacheprovider tests/kernels tests/test_conformance.py "${tests[@]}"
-part attention 200 "$python" scripts/benchmark_attention.py "${attention[@]}" --json "$out/attention.json" \
+part attention 200 "$python" -m scripts.benchmarks.attention "${attention[@]}" --json "$out/attention.json" \
   --plot "$out/attention.png"
 tail -n 40 "$out/attention.log"
-part training 150 "$python" scripts/benchmark_training.py "${training[@]}" --json "$out/training.json" \
+part training 150 "$python" -m scripts.benchmarks.training "${training[@]}" --json "$out/training.json" \
   --plot "$out/training.png"
 tail -n 20 "$out/training.log"
 exit $status

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+import fairseq_clusterformer.plugin  # noqa: F401  models, criterions, tasks
+
 # Triton reads it where kernels are defined: without a GPU they run under its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

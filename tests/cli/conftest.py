@@ -33,7 +33,7 @@ def byte_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "text" / f"{split}.txt").write_bytes(part + b"\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(REPO_ROOT / "scripts")
-        import prepare_lm
+        from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 
         arguments = ["text", str(folder / "text"), str(folder / "data"), "--bytes"]
         assert prepare_lm.main(arguments) == 0

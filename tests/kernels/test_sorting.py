@@ -7,7 +7,7 @@ from ..conftest import REPO_ROOT  # noqa: F401  sets TRITON_INTERPRET before Tri
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from fairseq_clusterformer.kernels.triton import counting_sort  # noqa: E402
+from fairseq_clusterformer.kernels.triton import counting_sort
 
 
 @pytest.mark.parametrize("impl", ["triton"])

@@ -1,0 +1,1 @@
+"""The command `clusterformer`, one module per sub-command."""

@@ -1,0 +1,1 @@
+"""`clusterformer evaluate`: a model's scores, one module per task."""

@@ -1,0 +1,94 @@
+"""The command ``clusterformer``: finds a sub-command's module, and reports mistakes in one line.
+
+A sub-command is a module in this package with ``main(arguments) -> int``. It imports torch and
+fairseq inside functions only, so that ``--help`` answers at once. It raises `UserError` for a
+mistake of the user's.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from fairseq_clusterformer import __version__
+from fairseq_clusterformer.errors import UserError
+
+#: each sub-command's words, which are also its module's path in this package
+COMMANDS = {
+    "prepare lm": "text for language models: your own, enwik8, WikiText-103",
+    "prepare translation": "pairs of sentences: your own, Multi30k, IWSLT14, WMT14",
+    "prepare classification": "labelled texts and pairs: your own, and eleven known data sets",
+    "prepare qa": "questions and documents: your own, SQuAD, HotpotQA, and others",
+    "generate": "continue a prompt with a language model",
+    "translate": "translate raw text",
+    "classify": "label texts",
+    "answer": "answer questions from text, HTML and PDF files",
+    "evaluate translation": "BLEU of a translation model",
+    "evaluate qa": "a reader's scores, and its answers as each corpus's own script reads them",
+    "perplexity": "perplexity step by step, as the model has it when it writes",
+    "draw": "draw what clusters together",
+    "average": "average checkpoints",
+    "bundle": "put a checkpoint and all that it needs into one folder",
+}
+
+
+def _usage(words: Sequence[str]) -> str:
+    """What there is below ``words``, a line for each command."""
+    start = " ".join(words)
+    found = {
+        name: what
+        for name, what in COMMANDS.items()
+        if f"{name} ".startswith(f"{start} ".lstrip())
+    }
+    width = max(map(len, found))
+    lines = [f"usage: clusterformer {start} COMMAND ...".replace("  ", " "), ""]
+    lines += [f"  {name:{width}}  {what}" for name, what in found.items()]
+    return "\n".join([*lines, "", "clusterformer COMMAND --help says more of each."])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sub-command.
+
+    Returns:
+        the exit status: 0; 1 for a mistake in what was given, which is one line on stderr; 2 for a
+        mistake in the command line; 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    words: list[str] = []
+    while " ".join(words) not in COMMANDS:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(_usage(words), file=sys.stdout if arguments else sys.stderr)
+            return 0 if arguments else 2
+        if not words and arguments[0] == "--version":
+            print(__version__)
+            return 0
+        known = {
+            name.split()[len(words)] for name in COMMANDS if name.split()[: len(words)] == words
+        }
+        if arguments[0] not in known:
+            what = f"{' '.join(words)} {arguments[0]}".strip()
+            allowed = ", ".join(
+                dict.fromkeys(
+                    n.split()[len(words)] for n in COMMANDS if n.split()[: len(words)] == words
+                )
+            )
+            print(f"clusterformer: error: COMMAND is {what}; allowed: {allowed}", file=sys.stderr)
+            return 2
+        words.append(arguments.pop(0))
+    return run(words, arguments)
+
+
+def run(words: Sequence[str], arguments: Sequence[str]) -> int:
+    """Run the sub-command ``words``; see `main`."""
+    module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")
+    try:
+        return module.main(arguments)
+    except (UserError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        print(f"clusterformer {' '.join(words)}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"clusterformer {' '.join(words)}: interrupted", file=sys.stderr)
+        return 130  # the shell's status for a run ended by SIGINT

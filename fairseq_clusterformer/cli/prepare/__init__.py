@@ -1,0 +1,1 @@
+"""`clusterformer prepare`: data for training, one module per task."""

@@ -1,0 +1,189 @@
+"""Tokens out: text files into the folder that fairseq's ``language_modeling`` task reads.
+
+Three vocabularies, each a fairseq dictionary and a stream of the items of a text file:
+
+- bytes: see ``fairseq_clusterformer.data.bytes``. Exactly one token a byte; items of a fixed
+  length without ``</s>``, so for ``--sample-break-mode none`` (fairseq's default) only.
+- words: what ``fairseq-preprocess --only-source`` makes, file for file, only faster.
+- sentencepiece: a model trained on the training split, kept as ``sentencepiece.model``.
+
+The last two have one item a line, ended by ``</s>``, empty lines too. fairseq's loss in base 2 is
+bits per token: per byte it is ``loss * tokens / bytes``, with both counts in ``prepared.json``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import torch
+from fairseq.data import Dictionary, indexed_dataset
+from tqdm import tqdm
+
+from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.errors import UserError
+
+# TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
+# 720 MB a block; and where a block starts with an item, it gives </s> for the token before. With
+# a prime length that is as rare as can be: the first block and every 4093rd after it.
+BYTES_PER_ITEM = 4093
+
+Items = Callable[[Path], Iterable[torch.Tensor]]
+
+
+def write_dataset(
+    texts: dict[str, Path], out: Path, dictionary: Dictionary, items: Items
+) -> dict[str, dict[str, int]]:
+    """Write ``dict.txt``, and the .bin and .idx of each split from its text file in `texts`.
+
+    Returns:
+        for each split, the number of tokens and items.
+    """
+    dictionary.save(str(out / "dict.txt"))
+    counts = {}
+    for split, text in texts.items():
+        builder = indexed_dataset.make_builder(
+            str(out / f"{split}.bin"), impl="mmap", vocab_size=len(dictionary)
+        )
+        tokens = number = 0
+        for item in _progress(items(text), f"{split} items"):
+            builder.add_item(item)
+            tokens += len(item)
+            number += 1
+        builder.finalize(str(out / f"{split}.idx"))
+        counts[split] = {"tokens": tokens, "items": number}
+    return counts
+
+
+def byte_dictionary() -> Dictionary:
+    """Return the dictionary of the 256 bytes, the same for every byte-level data set."""
+    return symbol_dictionary(byte_symbols())
+
+
+def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
+    """Return the dictionary of `symbols` in their order."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+def byte_items(text: Path, dictionary: Dictionary) -> Iterator[torch.Tensor]:
+    """Yield a file's bytes as items of `BYTES_PER_ITEM` tokens (the last one may be shorter)."""
+    index_of = np.array([dictionary.index(symbol) for symbol in byte_symbols()])
+    with open(text, "rb") as file:
+        while block := file.read(BYTES_PER_ITEM * 256):
+            indices = torch.from_numpy(index_of[np.frombuffer(block, np.uint8)])
+            yield from indices.split(BYTES_PER_ITEM)
+
+
+def count_words(text: Path) -> Counter:
+    """Return how often each word occurs, ``</s>`` once a line."""
+    counts = Counter()
+    with open(text, encoding="utf-8") as file:
+        for line in _progress(file, "counting words"):
+            counts.update(line.split())
+            counts["</s>"] += 1
+    return counts
+
+
+def word_dictionary(
+    counts: Counter, *, size: int = -1, min_count: int = -1, multiple: int = 8
+) -> Dictionary:
+    """Return the dictionary that ``fairseq-preprocess`` makes: most frequent first, size 8n.
+
+    Args:
+        size: entries at most, the four special symbols among them; -1: any number.
+        min_count: how often a word must occur; -1: any.
+        multiple: the size is padded to a multiple of it.
+    """
+    dictionary = Dictionary()
+    for word, count in sorted(counts.items()):
+        dictionary.add_symbol(word, count)
+    dictionary.finalize(threshold=min_count, nwords=size, padding_factor=multiple)
+    return dictionary
+
+
+def word_items(text: Path, dictionary: Dictionary) -> Iterator[torch.Tensor]:
+    """Yield each line's words and ``</s>``."""
+    indices, unk, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
+    with open(text, encoding="utf-8") as file:
+        for line in file:
+            yield torch.tensor([indices.get(word, unk) for word in line.split()] + [eos])
+
+
+def _text_lines(text: Path) -> Iterator[str]:
+    with open(text, encoding="utf-8") as file:
+        for line in file:
+            yield line.rstrip("\n")
+
+
+def train_sentencepiece(
+    texts: Iterable[Path],
+    vocab: int,
+    model: Path,
+    option: str = "--sentencepiece",
+    words: Iterable[str] = (),
+) -> None:
+    """Train a unigram model of `vocab` pieces, asked for by `option`, into the file `model`.
+
+    The model is lossless, so that bits per byte can be told: text is not normalised, blanks are
+    kept, and what has no piece is spelled in bytes.
+
+    Args:
+        words: each is a piece, with the blank before it.
+
+    Raises:
+        UserError: if the text cannot give that many pieces, or needs more.
+    """
+    sentencepiece.set_random_generator_seed(1)
+    try:
+        with open(model, "wb") as file:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=chain.from_iterable(map(_text_lines, texts)),
+                model_writer=file,
+                vocab_size=vocab,
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                byte_fallback=True,
+                user_defined_symbols=["\u2581" + word for word in words],
+                input_sentence_size=1_000_000,
+                max_sentence_length=1 << 16,
+                minloglevel=2,
+            )
+    except RuntimeError as error:
+        if found := re.search(r"value <= (\d+)", str(error)):
+            reason = f"allowed is at most {found[1]} for this text"
+        elif found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            reason = f"allowed is {found[1]} or more for this text"
+        else:
+            reason = str(error).splitlines()[-1]
+        raise UserError(f"{option} {vocab}: {reason}") from None
+
+
+def piece_dictionary(model: Path) -> Dictionary:
+    """Return the dictionary of a sentencepiece model's pieces, in its order."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    ids = range(pieces.get_piece_size())
+    return symbol_dictionary(
+        pieces.id_to_piece(i) for i in ids if not pieces.is_control(i) and not pieces.is_unknown(i)
+    )
+
+
+def piece_items(text: Path, dictionary: Dictionary, model: Path) -> Iterator[torch.Tensor]:
+    """Yield each line's pieces and ``</s>``."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    ids = range(pieces.get_piece_size())
+    index_of = np.array([dictionary.index(pieces.id_to_piece(i)) for i in ids])
+    lines = _text_lines(text)
+    while batch := list(islice(lines, 1000)):
+        for line_ids in pieces.encode(batch):
+            indices = np.append(index_of[line_ids], dictionary.eos())
+            yield torch.from_numpy(indices)
+
+
+def _progress(items: Iterable, label: str) -> Iterable:
+    return tqdm(items, desc=label, disable=None, leave=False)

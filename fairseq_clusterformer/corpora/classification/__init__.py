@@ -1,0 +1,1 @@
+"""Labelled texts and pairs of texts."""

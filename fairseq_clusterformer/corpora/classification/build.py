@@ -1,0 +1,262 @@
+"""From a data set to the folders that fairseq's ``sentence_prediction`` task reads.
+
+The examples of each part, tokenised by ``cls_parts``, are dealt to train, valid and test, of one
+folder or of ten folds; what comes out is binarised, each folder with the words of its own train.
+``lm_binarize`` imports fairseq and is imported where it is used.
+"""
+
+import contextlib
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairseq_clusterformer.corpora.classification.corpora import Corpus
+from fairseq_clusterformer.corpora.classification.parts import Part, tokenise, warn_of_counts
+from fairseq_clusterformer.corpora.folder import make_folder
+
+if TYPE_CHECKING:
+    import torch
+    from fairseq.data import Dictionary
+
+SPLITS = ("train", "valid", "test")
+# A fortieth of Quora's questions, which come undivided, is about the 10,000 that are usual.
+_UNDIVIDED = 40
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked for, beside the data set.
+
+    Args:
+        seed: of the division into folds, or of the validation set.
+        vocabulary_size: entries of the dictionary at most, the special symbols among them.
+        min_count: how often a word must be in train to be in the dictionary.
+        max_length: tokens of an input at most, ``</s>`` among them; None: any number.
+        validation: the part of train that is held out, where there is no official valid.
+    """
+
+    seed: int = 1
+    vocabulary_size: int = 30_000
+    min_count: int = 1
+    max_length: int | None = None
+    validation: float = 0.1
+
+
+def prepare(
+    dest: Path, corpus: Corpus, settings: Settings, options: dict, force: bool = False
+) -> dict | None:
+    """Prepare `corpus` in the folder `dest`.
+
+    Args:
+        options: what else was asked for, for the record.
+        force: replace a `dest` that was prepared before.
+
+    Returns:
+        the content of ``prepared.json``, or None if `dest` has been prepared before.
+
+    Raises:
+        UserError: if the files are not as they must be.
+    """
+    recipe = {
+        "name": corpus.name,
+        "settings": vars(settings) | options,
+        "sources": {
+            f"{part} {_file_in(path).name}": checksum(_file_in(path))
+            for part, paths in corpus.files.items()
+            for path in paths
+        },
+    }
+
+    def build(work: Path, out: Path) -> dict:
+        parts = {part: tokenise(corpus, part, settings.max_length, work) for part in corpus.files}
+        warn_of_counts(corpus, parts)
+        splits = {}
+        for folder, dealt in _deal(corpus, parts, settings).items():
+            (work / "texts").mkdir(exist_ok=True)
+            _route(parts, dealt, work / "texts")
+            facts = _describe(corpus, parts, dealt)
+            vocabulary = _binarise(corpus, settings, work / "texts", out / folder)
+            record = {
+                "folder": folder,
+                "classes": corpus.classes,
+                "vocabulary": vocabulary,
+                "splits": facts,
+                "parts": {part: dict(each.counts) for part, each in parts.items()},
+                "published": corpus.published,
+                **recipe,
+            }
+            (out / folder / "data.json").write_text(json.dumps(record, indent=1) + "\n")
+            splits |= _summary(folder, facts)
+        return {"splits": splits}
+
+    return make_folder(dest, recipe, build, force)
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of a folder's files."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            if path.is_dir():
+                digest.update(f"{file.relative_to(path)}\n".encode())
+            with open(file, "rb") as opened:
+                while block := opened.read(1 << 20):
+                    digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _file_in(path: Path) -> Path:
+    """Return the path, or the archive that it leads into."""
+    return path if path.exists() else path.parent
+
+
+Dealt = dict[str, Sequence[str]]
+
+
+def _deal(corpus: Corpus, parts: dict[str, Part], settings: Settings) -> dict[str, Dealt]:
+    """Return, of each folder to make, the split of each example of each part."""
+    dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
+    undivided = "all" if "all" in parts else "train"
+    place = places(parts[undivided].labels, settings.seed)
+    if corpus.folds:
+        fold = [int(corpus.folds * p) for p in place]
+        return {
+            f"fold{k}": {"all": [_split((each - k) % corpus.folds) for each in fold]}
+            for k in range(corpus.folds)
+        }
+    if "all" in parts:
+        dealt["all"] = [_split(int(_UNDIVIDED * p)) for p in place]
+    elif "valid" not in parts:
+        dealt["train"] = ["valid" if p < settings.validation else "train" for p in place]
+    return {"": dealt}
+
+
+def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
+    """Return the rows that the command prints: one a fold, or one a split."""
+    if folder:
+        return {folder: {split: each["examples"] for split, each in facts.items()}}
+    return {
+        split: {"examples": each["examples"]}
+        | {key: each[key]["sum"] for key in each if key.endswith("tokens")}
+        for split, each in facts.items()
+    }
+
+
+def _split(turn: int) -> str:
+    """Return the split of the part that comes `turn` parts after the tested one."""
+    return {0: "test", 1: "valid"}.get(turn, "train")
+
+
+def places(labels: Sequence[str], seed: int) -> list[float]:
+    """Return a random number in [0, 1) for each example, the same spread for each class.
+
+    The examples whose number is in any interval are a stratified sample of as large a part.
+    """
+    result = [0.0] * len(labels)
+    by_class = {}
+    for index, label in enumerate(labels):
+        by_class.setdefault(label, []).append(index)
+    rng = random.Random(seed)
+    for _, members in sorted(by_class.items()):
+        rng.shuffle(members)
+        for rank, index in enumerate(members):
+            result[index] = (rank + 0.5) / len(members)
+    return result
+
+
+def _route(parts: dict[str, Part], dealt: dict[str, Dealt], folder: Path) -> None:
+    """Write each split's inputs, labels and groups, one example a line."""
+    with contextlib.ExitStack() as stack:
+        inputs = max(len(each.files) for each in parts.values())
+        keys = [*(f"input{i}" for i in range(inputs)), "group", "label"]
+        outs = {
+            (split, key): stack.enter_context(
+                open(folder / f"{split}.{key}", "w", encoding="utf-8")
+            )
+            for split in SPLITS
+            for key in keys
+        }
+        for part, each in parts.items():
+            group = each.files[0].with_suffix(".group")
+            lines = [stack.enter_context(open(p, encoding="utf-8")) for p in (*each.files, group)]
+            labels = (f"{label}\n" for label in each.labels)
+            for split, *row in zip(dealt[part], *lines, labels, strict=True):
+                for key, line in zip(keys, row, strict=True):
+                    outs[split, key].write(line)
+
+
+def _binarise(corpus: Corpus, settings: Settings, texts: Path, out: Path) -> dict[str, int]:
+    """Write a folder as the task reads it; return the size of its vocabulary."""
+    from fairseq_clusterformer.corpora import binarize as lm_binarize
+
+    inputs = [f"input{i}" for i in range(corpus.inputs)]
+    words = Counter()
+    for name in inputs:
+        words += lm_binarize.count_words(texts / f"train.{name}")
+    dictionary = lm_binarize.word_dictionary(
+        words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
+    )
+    for name in inputs:
+        _write(texts, out / name, dictionary, lm_binarize.word_items)
+    labels = lm_binarize.symbol_dictionary(corpus.classes)
+    _write(texts, out / "label", labels, _label_items)
+    if corpus.grouped:
+        (out / "group").mkdir()
+        for split in SPLITS:
+            (texts / f"{split}.group").rename(out / "group" / f"{split}.txt")
+    return {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
+
+
+def _write(texts: Path, out: Path, dictionary: "Dictionary", items: Callable) -> dict:
+    """Write dict.txt and the binarised splits of the texts named as the folder `out` is."""
+    from fairseq_clusterformer.corpora import binarize as lm_binarize
+
+    out.mkdir(parents=True)
+    files = {split: texts / f"{split}.{out.name}" for split in SPLITS}
+    return lm_binarize.write_dataset(files, out, dictionary, partial(items, dictionary=dictionary))
+
+
+def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
+    """Yield each line's one symbol, without ``</s>``."""
+    import torch
+
+    with open(text, encoding="utf-8") as file:
+        for line in file:
+            yield torch.tensor([dictionary.indices[line.strip()]])
+
+
+def _describe(corpus: Corpus, parts: dict[str, Part], dealt: Dealt) -> dict[str, dict]:
+    """Return what is to be known of each split: its classes, lengths and texts seen in train."""
+    import numpy as np
+
+    members = {split: [] for split in SPLITS}
+    for part, splits in dealt.items():
+        for index, split in enumerate(splits):
+            members[split].append((parts[part], index))
+    train = {part.texts[index] for part, index in members["train"]}
+    facts = {}
+    for split, examples in members.items():
+        labels = Counter(part.labels[index] for part, index in examples)
+        facts[split] = {
+            "examples": len(examples),
+            "classes": {name: labels[name] for name in corpus.classes},
+            "distinct": len({part.texts[index] for part, index in examples}),
+        }
+        if split != "train":
+            seen = sum(part.texts[index] in train for part, index in examples)
+            facts[split]["also in train"] = seen
+        for i in range(corpus.inputs):
+            lengths = np.array([part.lengths[i][index] for part, index in examples])
+            facts[split][f"input{i} tokens"] = {
+                "sum": int(lengths.sum()),
+                "mean": round(float(lengths.mean()), 1),
+                "95th percentile": int(np.percentile(lengths, 95, method="higher")),
+                "most": int(lengths.max()),
+            }
+    return facts

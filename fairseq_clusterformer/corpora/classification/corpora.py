@@ -1,0 +1,289 @@
+"""The data sets of classification, natural language inference and text matching, as they come.
+
+Each is a function of --source's folder that returns a `Corpus`: where its files are, how they are
+read, and what is published of it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, read_posts
+from fairseq_clusterformer.corpora.classification.readers import (
+    Example,
+    read_aligned,
+    read_class_files,
+    read_columns,
+    read_json_lines,
+    read_labelled_lines,
+)
+from fairseq_clusterformer.errors import UserError
+
+BINARY = {"0": "0", "1": "1"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set to prepare.
+
+    Args:
+        name: as in the command.
+        labels: the class of every label that its files may hold, classes in their order.
+        files: of the parts it comes in: "train", "valid" and "test", without "valid", or "all".
+        read: yields the examples of a part's files.
+        inputs: texts of an example, 1 or 2.
+        folds: an "all" makes so many folds; None: it makes train, valid and test.
+        tokenised: its text has been tokenised before.
+        grouped: its examples have a group: they are ranked within it.
+        published: the number of examples of each part.
+        max_length: tokens of an input at most; None: any number.
+    """
+
+    name: str
+    labels: dict[str, str]
+    files: dict[str, tuple[Path, ...]]
+    read: Callable[..., Iterator[Example]]
+    inputs: int = 1
+    folds: int | None = None
+    tokenised: bool = False
+    grouped: bool = False
+    published: dict[str, int] | None = None
+    max_length: int | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes, each once, in the order of their indices."""
+        return list(dict.fromkeys(self.labels.values()))
+
+
+# Where a file may be: in --source, or in a folder of the data set's own name or archive.
+_PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
+
+Parts = dict[str, tuple[str, ...]]
+
+
+def find_files(source: Path, name: str, layouts: list[Parts]) -> tuple[int, Parts]:
+    """Return the first of `layouts`, glob patterns by part, that is in `source`, and its files.
+
+    Raises:
+        UserError: if there is none, or a file is there twice.
+    """
+    for number, layout in enumerate(layouts):
+        for place in _PLACES:
+            folder = place.format(name=name)
+            files = {
+                part: tuple(_find_one(source, folder + pattern) for pattern in patterns)
+                for part, patterns in layout.items()
+            }
+            if all(all(found) for found in files.values()):
+                return number, files
+    allowed = (", ".join(p for patterns in lay.values() for p in patterns) for lay in layouts)
+    raise UserError(
+        f"--source {source}: {'no files of ' + name if source.is_dir() else 'no such folder'}; "
+        f"allowed is a folder that holds {'; or '.join(allowed)}"
+    )
+
+
+def _find_one(source: Path, pattern: str) -> Path | None:
+    found = sorted(source.glob(pattern))
+    if len(found) > 1:
+        raise UserError(
+            f"--source {source}: {' and '.join(map(str, found))}; allowed is one {pattern}"
+        )
+    return found[0] if found else None
+
+
+# Ten-fold cross-validation: one sentence each
+
+
+def _sentences(name: str, count: int, files: str, source: Path) -> Corpus:
+    layouts = [{"all": (files,)}]
+    if name == "mr":
+        layouts.append({"all": ("rt-polarity.neg", "rt-polarity.pos")})
+    number, found = find_files(source, name, layouts)
+    return Corpus(
+        name,
+        BINARY,
+        found,
+        partial((read_labelled_lines, read_class_files)[number], encoding="latin-1"),
+        folds=10,
+        tokenised=True,
+        published={"all": count},
+    )
+
+
+# 20 Newsgroups, by date
+
+
+_ARCHIVE = "20news-bydate.tar.gz"
+
+
+def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> Corpus:
+    """Return 20 Newsgroups, whose `read` takes away the parts of a post that `strip` names."""
+    folders = {part: f"20news-bydate-{part}" for part in ("train", "test")}
+    archive = source
+    if not source.is_file():
+        layouts = [{part: (name,) for part, name in folders.items()}, {"": (_ARCHIVE,)}]
+        number, files = find_files(source, "20news", layouts)
+        archive = files[""][0] if number else None
+    if archive:
+        files = {part: (archive / name,) for part, name in folders.items()}
+    return Corpus(
+        "20news",
+        dict(zip(GROUPS, GROUPS, strict=True)),
+        files,
+        partial(read_posts, strip=strip),
+        published={"train": 11_314, "test": 7_532},
+        max_length=1_500,
+    )
+
+
+# Natural language inference
+
+_NLI = ("contradiction", "entailment", "neutral")
+
+
+def snli(source: Path) -> Corpus:
+    """Return SNLI 1.0; what has no gold label is dropped."""
+    parts = {"train": "train", "valid": "dev", "test": "test"}
+    layout = {part: (f"snli_1.0_{name}*.jsonl*",) for part, name in parts.items()}
+    _, files = find_files(source, "snli", [layout])
+    return Corpus(
+        "snli",
+        dict(zip(_NLI, _NLI, strict=True)),
+        files,
+        read_json_lines,
+        inputs=2,
+        published={"train": 549_367, "valid": 9_842, "test": 9_824},
+    )
+
+
+def scitail(source: Path) -> Corpus:
+    """Return SciTail, from its tsv_format or its snli_format."""
+    parts = {"train": "train", "valid": "dev", "test": "test"}
+    layouts = [
+        {part: (f"{folder}scitail_1.0_{name}.{end}",) for part, name in parts.items()}
+        for end, folders in (("tsv", ("", "tsv_format/")), ("txt", ("", "snli_format/")))
+        for folder in folders
+    ]
+    number, files = find_files(source, "scitail", layouts)
+    columns = partial(read_columns, texts=(0, 1), label=2, width=3)
+    return Corpus(
+        "scitail",
+        {"entails": "entailment", "entailment": "entailment", "neutral": "neutral"},
+        files,
+        columns if number < 2 else read_json_lines,
+        inputs=2,
+        published={"train": 23_596, "valid": 1_304, "test": 2_126},
+    )
+
+
+def sick(source: Path) -> Corpus:
+    """Return SICK with its entailment judgements; its trial set is valid."""
+    parts = {"train": "train", "valid": "trial", "test": "test_annotated"}
+    layout = {part: (f"SICK_{name}.txt",) for part, name in parts.items()}
+    header = ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment")
+    return Corpus(
+        "sick",
+        {name.upper(): name for name in _NLI},
+        find_files(source, "sick", [layout])[1],
+        partial(read_columns, header=header, texts=(1, 2), label=4),
+        inputs=2,
+        published={"train": 4_500, "valid": 500, "test": 4_927},
+    )
+
+
+# Text matching
+
+
+def _aligned(parts: dict[str, str]) -> Parts:
+    """Return the layout of castorini/data."""
+    names = ("sim.txt", "id.txt", "a.toks", "b.toks")
+    return {part: tuple(f"{folder}/{name}" for name in names) for part, folder in parts.items()}
+
+
+def quora(source: Path) -> Corpus:
+    """Return Quora's question pairs, as Wang et al. (2017) split them or as they were released."""
+    parts = {"train": "train", "valid": "dev", "test": "test"}
+    layouts = [
+        {part: (f"{name}.tsv",) for part, name in parts.items()},
+        {"all": ("quora_duplicate_questions.tsv",)},
+    ]
+    number, files = find_files(source, "quora", layouts[::-1])
+    if number:
+        return Corpus(
+            "quora",
+            BINARY,
+            files,
+            partial(read_columns, texts=(1, 2), label=0, width=4),
+            inputs=2,
+            tokenised=True,
+            published={"train": 384_348, "valid": 10_000, "test": 10_000},
+        )
+    header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
+    read = partial(read_columns, header=header, texts=(3, 4), label=5, quoted=True)
+    return Corpus("quora", BINARY, files, read, inputs=2)
+
+
+def wikiqa(source: Path) -> Corpus:
+    """Return WikiQA with the question of each pair as its group."""
+    parts = {"train": "train", "valid": "dev", "test": "test"}
+    original = {part: (f"WikiQA-{name}.tsv",) for part, name in parts.items()}
+    number, files = find_files(source, "wikiqa", [original, _aligned(parts)])
+    if number:
+        return Corpus(
+            "wikiqa",
+            BINARY,
+            files,
+            read_aligned,
+            inputs=2,
+            tokenised=True,
+            grouped=True,
+            published={"train": 8_672, "valid": 1_130, "test": 2_351},
+        )
+    header = ("QuestionID", "Question", "DocumentID", "DocumentTitle")
+    header += ("SentenceID", "Sentence", "Label")
+    return Corpus(
+        "wikiqa",
+        BINARY,
+        files,
+        partial(read_columns, header=header, texts=(1, 5), label=6, group=0),
+        inputs=2,
+        grouped=True,
+        published={"train": 20_360, "valid": 2_733, "test": 6_165},
+    )
+
+
+def msrp(source: Path) -> Corpus:
+    """Return Microsoft's paraphrase corpus, as it was released or from castorini/data."""
+    parts = {"train": "train", "test": "test"}
+    original = {part: (f"msr_paraphrase_{part}.txt",) for part in parts}
+    number, files = find_files(source, "msrp", [original, _aligned(parts)])
+    header = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
+    columns = partial(read_columns, header=header, texts=(3, 4), label=0)
+    return Corpus(
+        "msrp",
+        BINARY,
+        files,
+        (columns, read_aligned)[number],
+        inputs=2,
+        tokenised=bool(number),
+        published={"train": 4_076, "test": 1_725},
+    )
+
+
+CORPORA: dict[str, Callable[..., Corpus]] = {
+    "cr": partial(_sentences, "cr", 3_775, "custrev.all"),
+    "mr": partial(_sentences, "mr", 10_662, "rt-polarity.all"),
+    "subj": partial(_sentences, "subj", 10_000, "subj.all"),
+    "mpqa": partial(_sentences, "mpqa", 10_606, "mpqa.all"),
+    "20news": newsgroups,
+    "snli": snli,
+    "scitail": scitail,
+    "sick": sick,
+    "quora": quora,
+    "wikiqa": wikiqa,
+    "msrp": msrp,
+}
+NO_VALID = ("20news", "msrp")

@@ -1,0 +1,118 @@
+"""20 Newsgroups "bydate": posts from folders or the archive, and what is taken out of them."""
+
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
+
+from fairseq_clusterformer.corpora.classification.readers import Example
+from fairseq_clusterformer.errors import UserError
+
+GROUPS = (
+    "alt.atheism",
+    "comp.graphics",
+    "comp.os.ms-windows.misc",
+    "comp.sys.ibm.pc.hardware",
+    "comp.sys.mac.hardware",
+    "comp.windows.x",
+    "misc.forsale",
+    "rec.autos",
+    "rec.motorcycles",
+    "rec.sport.baseball",
+    "rec.sport.hockey",
+    "sci.crypt",
+    "sci.electronics",
+    "sci.med",
+    "sci.space",
+    "soc.religion.christian",
+    "talk.politics.guns",
+    "talk.politics.mideast",
+    "talk.politics.misc",
+    "talk.religion.misc",
+)
+
+_QUOTE = re.compile(
+    r"writes in|writes:|wrote:|says:|said:|^In article|^Quoted from|^\||^>", re.MULTILINE
+)
+
+
+def strip_fields(post: str) -> str:
+    """Return the post without its header, but for the text of the subject."""
+    header, _, body = post.partition("\n\n")
+    subject = re.search(r"^Subject:(.*)", header, re.MULTILINE)
+    return f"{subject[1].strip() if subject else ''}\n\n{body}"
+
+
+def strip_headers(post: str) -> str:
+    """Return the post without its header: all up to the first empty line."""
+    return post.partition("\n\n")[2]
+
+
+def strip_quotes(post: str) -> str:
+    """Return the post without the lines that quote another or say who is quoted."""
+    return "\n".join(line for line in post.split("\n") if not _QUOTE.search(line))
+
+
+def strip_footers(post: str) -> str:
+    """Return the post without its last block, after an empty line or a line of dashes."""
+    lines = post.strip().split("\n")
+    for number in range(len(lines) - 1, 0, -1):
+        if not lines[number].strip().strip("-"):
+            return "\n".join(lines[:number])
+    return post
+
+
+# In the order in which they are done, which is scikit-learn's.
+STRIPS: dict[str, Callable[[str], str]] = {
+    "fields": strip_fields,
+    "headers": strip_headers,
+    "footers": strip_footers,
+    "quotes": strip_quotes,
+}
+
+
+def read_posts(files: Sequence[Path], strip: Sequence[str]) -> Iterator[Example]:
+    """Yield the posts of a part, sorted by group and number.
+
+    Args:
+        files: the part's folder, on the disk or in an archive: ``20news.tar.gz/20news-train``.
+    """
+    folder = files[0]
+    posts = _folder_posts(folder) if folder.is_dir() else _archive_posts(folder)
+    for (group, number), post in sorted(posts.items()):
+        text = post.decode("latin-1").replace("\r\n", "\n")
+        for name, function in STRIPS.items():
+            text = function(text) if name in strip else text
+        yield Example(group, (text,), f"{folder}/{group}/{number}")
+
+
+Posts = dict[tuple[str, str], bytes]
+
+
+def _folder_posts(folder: Path) -> Posts:
+    posts = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            posts[_key(folder, path.relative_to(folder))] = path.read_bytes()
+    return posts
+
+
+def _archive_posts(folder: Path) -> Posts:
+    posts, path = {}, folder.parent
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                name = PurePath(member.name)
+                if member.isfile() and folder.name in name.parts:
+                    inside = name.parts[name.parts.index(folder.name) + 1 :]
+                    posts[_key(folder, PurePath(*inside))] = archive.extractfile(member).read()
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise UserError(f"{path}: not a sound tar file: {error}") from None
+    return posts
+
+
+def _key(path: Path, name: PurePath) -> tuple[str, str]:
+    if len(name.parts) != 2:
+        raise UserError(f"{path}: {name}; allowed: GROUP/NUMBER")
+    return name.parts

@@ -1,0 +1,161 @@
+"""Corpora as their authors offer them: downloads that go on, archives, checksums."""
+
+import hashlib
+import http.client
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fairseq_clusterformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A corpus as its authors offer it.
+
+    Checksums are written ``algorithm:hex``; None where nobody vouches for one.
+
+    Args:
+        url: of a zip or tar file, or of one file that is wanted as it is.
+        checksum: of that file.
+        members: the names of the files wanted from it (or its own) and their checksums.
+    """
+
+    url: str
+    checksum: str | None
+    members: dict[str, str | None]
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[-1]
+
+
+def verify(path: Path, checksum: str | None) -> None:
+    """Check a file's checksum, written ``algorithm:hex``; nothing to check if None.
+
+    Raises:
+        UserError: saying what it is and what it must be.
+    """
+    if checksum is None:
+        return
+    algorithm, expected = checksum.split(":")
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, algorithm).hexdigest()
+    if found != expected:
+        raise UserError(
+            f"{path}: {algorithm} of its {path.stat().st_size:,} bytes is {found}, "
+            f"must be {expected}"
+        )
+
+
+def obtain(archive: Archive, source: Path | None, work: Path) -> dict[str, Path]:
+    """Return the archive's members as files whose checksums are right.
+
+    Args:
+        source: the folder of --source, which holds the members (right in it or in a folder of
+            its own, as the archive has it) or the archive; None to download the archive.
+        work: where to download and unpack.
+    """
+    paths = {}
+    for name, checksum in archive.members.items():
+        if source is None:
+            paths[name] = _unpack(download(archive, work / "download"), name, work)
+        elif places := sorted(source.glob(name)) + sorted(source.glob(f"*/{name}")):
+            paths[name] = places[0]
+        elif (source / archive.name).is_file():
+            paths[name] = _unpack(source / archive.name, name, work)
+        else:
+            raise UserError(
+                f"--source {source}: {'no such folder' if not source.is_dir() else 'not found'}; "
+                f"allowed is a folder that holds {', '.join(archive.members)} or {archive.name}"
+            )
+        verify(paths[name], checksum)
+    return paths
+
+
+def _unpack(path: Path, name: str, work: Path) -> Path:
+    """Return the file `name` out of the archive `path`, or `path` itself if it is that file."""
+    if path.name == name:
+        return path
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                _copy_member(archive.namelist(), archive.open, path, work / name)
+        else:
+            with tarfile.open(path) as archive:
+                _copy_member(archive.getnames(), archive.extractfile, path, work / name)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: not a sound zip or tar file: {error}") from None
+    return work / name
+
+
+def _copy_member(
+    inside: Sequence[str], opener: Callable[[str], IO[bytes]], path: Path, target: Path
+) -> None:
+    found = [member for member in inside if Path(member).name == target.name]
+    if not found:
+        raise UserError(f"{path}: holds no {target.name}")
+    with opener(found[0]) as source, open(target, "wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+
+
+def download(archive: Archive, folder: Path) -> Path:
+    """Download the archive into `folder`, going on where an earlier try was broken off.
+
+    Raises:
+        UserError: if it cannot be had or is not what it must be.
+    """
+    path, part = folder / archive.name, folder / f"{archive.name}.part"
+    if path.exists():
+        return path
+    folder.mkdir(exist_ok=True)
+    try:
+        _fetch(archive.url, part)
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(
+            f"could not download {archive.url}: {getattr(error, 'reason', error)}; run again to "
+            "go on, or get it elsewhere and pass --source DIR"
+        ) from None
+    try:
+        verify(part, archive.checksum)
+    except UserError as error:
+        part.unlink()
+        raise UserError(
+            f"{error} (downloaded from {archive.url}, removed); run again, or get it elsewhere "
+            "and pass --source DIR"
+        ) from None
+    part.rename(path)
+    return path
+
+
+def _fetch(url: str, part: Path) -> None:
+    from tqdm import tqdm
+
+    start = part.stat().st_size if part.exists() else 0
+    # Some hosts turn Python's own user agent away.
+    headers = {"User-Agent": "Mozilla/5.0 (fairseq_clusterformer)", "Range": f"bytes={start}-"}
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
+    except urllib.error.HTTPError as error:
+        if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # All of it is here; its checksum tells whether it is right.
+        raise
+    with response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            start = 0
+        size = start + int(response.headers.get("Content-Length", 0))
+        progress = tqdm(
+            desc=part.stem, initial=start, total=size, unit="B", unit_scale=True, disable=None
+        )
+        with open(part, "ab" if start else "wb") as file, progress:
+            while block := response.read(1 << 20):
+                progress.update(file.write(block))
+    if part.stat().st_size < size:
+        raise OSError(f"broken off after {part.stat().st_size:,} of {size:,} bytes")

@@ -1,0 +1,1 @@
+"""Plain text, enwik8 and WikiText-103."""

@@ -1,0 +1,1 @@
+"""Questions, documents and answers."""

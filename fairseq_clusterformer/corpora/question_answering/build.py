@@ -1,0 +1,218 @@
+"""From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
+
+The model and each file become a folder of their own in ``DEST.parts``, complete or not there; an
+interrupted run goes on with those. ``qa_encode`` is imported where it is used: it imports fairseq,
+which takes seconds, and a mistake is told at once.
+"""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairseq_clusterformer.corpora.folder import RECORD, make_folder
+from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
+from fairseq_clusterformer.errors import UserError
+
+if TYPE_CHECKING:
+    from fairseq_clusterformer.corpora.question_answering.encode import Reader
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which subwords: a model that is there, or the size of one to train on the training split.
+
+    Args:
+        model: a folder with GPT-2's files, or a sentencepiece model.
+        train: pieces of a sentencepiece model.
+        dictionary: fairseq's, as RoBERTa's ``dict.txt``; None: all that the model has.
+    """
+
+    model: Path | None = None
+    train: int | None = None
+    dictionary: Path | None = None
+
+
+def prepare(
+    dest: Path,
+    *,
+    corpus: str,
+    splits: dict[str, list[Path]],
+    readers: "dict[str, Reader]",
+    vocabulary: Vocabulary,
+    options: dict,
+    titles: bool = False,
+    workers: int = 1,
+) -> dict | None:
+    """Prepare the files of `splits`, each read by its split's reader, in the folder `dest`.
+
+    Args:
+        options: of the corpus, for ``prepared.json``.
+        titles: put each paragraph's title before its text.
+
+    Returns:
+        the content of ``prepared.json``, or None if `dest` has been prepared before.
+
+    Raises:
+        UserError: if the files are not as they must be.
+    """
+    recipe = {
+        "corpus": corpus,
+        "files": {
+            split: {f"{path.parent.name}/{path.name}": _size(path) for path in paths}
+            for split, paths in splits.items()
+        },
+        "subwords": vocabulary.train or _checksums(vocabulary.model),
+        "dictionary": vocabulary.dictionary and _checksums(vocabulary.dictionary),
+        "titles": titles,
+        "options": options,
+    }
+    parts = dest.resolve().with_name(dest.name + ".parts")
+    model = parts / "model"
+
+    def build_model(work: Path, out: Path) -> dict:
+        if vocabulary.train:
+            records = chain.from_iterable(readers["train"](p, Drops()) for p in splits["train"])
+            _train(records, vocabulary.train, work / "train.txt", out)
+        _copy_model(vocabulary, out)
+        return {}
+
+    def build_part(split: str, path: Path, _work: Path, out: Path) -> dict:
+        from fairseq_clusterformer.corpora.question_answering.encode import write_file
+
+        counts, drops = write_file(
+            path, out, split, read=readers[split], model=model, titles=titles, workers=workers
+        )
+        return {"counts": counts, "dropped": drops.counts, "examples": drops.examples}
+
+    def build(_work: Path, out: Path) -> dict:
+        _part(model, recipe, build_model)
+        shutil.copytree(model, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
+        counts, dropped = {}, {}
+        for split, paths in splits.items():
+            made = {}
+            for i, path in enumerate(paths):
+                part = parts / f"{split}-{i}"
+                made[part] = _part(part, recipe, functools.partial(build_part, split, path))
+            counts[split], drops = _join(made, out, split)
+            if not counts[split]["questions"]:
+                raise UserError(f"{corpus}: no question is left in {split}\n{drops}".rstrip())
+            dropped[split] = drops.examples
+            if drops.counts:
+                print(f"{split}: {drops}")
+        return {"splits": counts, "dropped": dropped}
+
+    try:
+        record = make_folder(dest, recipe, build)
+        shutil.rmtree(parts, ignore_errors=True)
+    finally:
+        with suppress(OSError):
+            parts.rmdir()  # unless something in it is worth keeping
+    return record
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, a folder's files, or the archive that a path leads into."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return next((part.stat().st_size for part in (path, *path.parents) if part.is_file()), 0)
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    """Return the sha256 of a file, or of GPT-2's files in a folder."""
+    from fairseq_clusterformer.data.subwords import GPT2_FILES
+
+    files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+
+
+def _part(folder: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict:
+    """Make a folder, unless the same recipe made it before an interruption; return its record."""
+    recipe = json.loads(json.dumps(recipe | {"part": folder.name}))
+    if folder.exists() and _record(folder).get("recipe") != recipe:
+        shutil.rmtree(folder)
+    make_folder(folder, recipe, build)
+    return _record(folder)
+
+
+def _record(folder: Path) -> dict:
+    try:
+        return json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
+    """Write a split of all its parts, given with their records; return what is in it."""
+    from fairseq_clusterformer.corpora.question_answering.encode import COUNTS
+    from fairseq_clusterformer.data.qa import QAWriter, load_dictionary
+
+    drops = Drops()
+    with QAWriter(out, split, vocab_size=len(load_dictionary(out))) as writer:
+        for folder, record in parts.items():
+            writer.append(folder, split)
+            drops.counts.update(record["dropped"])
+            for reason, examples in record["examples"].items():
+                drops.examples[reason] += examples
+    of_parts = [record["counts"] for record in parts.values()]
+    counts = {name: sum(count[name] for count in of_parts) for name in COUNTS}
+    counts["longest"] = max(count["longest"] for count in of_parts)
+    return counts | {"dropped": drops.counts.total()}, drops
+
+
+def _train(records: Iterable[Record], pieces: int, text: Path, out: Path) -> None:
+    """Train a sentencepiece model on questions and paragraphs, each text once."""
+    from fairseq_clusterformer.corpora import binarize as lm_binarize
+    from fairseq_clusterformer.data.subwords import MODEL
+
+    seen = set()
+    with open(text, "w", encoding="utf-8") as file:
+        for line in chain.from_iterable(_lines(record) for record in records):
+            if (key := hash(line)) not in seen:
+                seen.add(key)
+                file.write(line + "\n")
+    if not seen:
+        raise UserError("--sentencepiece: train has no question to train on")
+    lm_binarize.train_sentencepiece([text], pieces, out / MODEL, "--sentencepiece")
+
+
+def _lines(record: Record) -> Iterator[str]:
+    for text in (record.question, *(paragraph.text for paragraph in record.paragraphs)):
+        yield from text.splitlines()
+
+
+def _copy_model(vocabulary: Vocabulary, out: Path) -> None:
+    """Copy the model and write ``dict.txt``, its own or all its symbols."""
+    from fairseq.data import Dictionary
+
+    from fairseq_clusterformer.data import subwords
+
+    given = vocabulary.model
+    try:
+        symbols = subwords.load(given or out / subwords.MODEL).symbols
+        if vocabulary.dictionary:
+            dictionary = Dictionary.load(str(vocabulary.dictionary))
+        else:
+            dictionary = Dictionary()
+            for symbol in symbols:
+                dictionary.add_symbol(symbol)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if missing := [symbol for symbol in symbols if symbol not in dictionary]:
+        raise UserError(
+            f"--dict {vocabulary.dictionary}: lacks {len(missing):,} of the model's "
+            f"{len(symbols):,} symbols, {missing[0]!r} first; allowed: the dictionary that "
+            "belongs to it"
+        )
+    dictionary.save(str(out / "dict.txt"))
+    if given and given.is_dir():
+        for name in subwords.GPT2_FILES:
+            shutil.copy(given / name, out)
+    elif given:
+        shutil.copy(given, out / subwords.MODEL)

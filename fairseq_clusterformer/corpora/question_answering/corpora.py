@@ -1,0 +1,258 @@
+"""Corpora of question answering, each a reader from a file as its authors offer it to records.
+
+Every reader takes a path and a `Drops`, reads .gz, .bz2 and .xz too, and yields `Record`s.
+SQuAD and QED tell where an answer stands, in one paragraph: to make a long document of it, others
+are put around it. HotpotQA and 2WikiMultihopQA tell its text: it is
+searched in the supporting paragraphs, if not there in all. More are in ``qa_open_domain`` and
+``qa_natural_questions``.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Answer,
+    Drops,
+    Items,
+    Paragraph,
+    Record,
+    Unusable,
+    convert,
+    foreign,
+    get,
+    json_file,
+    json_lines,
+)
+
+# SQuAD
+
+
+def squad(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file.
+
+    Args:
+        paragraphs: of a document: as many in a row of the question's article, its own among them
+            (all of a shorter article), where they begin drawn for each question by its id.
+    """
+    content = json_file(path)
+    if not isinstance(content, Mapping) or not isinstance(content.get("data"), list):
+        raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
+    questions = _squad_questions(path, content["data"], drops)
+    return convert(questions, partial(_squad_record, paragraphs=paragraphs), drops)
+
+
+def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
+    for i, article in enumerate(articles):
+        place = f"{path}: article {i}"
+        try:
+            paragraphs = get(article, "paragraphs", list)
+        except Unusable as error:
+            drops.add(place, error.reason, error.detail)
+            continue
+        title = str(article.get("title", ""))
+        contexts = [_squad_context(title, paragraph) for paragraph in paragraphs]
+        for j, paragraph in enumerate(paragraphs):
+            place = f"{path}: article {i}, paragraph {j}"
+            try:
+                questions = get(paragraph, "qas", list)
+            except Unusable as error:
+                drops.add(place, error.reason, error.detail)
+                continue
+            for question in questions:
+                id_ = question.get("id") if isinstance(question, Mapping) else None
+                yield f"{place}, id {id_}", (contexts, j, question)
+
+
+def _squad_context(title: str, paragraph: object) -> Paragraph | Unusable:
+    """Return a paragraph; or why it is none, which is told of each of its questions alone."""
+    try:
+        context = get(paragraph, "context")
+    except Unusable as error:
+        return error
+    return Paragraph(title, context) if context.strip() else Unusable("empty document")
+
+
+def _squad_record(
+    item: tuple[Sequence[Paragraph | Unusable], int, Mapping], *, paragraphs: int
+) -> Record:
+    contexts, own, question = item
+    if isinstance(contexts[own], Unusable):
+        raise contexts[own]
+    impossible = question.get("is_impossible")
+    id_ = str(get(question, "id", (str, int)))
+    own -= sum(isinstance(other, Unusable) for other in contexts[:own])
+    contexts = [other for other in contexts if not isinstance(other, Unusable)]
+    first, own = _around(id_, own, len(contexts), paragraphs)
+    contexts = contexts[first : first + paragraphs]
+    answers = [
+        Answer(own, start := get(answer, "answer_start", int), start + len(text), text)
+        for answer in get(question, "answers", list)
+        for text in [get(answer, "text")]
+    ]
+    if bool(answers) is bool(impossible):
+        detail = f"is_impossible is {impossible}, with {len(answers)} answers"
+        raise Unusable("answers and is_impossible disagree", detail)
+    return Record(
+        id=id_,
+        question=get(question, "question"),
+        paragraphs=tuple(contexts),
+        answers=tuple(dict.fromkeys(answers)),
+        texts=tuple(dict.fromkeys(answer.text for answer in answers)),
+        answerable=not impossible,
+        long_answers=(own,) if answers and len(contexts) > 1 else (),
+    )
+
+
+def _around(id_: str, own: int, there: int, wanted: int) -> tuple[int, int]:
+    """Return the first of `wanted` paragraphs in a row, and the place of the question's own."""
+    first = random.Random(id_).randint(max(0, own - wanted + 1), own)
+    first = max(0, min(first, there - wanted))
+    return first, own - first
+
+
+# QED: questions of Natural Questions, each with the paragraph that answers it
+
+
+def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of QED's jsonlines.
+
+    Args:
+        paragraphs: of a document: the question's own, and those of other questions, in an order
+            drawn for each question by its id.
+    """
+    records = convert(json_lines(path, drops), _qed_record, drops)
+    return records if paragraphs == 1 else _among_others(list(records), paragraphs)
+
+
+def _among_others(records: list[Record], wanted: int) -> Iterator[Record]:
+    """Yield records of one paragraph each, with as many others' paragraphs as are wanted."""
+    pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
+    for record in records:
+        draw = random.Random(record.id)
+        (own,) = record.paragraphs
+        chosen = draw.sample(pool, min(wanted, len(pool)))
+        chosen = [own, *(other for other in chosen if other != own)][:wanted]
+        draw.shuffle(chosen)
+        place = chosen.index(own)
+        yield replace(
+            record,
+            paragraphs=tuple(chosen),
+            answers=tuple(replace(answer, paragraph=place) for answer in record.answers),
+            long_answers=(place,),
+        )
+
+
+def _qed_record(item: Mapping) -> Record:
+    answers = [
+        Answer(0, get(span, "start", int), get(span, "end", int), get(span, "string"))
+        for annotator in get(item, "original_nq_answers", list)
+        for span in annotator
+    ]
+    if not answers:
+        raise Unusable("no answer")
+    return Record(
+        id=str(get(item, "example_id", (int, str))),
+        question=get(item, "question_text"),
+        paragraphs=(Paragraph(get(item, "title_text"), get(item, "paragraph_text")),),
+        answers=tuple(dict.fromkeys(answers)),
+        texts=tuple(dict.fromkeys(answer.text for answer in answers)),
+    )
+
+
+# Several hops: answers by way of several paragraphs
+
+
+def hotpotqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
+    """Yield the records of HotpotQA, a JSON list of questions with their paragraphs."""
+    return wiki2(path, drops, keep_unfound=keep_unfound)
+
+
+def wiki2(
+    path: Path,
+    drops: Drops,
+    *,
+    corpus: Path | None = None,
+    distractors: int = 8,
+    keep_unfound: bool = False,
+) -> Iterator[Record]:
+    """Yield the records of 2WikiMultihopQA, a JSON list like HotpotQA's.
+
+    Args:
+        corpus: a JSON list of ``{title, text}``, where questions without a ``context`` find
+            their supporting paragraphs.
+        distractors: how many others of the corpus are put among these, in an order drawn for
+            each question by its id, always the same.
+    """
+    content = json_file(path)
+    if not isinstance(content, list):
+        raise foreign(path, "HotpotQA's JSON, a list of questions")
+    pool = _read_corpus(corpus) if corpus else None
+
+    def to_record(item: Mapping) -> Record:
+        id_ = get(item, "_id")
+        # A test set has neither supporting facts nor answers.
+        facts = [str(fact[0]) for fact in item.get("supporting_facts") or ()]
+        if "context" in item:
+            paragraphs = _contexts(get(item, "context", list))
+        elif pool is not None:
+            paragraphs = _look_up(id_, dict.fromkeys(facts), pool, distractors)
+        else:
+            raise Unusable("no context", "look it up in a corpus")
+        places = [i for i, part in enumerate(paragraphs) if part.title in facts]
+        supporting = tuple(places)
+        if set(facts) - {part.title for part in paragraphs}:
+            raise Unusable("supporting paragraph missing", f"question {id_}: {facts}")
+        question = get(item, "question")
+        if "answer" not in item:
+            return Record(id_, question, tuple(paragraphs), answerable=None)
+        answer = get(item, "answer")
+        if answer in ("yes", "no"):
+            texts = (answer,)
+            return Record(id_, question, tuple(paragraphs), (), texts, True, answer, supporting)
+        return distant_record(
+            id_, question, paragraphs, [answer], keep_unfound=keep_unfound, supporting=supporting
+        )
+
+    items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
+    return convert(items, to_record, drops)
+
+
+def _contexts(context: list) -> list[Paragraph]:
+    """Return the paragraphs that are not empty, their sentences separated by white space."""
+    paragraphs = []
+    for part in context:
+        sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
+            raise Unusable("no context", f"{str(part)[:80]}; allowed: [title, [sentence, ...]]")
+        text = ""
+        for sentence in sentences:
+            blank = text and not text[-1].isspace() and not sentence[:1].isspace()
+            text += (" " if blank else "") + sentence
+        if text.strip():
+            paragraphs.append(Paragraph(str(part[0]), text))
+    return paragraphs
+
+
+def _read_corpus(path: Path) -> dict[str, str]:
+    content = json_file(path)
+    try:
+        return {passage["title"]: passage["text"] for passage in content}
+    except (TypeError, KeyError):
+        raise foreign(path, "a JSON list of {title, text}") from None
+
+
+def _look_up(
+    id_: str, titles: Iterable[str], pool: Mapping[str, str], distractors: int
+) -> list[Paragraph]:
+    draw = random.Random(id_)
+    titles = list(titles)
+    if missing := [title for title in titles if title not in pool]:
+        raise Unusable("supporting paragraph missing", f"question {id_}: {missing}")
+    chosen = draw.sample(list(pool), min(len(pool), distractors + len(titles)))
+    titles += [title for title in chosen if title not in titles][:distractors]
+    draw.shuffle(titles)
+    return [Paragraph(title, pool[title]) for title in titles]

@@ -1,0 +1,93 @@
+"""Distant supervision: the places of answers of which a corpus tells only the text.
+
+Not every place found answers the question, and none may be found at all: to train on, such a
+record is dropped; with ``keep_unfound``, to score predictions, it is kept, without a span.
+"""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import regex
+
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Answer,
+    Paragraph,
+    Record,
+    Unusable,
+)
+
+# A word of letters, digits and their marks, or one symbol ($, +, =); no punctuation.
+_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}\u200C\u200D]*|[\p{Sc}\p{Sm}\p{So}]")
+
+
+def find_answers(
+    texts: Iterable[str], paragraphs: Sequence[Paragraph], among: Iterable[int] | None = None
+) -> tuple[Answer, ...]:
+    """Return every place where one of `texts` stands in the paragraphs (or those `among` them).
+
+    Whole words are compared, without regard to case, marks such as accents, punctuation and white
+    space. A place reaches from the first word's start to the last word's end; of places that
+    start together the longest is kept.
+    """
+    wanted = defaultdict(set)
+    for text in texts:
+        if words := tuple(word for word, _, _ in _words(text)):
+            wanted[words[0]].add(words)
+    found = []
+    for index in range(len(paragraphs)) if among is None else sorted(set(among)):
+        text = paragraphs[index].text
+        words = _words(text)
+        plain = [word for word, _, _ in words]
+        for i, word in enumerate(plain):
+            matches = [w for w in wanted.get(word, ()) if tuple(plain[i : i + len(w)]) == w]
+            if matches:
+                start, end = words[i][1], words[i + max(map(len, matches)) - 1][2]
+                found.append(Answer(index, start, end, text[start:end]))
+    return tuple(found)
+
+
+def distant_record(
+    id_: str,
+    question: str,
+    paragraphs: Iterable[Paragraph],
+    names: Iterable[str],
+    *,
+    keep_unfound: bool = False,
+    texts: Iterable[str] | None = None,
+    supporting: tuple[int, ...] = (),
+) -> Record:
+    """Return a record whose spans are the places of an answer's `names`.
+
+    Args:
+        keep_unfound: without a place, too.
+        texts: the accepted answers, if not the `names`.
+        supporting: paragraphs to search alone, if it is there.
+
+    Raises:
+        Unusable: if there is no name, or no place.
+    """
+    names = [name for name in dict.fromkeys(names) if isinstance(name, str) and name.strip()]
+    if not names:
+        raise Unusable("no answer")
+    paragraphs = tuple(paragraphs)
+    answers = find_answers(names, paragraphs, supporting) if supporting else ()
+    answers = answers or find_answers(names, paragraphs)
+    texts = tuple(dict.fromkeys(texts if texts is not None else names))
+    record = Record(id_, question, paragraphs, answers, texts, long_answers=supporting)
+    if not answers and not keep_unfound:
+        raise Unusable("answer not found", f"{names[0]!r} is in no paragraph of question {id_}")
+    return record
+
+
+def _words(text: str) -> list[tuple[str, int, int]]:
+    """Return the folded words with their characters [start, end)."""
+    return [(_fold(match[0]), *match.span()) for match in _WORD.finditer(text)]
+
+
+@lru_cache(1 << 18)
+def _fold(word: str) -> str:
+    """Return a word in lower case and without marks."""
+    decomposed = unicodedata.normalize("NFKD", word).casefold()
+    return "".join(char for char in decomposed if not unicodedata.combining(char))

@@ -1,0 +1,164 @@
+"""Records in subwords: one file of a corpus to the files of ``fairseq_clusterformer.data.qa``.
+
+Workers turn records into tokens; the main process reads and writes.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.corpora.question_answering.records import Drops, Record, Unusable
+from fairseq_clusterformer.corpora.translation.build import parallel
+from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data.qa import Example, QAWriter, load_dictionary
+
+Reader = Callable[[Path, Drops], Iterator[Record]]
+
+COUNTS = ("questions", "answers", "paragraphs", "tokens", "longest")
+_BATCH = 500  # records in memory for the workers; one may be a book
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A record in the model's ids; -1 stands for ``<s>``. See `Example` and `QAWriter.add`."""
+
+    question: np.ndarray
+    document: np.ndarray
+    characters: np.ndarray
+    paragraph_starts: list[int]
+    answers: list[tuple[int, int]]
+    record: Record
+
+
+def write_file(
+    path: Path,
+    out: Path,
+    split: str,
+    *,
+    read: Reader,
+    model: Path,
+    titles: bool,
+    workers: int,
+) -> tuple[dict[str, int], Drops]:
+    """Write the records of a corpus's file as a split in `out`.
+
+    Args:
+        model: a folder with a model of subwords and its ``dict.txt``.
+        titles: put each paragraph's title before its text.
+
+    Returns:
+        `COUNTS`, and what was dropped.
+    """
+    dictionary, pieces = load_dictionary(model), subwords.load_prepared(model)
+    to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
+    drops, counts = Drops(), dict.fromkeys(COUNTS, 0)
+    encode = functools.partial(encode_record, model=pieces, titles=titles)
+    records = read(path, drops)
+    label = f"{split} {path.name}"
+    encoded = parallel(encode, records, workers, label, batch=_BATCH, unit=" records")
+    with QAWriter(out, split, vocab_size=len(dictionary)) as writer:
+        for item in encoded:
+            if isinstance(item, Unusable):
+                drops.add(str(path), item.reason, item.detail)
+                continue
+            example = _example(item, to_index, dictionary)
+            writer.add(example, item.characters, _texts(item.record))
+            for name, part in (
+                ("questions", [item]),
+                ("answers", item.answers),
+                ("paragraphs", item.paragraph_starts),
+                ("tokens", item.document),
+            ):
+                counts[name] += len(part)
+            counts["longest"] = max(counts["longest"], len(item.document))
+    return counts, drops
+
+
+def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> Encoded | Unusable:
+    """Return a record's tokens; or why it has none."""
+    encode = functools.partial(_encode, model)
+    ids, characters, paragraph_starts, texts = [], [], [], []
+    position = 0
+    for paragraph in record.paragraphs:
+        tokens = encode(paragraph.text)
+        led = led_by_start(tokens, encode(paragraph.title) if titles else None)
+        ids.append(led[0])
+        characters.append(led[1])
+        paragraph_starts.append(position)
+        position += len(led[0])
+        texts.append((position - len(tokens), tokens))
+    answers = []
+    for answer in record.answers:
+        offset, tokens = texts[answer.paragraph]
+        try:
+            first, last = tokens.cover(answer.start, answer.end)
+        except ValueError as error:
+            return Unusable("answer in no token", f"question {record.id}: {error}")
+        answers.append((offset + first, offset + last))
+    document, characters = np.concatenate(ids), np.concatenate(characters, axis=1)
+    question = encode(record.question).ids
+    return Encoded(question, document, characters, paragraph_starts, answers, record)
+
+
+def led_by_start(
+    text: subwords.Tokens, title: subwords.Tokens | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n].
+
+    Args:
+        title: that stands between; None: none does.
+    """
+    head = np.full(1, -1, np.int32)
+    if title is not None:
+        head = np.concatenate([head, title.ids])
+    nowhere = np.full((2, len(head)), -1, np.int32)
+    characters = np.concatenate([nowhere, np.stack([text.starts, text.ends])], axis=1)
+    return np.concatenate([head, text.ids]), characters
+
+
+@functools.lru_cache(256)  # questions on one paragraph follow each other
+def _encode(model: subwords.Subwords, text: str) -> subwords.Tokens:
+    return model.encode(text)
+
+
+def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Example:
+    record = item.record
+    document = symbols_of(item.document, to_index, dictionary)
+    return Example(
+        question=torch.from_numpy(to_index[item.question]),
+        document=torch.from_numpy(document),
+        paragraph_starts=torch.tensor(item.paragraph_starts),
+        answers=torch.tensor(item.answers, dtype=torch.int64).view(-1, 2),
+        long_answers=torch.tensor(record.long_answers, dtype=torch.int64),
+        answerable=record.answerable,
+        yes_no=record.yes_no,
+    )
+
+
+def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
+    """Return a document in symbols of the dictionary.
+
+    Args:
+        ids: the model's; -1 stands for ``<s>``.
+        to_index: of each id's symbol.
+    """
+    return np.where(ids < 0, dictionary.bos(), to_index[ids])
+
+
+def _texts(record: Record) -> dict:
+    """Return what a line of ``SPLIT.jsonl`` says of a record."""
+    return {
+        "id": record.id,
+        "question": record.question,
+        "paragraphs": [
+            [part.title, part.text] + ([] if part.span is None else [part.span, part.tokens])
+            for part in record.paragraphs
+        ],
+        "answers": [[answer.paragraph, answer.start, answer.end] for answer in record.answers],
+        "texts": record.texts,
+    }

@@ -1,0 +1,213 @@
+"""Open-domain question answering: Quasar-T, SearchQA and TriviaQA, from their files to records.
+
+Each question comes with passages that a search found; see ``qa_search`` for where answers stand.
+"""
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    Items,
+    Paragraph,
+    Record,
+    Unusable,
+    convert,
+    foreign,
+    get,
+    json_file,
+    json_lines,
+    parse_json,
+)
+from fairseq_clusterformer.errors import UserError
+
+
+def quasar_t(
+    path: Path, drops: Drops, *, contexts: str = "short", keep_unfound: bool = False
+) -> Iterator[Record]:
+    """Yield the records of a file ``questions/SPLIT_questions.json.gz``.
+
+    The passages are read from the file ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``)
+    beside the folder ``questions``, in its order; the questions are kept in memory.
+    """
+    name = path.name.replace("_questions", "_contexts")
+    passages = path.parent.parent / "contexts" / contexts / name
+    if "_questions" not in path.name or not passages.is_file():
+        raise foreign(path, f"questions/..._questions.json(.gz), and its passages: {passages}")
+    questions = {}
+    for place, item in json_lines(path, drops):
+        try:
+            questions[get(item, "uid")] = get(item, "question"), get(item, "answer")
+        except Unusable as error:
+            drops.add(place, error.reason, error.detail)
+
+    def to_record(item: Mapping) -> Record:
+        id_ = get(item, "uid")
+        if id_ not in questions:
+            raise Unusable("passages without a question", id_)
+        question, answer = questions[id_]
+        used.add(id_)
+        texts = [text for _score, text in get(item, "contexts", list)]
+        passages = [Paragraph("", text) for text in texts if text.strip()]
+        return distant_record(id_, question, passages, [answer], keep_unfound=keep_unfound)
+
+    used = set()
+    yield from convert(json_lines(passages, drops), to_record, drops)
+    for id_ in questions.keys() - used:
+        drops.add(f"{passages}: {id_}", "question without passages")
+
+
+def searchqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
+    """Yield the records of a split: one JSON file an item, in a folder, .tar(.gz) or .zip."""
+
+    def to_record(data: bytes) -> Record:
+        item = parse_json(data)
+        snippets = [
+            Paragraph(str(result.get("title") or ""), result["snippet"])
+            for result in get(item, "search_results", list)
+            if isinstance(result, Mapping) and str(result.get("snippet") or "").strip()
+        ]
+        id_ = str(get(item, "id", (int, str)))
+        question, answer = get(item, "question"), get(item, "answer")
+        return distant_record(id_, question, snippets, [answer], keep_unfound=keep_unfound)
+
+    return convert(_json_members(path), to_record, drops)
+
+
+def _json_members(path: Path) -> Items:
+    """Yield the content of each .json file in a folder or archive."""
+    number = 0
+    try:
+        if path.is_dir():
+            for file in sorted(path.rglob("*.json")):
+                number += 1
+                yield str(file), file.read_bytes()
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    if name.endswith(".json"):
+                        number += 1
+                        yield f"{path}: {name}", archive.read(name)
+        else:
+            with tarfile.open(path, "r|*") as archive:
+                for member in archive:
+                    if member.isfile() and member.name.endswith(".json"):
+                        number += 1
+                        yield f"{path}: {member.name}", archive.extractfile(member).read()
+    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read after {number:,} items: {error}") from None
+    if not number:
+        raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
+
+
+def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
+    """Yield the records of a file ``qa/*.json``, with ``evidence/`` beside the folder ``qa``.
+
+    Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is the path of such
+    a file. What is needed of the evidence is unpacked to a temporary folder. All documents of a
+    question follow each other; of the domain Web, whose script wants an answer from each, each is
+    one by itself, with the id ``QUESTION--FILE``. Each line that is not blank is a paragraph.
+    """
+    archive = next((part for part in path.parents if part.is_file()), None)
+    if archive is None:
+        content = json_file(path)
+        yield from _triviaqa(path, path.parent.parent, content, drops, keep_unfound)
+        return
+    with TemporaryDirectory() as folder:
+        name = str(path.relative_to(archive))
+        _unpack_some(archive, {name}, Path(folder))
+        content = json_file(Path(folder, name))
+        _check_triviaqa(path, content)
+        _unpack_some(archive, _wanted(content["Data"]), Path(folder))
+        yield from _triviaqa(path, Path(folder), content, drops, keep_unfound)
+
+
+def _unpack_some(archive: Path, names: set[str], folder: Path) -> None:
+    """Unpack members, by their names with or without one folder before."""
+    try:
+        with tarfile.open(archive, "r|*") as tar:
+            for member in tar:
+                parts = PurePosixPath(member.name).parts
+                for name in ("/".join(parts), "/".join(parts[1:])):
+                    if member.isfile() and name in names:
+                        target = folder / name
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        target.write_bytes(tar.extractfile(member).read())
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise UserError(f"{archive}: cannot be unpacked: {error}") from None
+
+
+def _check_triviaqa(path: Path, content: object) -> None:
+    if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
+        raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
+
+
+def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
+    """Yield the file and the title of each document of a question."""
+    for field, folder in (("EntityPages", "wikipedia"), ("SearchResults", "web")):
+        for page in item.get(field) or ():
+            name = get(page, "Filename")
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise Unusable("foreign file name", name)
+            yield f"evidence/{folder}/{name}", str(page.get("Title") or "")
+
+
+def _triviaqa(
+    path: Path, folder: Path, content: object, drops: Drops, keep_unfound: bool
+) -> Iterator[Record]:
+    _check_triviaqa(path, content)
+    apart = content.get("Domain") == "Web"
+
+    def to_record(item_and_number: tuple[Mapping, int]) -> Record:
+        item, number = item_and_number
+        pages = list(dict(_evidence(item)).items())
+        pages = pages[number : number + 1] if apart else pages
+        paragraphs = [
+            Paragraph(title, line.strip())
+            for name, title in pages
+            for line in _evidence_text(folder, name).splitlines()
+            if line.strip()
+        ]
+        id_, question = get(item, "QuestionId"), get(item, "Question")
+        if apart:
+            id_ += "".join(f"--{name.split('/', 2)[2]}" for name, _ in pages)
+        if "Answer" not in item:
+            return Record(id_, question, tuple(paragraphs), answerable=None)
+        answer = get(item, "Answer", dict)
+        human = answer.get("HumanAnswers") or []
+        names = [get(answer, "Value"), *get(answer, "Aliases", list), *human]
+        texts = [*get(answer, "NormalizedAliases", list), *human]
+        return distant_record(
+            id_, question, paragraphs, names, keep_unfound=keep_unfound, texts=texts
+        )
+
+    items = (
+        (f"{path}: Data {i}", (item, number))
+        for i, item in enumerate(content["Data"])
+        for number in range(max(1, len(_wanted([item]))) if apart else 1)
+    )
+    return convert(items, to_record, drops)
+
+
+def _wanted(items: list) -> set[str]:
+    """Return the names of all evidence; what is wrong with an item is told later."""
+    names = set()
+    for item in items:
+        with suppress(Unusable, TypeError, AttributeError):
+            names |= {name for name, _ in _evidence(item)}
+    return names
+
+
+def _evidence_text(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise Unusable("not UTF-8", name) from None
+    except OSError:
+        raise Unusable("no evidence", f"{name} is missing") from None

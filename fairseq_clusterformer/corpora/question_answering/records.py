@@ -1,0 +1,216 @@
+"""What every question answering corpus becomes: records of questions, paragraphs and answers.
+
+A reader yields records that were checked: each answer is its paragraph's text from start to end,
+character for character. What cannot be one is dropped, and told with file, record and reason.
+A file as a whole that is not what it must be ends in a `UserError`.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairseq_clusterformer.errors import UserError
+
+_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph, passage or snippet.
+
+    Args:
+        title: of it, or of the document that it is from; may be empty.
+        text: not empty.
+        span: Natural Questions: the document's tokens [start, end) that a long answer is scored
+            by, markup included.
+        tokens: the same, of each word (words are separated by single blanks), for short answers.
+    """
+
+    title: str
+    text: str
+    span: tuple[int, int] | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A gold answer's place: characters [start, end) of a paragraph (by its index) are `text`."""
+
+    paragraph: int
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A question with all it can be answered from.
+
+    Args:
+        id: of the question, in the corpus's own files.
+        answers: the gold spans, each once; found by search where the corpus tells only texts.
+        texts: the accepted answers, to score predictions with.
+        answerable: None if that is kept secret (a test set without answers).
+        yes_no: "yes" or "no" where that is the answer.
+        long_answers: the paragraphs that answer or support the answer (Natural Questions'
+            long answers, HotpotQA's supporting paragraphs).
+    """
+
+    id: str
+    question: str
+    paragraphs: tuple[Paragraph, ...]
+    answers: tuple[Answer, ...] = ()
+    texts: tuple[str, ...] = ()
+    answerable: bool | None = True
+    yes_no: str | None = None
+    long_answers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.question.strip():
+            raise Unusable("empty question")
+        if not self.paragraphs or not all(part.text.strip() for part in self.paragraphs):
+            raise Unusable("empty document")
+        if self.yes_no not in (None, "yes", "no"):
+            raise Unusable("neither yes nor no", f"{self.yes_no!r}; allowed: yes, no")
+        for answer in self.answers:
+            text = self.paragraphs[answer.paragraph].text
+            if not answer.text or not 0 <= answer.start < answer.end <= len(text):
+                raise Unusable("answer not in its context", f"{answer}")
+            if (found := text[answer.start : answer.end]) != answer.text:
+                raise Unusable("answer not in its context", f"{answer.text!r} is {found!r} there")
+        strings = [self.question, *self.texts]
+        strings += [text for part in self.paragraphs for text in (part.title, part.text)]
+        try:
+            "".join(strings).encode()
+        except UnicodeEncodeError as error:
+            char = error.object[error.start]
+            raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+
+
+class Unusable(Exception):
+    """Why something cannot be a record: a reason that many share, and what is this one's own."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass
+class Drops:
+    """What readers left out: how many for each reason, and the first few with their place."""
+
+    most_examples: int = 5
+    counts: Counter = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, place: str, reason: str, detail: str = "") -> None:
+        self.counts[reason] += 1
+        if len(self.examples[reason]) < self.most_examples:
+            self.examples[reason].append(f"{place}: {detail or reason}"[:300])
+
+    def __str__(self) -> str:
+        lines = []
+        for reason, count in self.counts.most_common():
+            lines.append(f"dropped {count:,}: {reason}")
+            lines += [f"  {example}" for example in self.examples[reason]]
+        return "\n".join(lines)
+
+
+Items = Iterable[tuple[str, Any]]  # with where each stands, for messages
+
+
+def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> Iterator[Record]:
+    """Yield the record of each item; what has none, or another's id, goes to `drops`."""
+    ids = set()
+    for place, item in items:
+        try:
+            record = to_record(item)
+            if record.id in ids:
+                raise Unusable("id seen before", record.id)
+        except Unusable as error:
+            drops.add(place, error.reason, error.detail)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            drops.add(place, "malformed", f"{type(error).__name__}: {error}")
+        else:
+            ids.add(record.id)
+            yield record
+
+
+def get(item: Any, name: str, kind: type | tuple[type, ...] = str) -> Any:
+    """Return a field of a JSON object.
+
+    Raises:
+        Unusable: if it is missing or of another kind.
+    """
+    value = item.get(name) if isinstance(item, Mapping) else None
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    # JSON's true and false are no numbers, though Python's are
+    if isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds):
+        return value
+    names = " or ".join(one.__name__ for one in kinds)
+    raise Unusable(f"no {name}", f"{name} is {json.dumps(value)[:80]}; allowed: {names}")
+
+
+def json_lines(path: Path, drops: Drops) -> Items:
+    """Yield the JSON object of each line, unpacked; blank lines are passed over.
+
+    A line that is not UTF-8 or not JSON goes to `drops`.
+
+    Raises:
+        UserError: if the file cannot be read or unpacked to its end.
+    """
+    number = 0
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                place = f"{path}: line {number:,}"
+                try:
+                    yield place, parse_json(line)
+                except Unusable as error:
+                    drops.add(place, error.reason, error.detail)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
+
+
+def json_file(path: Path) -> Any:
+    """Return the content of a JSON file, unpacked.
+
+    Raises:
+        UserError: if it cannot be read, is not UTF-8 or not JSON.
+    """
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            return parse_json(file.read())
+    except Unusable as error:
+        raise UserError(f"{path}: {error.reason}: {error.detail}") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what JSON in UTF-8 (with or without a byte order mark) says.
+
+    Raises:
+        Unusable: if it is something else.
+    """
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        detail = f"byte 0x{data[error.start]:02X} at {error.start:,}"
+        raise Unusable("not UTF-8", detail) from None
+    except (ValueError, RecursionError) as error:
+        raise Unusable("broken JSON", str(error)) from None
+
+
+def foreign(path: Path, allowed: str) -> UserError:
+    """Return the error for a file that is not of the corpus."""
+    return UserError(f"{path}: is something else; allowed: {allowed}")

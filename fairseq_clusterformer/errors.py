@@ -1,0 +1,31 @@
+"""One form for a user's mistake, and files that are written whole or not at all."""
+
+import pickle
+from pathlib import Path
+
+# What loading something else than a checkpoint or its data ends in.
+LOADING = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+LOADING = (*LOADING, AssertionError, pickle.UnpicklingError)
+
+
+class UserError(Exception):
+    """A mistake of the user's, reported in one line without a traceback."""
+
+
+def bad_option(option: str, value: object, allowed: str, problem: str = "") -> UserError:
+    """The one form of an error: ``--option is VALUE: problem; allowed: what is``.
+
+    Args:
+        option: as the user gave it, such as ``--data``, or the name of a positional argument.
+        value: what was given.
+        allowed: what would be right.
+        problem: what is wrong with it, where the value alone does not show it.
+    """
+    return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a whole file or none of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

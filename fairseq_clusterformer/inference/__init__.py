@@ -1,0 +1,1 @@
+"""What a trained model is used for: load, generate, translate, answer."""

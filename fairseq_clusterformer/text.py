@@ -1,0 +1,159 @@
+"""Text to subwords and back, exactly as a folder of translation data was prepared.
+
+text = TextPipeline.from_folder("data-bin/multi30k")
+text.encode("Zwei Männer.", "de")    # 'zwei männer .': what the model reads
+text.decode("two m@@ en .", "en")    # 'two men.': what a person reads
+"""
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+from fairseq_clusterformer.corpora.folder import RECORD
+from fairseq_clusterformer.errors import UserError
+
+TOKENIZERS = ("moses", "none")
+VOCABULARIES = {"subword_nmt": "bpe.codes", "sentencepiece": "sentencepiece.model"}
+
+
+@dataclass(frozen=True)
+class TextPipeline:
+    """What is done to a line of text before a model reads it, and how it is undone.
+
+    Args:
+        languages: the two languages' codes.
+        tokenizer: "moses", or "none", which only makes every run of white space one blank.
+        normalize_punctuation: with Moses' rules, before tokenising.
+        dash_splits: tokenise "a-b" as "a @-@ b".
+        escape: write special characters as Moses does: ``&apos;`` for ``'``.
+        lowercase: after tokenising.
+        bpe: "subword_nmt" or "sentencepiece".
+        model: the file of its codes or model; None until it is learned.
+    """
+
+    languages: tuple[str, str] = ("de", "en")
+    tokenizer: str = "moses"
+    normalize_punctuation: bool = False
+    dash_splits: bool = False
+    escape: bool = False
+    lowercase: bool = False
+    bpe: str = "subword_nmt"
+    model: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", tuple(VOCABULARIES))):
+            if (value := getattr(self, name)) not in allowed:
+                raise UserError(f"{name} {value!r}: allowed is {' or '.join(allowed)}")
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> "TextPipeline":
+        """Return the pipeline of a folder made by ``prepare_mt.py``.
+
+        Raises:
+            UserError: if it is no such folder.
+        """
+        folder = Path(folder)
+        try:
+            recipe = json.loads((folder / RECORD).read_text())["recipe"]
+            names = {field.name for field in fields(cls)} - {"languages", "model"}
+            values = {name: recipe[name] for name in names}
+            languages, model = tuple(recipe["languages"]), folder / recipe["bpe_model"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder}: no folder of translation data ({type(error).__name__}: {error}); "
+                "allowed is one made by prepare_multi30k.sh, prepare_iwslt14.sh or "
+                "prepare_wmt14_en2de.sh"
+            ) from None
+        return cls(languages=languages, model=model, **values)
+
+    def recipe(self) -> dict:
+        """Return the pipeline as it stands in ``prepared.json``; `from_folder` reads it."""
+        recipe = {field.name: getattr(self, field.name) for field in fields(self)}
+        del recipe["model"]
+        return {**recipe, "bpe_model": VOCABULARIES[self.bpe]}
+
+    def tokens(self, line: str, lang: str) -> str:
+        """Return the line's tokens joined by blanks, before they are split into subwords."""
+        self._check(lang)
+        if self.normalize_punctuation:
+            line = self._normalizers[lang].normalize(line).strip()
+        if self.tokenizer == "moses":
+            line = self._tokenizers[lang].tokenize(
+                line,
+                aggressive_dash_splits=self.dash_splits,
+                escape=self.escape,
+                return_str=True,
+            )
+        return self.as_tokens(line)
+
+    def as_tokens(self, line: str) -> str:
+        """Return the tokens of a line that has been tokenised before."""
+        line = " ".join(line.split())
+        return line.lower() if self.lowercase else line
+
+    def subwords(self, tokens: str) -> str:
+        """Return the subwords of `tokens`, joined by blanks."""
+        if self.bpe == "subword_nmt":
+            return self._subword_nmt.segment(tokens)
+        return " ".join(self._sentencepiece.encode(tokens, out_type=str))
+
+    def words(self, subwords: str) -> str:
+        """Return the tokens that `subwords` were made from."""
+        if self.bpe == "subword_nmt":
+            return (subwords + " ").replace("@@ ", "").strip()
+        return self._sentencepiece.decode(subwords.split())
+
+    def encode(self, line: str, lang: str) -> str:
+        """Return the subwords of a raw line in language `lang`, joined by blanks."""
+        return self.subwords(self.tokens(line, lang))
+
+    def decode(self, subwords: str, lang: str) -> str:
+        """Return readable text in language `lang`; lower case stays lower case."""
+        self._check(lang)
+        words = self.words(subwords)
+        if self.tokenizer == "none":
+            return words
+        return self._detokenizers[lang].detokenize(words.split(), unescape=self.escape)
+
+    def _check(self, lang: str) -> None:
+        if lang not in self.languages:
+            raise UserError(f"language {lang!r}: allowed is {' or '.join(self.languages)}")
+
+    # Made when first used: a process reads one language often, and some need no model.
+
+    @cached_property
+    def _normalizers(self) -> dict:
+        from sacremoses import MosesPunctNormalizer
+
+        return {lang: MosesPunctNormalizer(lang=lang) for lang in self.languages}
+
+    @cached_property
+    def _tokenizers(self) -> dict:
+        from sacremoses import MosesTokenizer
+
+        return {lang: MosesTokenizer(lang=lang) for lang in self.languages}
+
+    @cached_property
+    def _detokenizers(self) -> dict:
+        from sacremoses import MosesDetokenizer
+
+        return {lang: MosesDetokenizer(lang=lang) for lang in self.languages}
+
+    @cached_property
+    def _subword_nmt(self):
+        from subword_nmt.apply_bpe import BPE
+
+        with open(self._model_file(), encoding="utf-8", newline="\n") as codes:
+            return BPE(codes)
+
+    @cached_property
+    def _sentencepiece(self):
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_file=str(self._model_file()))
+
+    def _model_file(self) -> Path:
+        if self.model is None or not self.model.is_file():
+            raise UserError(f"{self.model}: no such file; needed for {self.bpe}")
+        return self.model

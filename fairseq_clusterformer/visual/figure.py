@@ -1,0 +1,167 @@
+"""The clusters of a passage in one layer as a picture, for a README or a paper."""
+
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
+from fairseq_clusterformer.visual.colours import colour, pattern
+from fairseq_clusterformer.visual.language_model import Layer, Reading
+from fairseq_clusterformer.visual.words import Cluster, Item, visible
+
+# All in pixels.
+WIDTH, MARGIN = 1600, 44
+TITLE, LINE, ROW, HEAD = 104, 37, 50, 84
+ADVANCE = 0.602  # width of a character of DejaVu Sans Mono, in its size
+MOST_LINES, MOST_COLUMNS = 18, 84
+MOST_ROWS = 12  # clusters in the table; the largest, if there are more
+INK, SOFT, ACCENT = "#1c2733", "#51606f", "#b00020"
+DPI = 100
+
+Lines = list[list[tuple[int, str]]]
+
+
+def save_figure(reading: Reading, layer: Layer, path: Path) -> None:
+    """Draw the first lines of the passage and the clusters of one layer into a PNG file."""
+    tokens = reading.tokens[: reading.row]
+    lines = wrapped(tokens, MOST_COLUMNS)[:MOST_LINES]
+    seen = example(tokens, layer.passage[: reading.row], layer.window, lines[-1][-1][0] + 1)
+    rows = sorted(layer.clusters, key=lambda c: -c.size)[:MOST_ROWS]
+    rows.sort(key=lambda c: c.index)
+    table = TITLE + LINE * len(lines)
+    height = table + HEAD + ROW * len(rows) + MARGIN // 2
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "hatch.linewidth": 0.6}):
+        drawing = Drawing(height)
+        _draw_title(drawing, reading, layer, seen)
+        _draw_passage(drawing, lines, layer, seen, TITLE)
+        _draw_table(drawing, reading, layer, rows, table)
+        drawing.figure.savefig(path, dpi=DPI, format="png")
+
+
+def wrapped(tokens: list[str], columns: int) -> Lines:
+    """Lines of (index of the token, character), ended by a line end or by being full."""
+    lines: Lines = [[]]
+    for i, token in enumerate(tokens):
+        for character in token:
+            if len(lines[-1]) == columns:
+                lines.append([])
+            lines[-1].append((i, character))
+            if character == "\n":
+                lines.append([])
+    return lines if lines[-1] else lines[:-1]
+
+
+class Drawing:
+    """A page of pixels, with its origin at the top left; also for other pictures of clusters."""
+
+    def __init__(self, height: int):
+        self.figure = Figure(figsize=(WIDTH / DPI, height / DPI), facecolor="white")
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
+        self.axes.axis("off")
+
+    def box(self, x, y, width, height, **style) -> None:
+        self.axes.add_patch(Rectangle((x, y), width, height, **{"linewidth": 0, **style}))
+
+    def cluster_box(self, x, y, width, height, cluster: int) -> None:
+        hatch = pattern(cluster)
+        style = {"hatch": hatch, "edgecolor": "#00000033"} if hatch else {}
+        self.box(x, y, width, height, facecolor=colour(cluster), **style)
+
+    def text(self, x, y, text, size, *, mono=False, at="left", **style) -> None:
+        self.axes.text(
+            x,
+            y,
+            text.replace("$", r"\$"),
+            fontsize=size * 72 / DPI,
+            family="DejaVu Sans Mono" if mono else "DejaVu Sans",
+            horizontalalignment=at,
+            verticalalignment="center_baseline" if mono else "center",
+            **{"color": INK, **style},
+        )
+
+
+def _draw_title(drawing: Drawing, reading: Reading, layer: Layer, seen: set[int]) -> None:
+    drawing.text(MARGIN, 38, "What clustered together", 34, weight="bold")
+    what = f"{layer.name}, {layer.heads}: each {reading.unit} in the colour of its cluster"
+    if seen:
+        what += f"; the boxed one sees the {len(seen)} underlined"
+    drawing.text(MARGIN, 78, what, 21, color=SOFT)
+
+
+def example(tokens: list[str], clusters: list[int], window: int | None, end: int) -> set[int]:
+    """What the last token before `end` sees that shows something and sees all that it may.
+
+    Returns:
+        Positions of `window` tokens of its own cluster, its own being the largest; empty if there
+        is no such token or `window` is None.
+    """
+    if window is None:
+        return set()
+    oldest = oldest_key_in_sight(torch.tensor(clusters), window).tolist()
+    for i in range(end - 1, 0, -1):
+        seen = {j for j in range(oldest[i], i + 1) if clusters[j] == clusters[i]}
+        if len(seen) == window and tokens[i].strip():
+            return seen
+    return set()
+
+
+def _draw_passage(drawing: Drawing, lines: Lines, layer: Layer, seen: set[int], top: int) -> None:
+    width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
+    size = min(width / ADVANCE, LINE * 0.8)
+    query = max(seen, default=None)
+    for number, line in enumerate(lines):
+        y = top + number * LINE
+        for column, (i, character) in enumerate(line):
+            x = MARGIN + column * width
+            # half a pixel more, so that no seam shows between neighbours
+            drawing.cluster_box(x, y + 1, width + 0.5, LINE - 2, layer.passage[i])
+            shown = {" ": "\u00b7"}.get(character, visible(character))
+            ink = "#00000066" if character.isspace() else "#111111"
+            middle = y + LINE / 2 - 1
+            drawing.text(x + width / 2, middle, shown, size, mono=True, at="center", color=ink)
+            if i in seen:
+                drawing.box(x + 1, y + LINE - 6, width - 2, 4, facecolor="#111111", zorder=2)
+            if i == query:
+                box = {"fill": False, "edgecolor": "#111111", "linewidth": 2.5, "zorder": 3}
+                drawing.box(x - 1, y, width + 2, LINE, **box)
+
+
+def _draw_table(drawing: Drawing, reading, layer: Layer, rows: list[Cluster], top: int) -> None:
+    bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
+    unit = "characters" if reading.unit == "byte" else f"{reading.unit}s"
+    heads = {bar: "share of the text", tokens: f"its {unit}", words: "its words, as far as read"}
+    for x, head in heads.items():
+        drawing.text(x, top + 54, head, 19, color=SOFT)
+    if layer.window is not None:
+        drawing.text(reach, top + 54, f"sees back, {reading.unit}s", 19, color=SOFT, at="right")
+    most = max(c.share for c in rows) or 1
+    for number, cluster in enumerate(rows):
+        y = top + HEAD + number * ROW
+        middle = y + ROW / 2 - 3
+        drawing.cluster_box(MARGIN, y, 44, ROW - 8, cluster.index)
+        drawing.text(MARGIN + 22, middle, str(cluster.index), 22, at="center", weight="bold")
+        drawing.cluster_box(bar, y, 130 * cluster.share / most, ROW - 8, cluster.index)
+        drawing.text(bar + 140, middle, f"{cluster.share:.0%}", 20)
+        _draw_items(drawing, tokens, middle, cluster.tokens, words - tokens - 20, ending=False)
+        _draw_items(drawing, words, middle, cluster.endings, reach - words - 110, ending=True)
+        if cluster.reach is not None:
+            drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")
+
+
+def _draw_items(drawing: Drawing, x, y, items: list[Item], room: float, ending: bool) -> None:
+    """As many items as there is room for; the last character of a word in colour."""
+    size = 22
+    advance, end = size * ADVANCE, x + room
+    for item in items:
+        text = visible(item.text)
+        if x + advance * len(text) > end:
+            break
+        before, last = (text[:-1], text[-1]) if ending else (text, "")
+        drawing.text(x, y, before, size, mono=True)
+        last_x = x + advance * len(before)
+        drawing.text(last_x, y, last, size, mono=True, color=ACCENT, weight="bold")
+        x += advance * (len(text) + 1.4)

@@ -1,0 +1,440 @@
+"""Attentions to measure side by side: this project's, PyTorch's, fairseq's and three from PyPI.
+
+All take the layer's input and q, k, v with heads, so what is measured is attention alone, routing
+included. Each is set so that a query can see about W keys, unless it is dense:
+
+===============  ==================================================================================
+dense            PyTorch's ``scaled_dot_product_attention``; -flash, -efficient, -cudnn, -math: one
+                 of its backends. ``dense-math`` makes the N x N matrix.
+fairseq          fairseq's ``MultiheadAttention``, with its mask and its four projections
+window           the W latest
+neural           the W latest of the query's cluster (causal), or two chunks of N / K (not causal)
+neural+losses    the same, and the losses that teach the clusters
+varlen           ``torch.nn.attention.varlen``, window of W
+flex             ``flex_attention``, compiled, with a block mask of the W latest
+local            ``local-attention``: blocks of W / 2, a query sees its own up to itself and the
+                 one before
+reformer         ``reformer-pytorch``: LSH, one round, buckets of W / 2, its own and the one
+                 before; queries are keys too; sees earlier tokens only, but which depends on later
+routing          ``routing-transformer``: N / W clusters, the W nearest tokens of each, its step of
+                 K-Means included; which tokens a query sees depends on later ones
+===============  ==================================================================================
+
+Shape letters: B batch, H heads, N tokens, E head width, D = H E, S some queries.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from fairseq_clusterformer.attention import AttentionConfig, build_router
+from fairseq_clusterformer.kernels import Layout, ranged_attention
+from scripts.benchmarks.common import DTYPES, CheckFailed, Unavailable, one_line, require_memory
+
+# Of the largest value: rounding of long sums, in each precision.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of an attention."""
+
+    length: int
+    batch: int = 1
+    heads: int = 8
+    width: int = 64
+    window: int = 128
+    clusters: int = 8
+    dtype: str = "float32"
+    device: str = "cpu"
+    impl: str = "blocks"
+    causal: bool = True
+
+
+class Attention(nn.Module):
+    """One contestant.
+
+    Attributes:
+        matrices: N x N matrices of weights that exist at once for every head.
+        note: what else a reader of its numbers must know.
+    """
+
+    matrices = 0
+    note = ""
+
+    def __init__(self, setting: Setting):
+        super().__init__()
+        self.setting = setting
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """x [B, N, D] and q, k, v [B, H, N, E] to the output [B, H, N, E], and scalar losses."""
+        raise NotImplementedError
+
+    def visible(self, x: Tensor, q: Tensor, k: Tensor, queries: Tensor) -> Tensor | None:
+        """Which tokens the queries int64 [S] see, bool [B or 1, H or 1, S, N]; None: not said."""
+        return None
+
+    def pairs(self, x: Tensor, q: Tensor, k: Tensor) -> int | None:
+        """Visible query-key pairs over batch and heads; None: not said."""
+        return None
+
+    def after_backward(self) -> None:
+        """What a training step does besides."""
+
+    @classmethod
+    def bytes_needed(cls, setting: Setting, layers: int = 1) -> float:
+        """Rough bytes of its N x N matrices: one kept for each layer, three more at work."""
+        matrix = setting.batch * setting.heads * setting.length**2
+        return cls.matrices * (layers + 3) * matrix * DTYPES[setting.dtype].itemsize
+
+    def _latest(self, queries: Tensor, window: int) -> Tensor:
+        token = torch.arange(self.setting.length, device=queries.device)
+        behind = queries.unsqueeze(-1) - token
+        return ((behind >= 0) & (behind < window)).view(1, 1, *behind.shape)
+
+
+class Dense(Attention):
+    """PyTorch's, by the backend it chooses or by a named one."""
+
+    def __init__(self, setting: Setting, backend: str | None = None):
+        super().__init__(setting)
+        self.backend = backend and getattr(nn.attention.SDPBackend, backend)
+
+    def forward(self, x, q, k, v):
+        if self.backend is None:
+            return scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal), []
+        with nn.attention.sdpa_kernel(self.backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal), []
+
+    def visible(self, x, q, k, queries):
+        if self.setting.causal:
+            return self._latest(queries, self.setting.length)
+        return queries.new_ones(1, 1, len(queries), self.setting.length).bool()
+
+    def pairs(self, x, q, k):
+        length = self.setting.length
+        seen = length * (length + 1) // 2 if self.setting.causal else length**2
+        return self.setting.batch * self.setting.heads * seen
+
+
+class DenseMatrix(Dense):
+    """PyTorch's, with the N x N matrix."""
+
+    matrices = 1
+
+    def __init__(self, setting: Setting):
+        super().__init__(setting, "MATH")
+
+
+class Clustered(Attention):
+    """This project's kinds: a router, and ranged attention."""
+
+    def __init__(self, setting: Setting, kind: str, losses: bool = False):
+        super().__init__(setting)
+        self.losses = losses
+        config = AttentionConfig(
+            window=setting.window,
+            num_clusters=setting.clusters,
+            cluster_rule="recent" if setting.causal else "chunk",
+        )
+        self.router = build_router(
+            kind,
+            config,
+            embed_dim=setting.heads * setting.width,
+            head_dim=setting.width,
+            num_heads=setting.heads,
+            causal=setting.causal,
+        )
+
+    def route(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Layout, list[Tensor]]:
+        (layout,), report = self.router(x, q, k)
+        return layout, [report.clustering_loss, report.sorting_loss] if self.losses else []
+
+    def forward(self, x, q, k, v):
+        layout, losses = self.route(x, q, k)
+        out, _ = ranged_attention(q, k, v, layout, impl=self.setting.impl)
+        return out, losses
+
+    def visible(self, x, q, k, queries):
+        return visible_tokens(self.route(x, q, k)[0], queries)
+
+    def pairs(self, x, q, k):
+        layout = self.route(x, q, k)[0]
+        seen = (layout.hi - layout.lo).clamp(min=0)
+        return int(seen.expand(self.setting.batch, self.setting.heads, -1).sum())
+
+
+class Fairseq(Attention):
+    """Its projections are the identity, so that what it computes from q, k, v is known."""
+
+    matrices = 1
+    note = "with its four projections"
+
+    def __init__(self, setting: Setting):
+        super().__init__(setting)
+        _causal_only(setting)
+        from fairseq.modules import MultiheadAttention
+
+        import fairseq_clusterformer.plugin  # noqa: F401  fairseq on today's torch
+
+        self.attention = MultiheadAttention(
+            setting.heads * setting.width, setting.heads, self_attention=True
+        )
+        for name, parameter in self.attention.named_parameters():
+            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.eye_(parameter)
+        self.mask = None  # made once, as a fairseq decoder does
+
+    def forward(self, x, q, k, v):
+        q, k, v = (t.permute(2, 0, 1, 3).flatten(2) for t in (q, k, v))
+        if self.mask is None:
+            length = self.setting.length
+            self.mask = torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device)
+            self.mask.triu_(1)
+        out, _ = self.attention(q, k, v, attn_mask=self.mask, need_weights=False)
+        return out.unflatten(-1, (self.setting.heads, -1)).permute(1, 2, 0, 3), []
+
+    def visible(self, x, q, k, queries):
+        return self._latest(queries, self.setting.length)
+
+
+class Varlen(Attention):
+    def __init__(self, setting: Setting):
+        super().__init__(setting)
+        _causal_only(setting)
+        from torch.nn.attention.varlen import varlen_attn
+
+        self.attend = varlen_attn
+        if setting.device != "cuda":
+            raise Unavailable("needs CUDA")
+        ends = torch.arange(setting.batch + 1, device=setting.device) * setting.length
+        self.ends = ends.to(torch.int32)
+
+    def forward(self, x, q, k, v):
+        packed = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        n, window = self.setting.length, (self.setting.window - 1, 0)
+        out = self.attend(*packed, self.ends, self.ends, n, n, window_size=window)
+        return out.unflatten(0, (self.setting.batch, n)).transpose(1, 2), []
+
+    def visible(self, x, q, k, queries):
+        return self._latest(queries, self.setting.window)
+
+
+class Flex(Attention):
+    def __init__(self, setting: Setting):
+        super().__init__(setting)
+        _causal_only(setting)
+        if setting.device != "cuda":
+            raise Unavailable("its backward pass needs CUDA")
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def sees(b, h, query, key):
+            return (key <= query) & (query - key < setting.window)
+
+        n = setting.length
+        self.block_mask = create_block_mask(sees, None, None, n, n, device=setting.device)
+
+    def forward(self, x, q, k, v):
+        return _compiled_flex()(q, k, v, block_mask=self.block_mask), []
+
+    def visible(self, x, q, k, queries):
+        return self._latest(queries, self.setting.window)
+
+
+@cache
+def _compiled_flex() -> Callable:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+class Local(Attention):
+    def __init__(self, setting: Setting):
+        super().__init__(setting)
+        _causal_only(setting)
+        from local_attention import LocalAttention
+
+        self.block = max(1, setting.window // 2)
+        self.attention = LocalAttention(
+            self.block, causal=True, look_backward=1, autopad=True, use_rotary_pos_emb=False
+        )
+
+    def forward(self, x, q, k, v):
+        return self.attention(q, k, v), []
+
+    def visible(self, x, q, k, queries):
+        token = torch.arange(self.setting.length, device=queries.device)
+        block = torch.div(token, self.block, rounding_mode="floor")
+        near = block[queries].unsqueeze(-1) - block <= 1
+        return near & self._latest(queries, self.setting.length)
+
+
+class Reformer(Attention):
+    note = "queries are keys too"
+
+    def __init__(self, setting: Setting):
+        super().__init__(setting)
+        from reformer_pytorch import LSHAttention
+
+        bucket = max(1, setting.window // 2)
+        self.padding = -setting.length % (2 * bucket)
+        self.attention = LSHAttention(bucket_size=bucket, n_hashes=1, causal=setting.causal)
+
+    def forward(self, x, q, k, v):
+        batch, heads, length, _ = q.shape
+        qk, v = (pad(t.flatten(0, 1), (0, 0, 0, self.padding)) for t in (q, v))
+        mask = None
+        if self.padding:
+            mask = torch.arange(qk.size(1), device=q.device).expand(len(qk), -1) < length
+        out, _, _ = self.attention(qk, v, input_mask=mask)
+        return out[:, :length].unflatten(0, (batch, heads)), []
+
+
+class Routing(Attention):
+    def __init__(self, setting: Setting):
+        super().__init__(setting)
+        from routing_transformer.routing_transformer import KmeansAttention
+
+        self.attention = KmeansAttention(
+            max(1, setting.length // setting.window),
+            min(setting.window, setting.length),
+            setting.heads,
+            setting.width,
+            causal=setting.causal,
+        )
+
+    def forward(self, x, q, k, v):
+        out, loss = self.attention(q, k, v)
+        return out, [loss]
+
+    def after_backward(self):
+        if self.attention.kmeans.new_means is not None:
+            self.attention.kmeans.update()
+
+
+CONTESTANTS: dict[str, Callable[[Setting], Attention]] = {
+    "dense": Dense,
+    "dense-flash": partial(Dense, backend="FLASH_ATTENTION"),
+    "dense-efficient": partial(Dense, backend="EFFICIENT_ATTENTION"),
+    "dense-cudnn": partial(Dense, backend="CUDNN_ATTENTION"),
+    "dense-math": DenseMatrix,
+    "fairseq": Fairseq,
+    "window": partial(Clustered, kind="window"),
+    "neural": partial(Clustered, kind="neural"),
+    "neural+losses": partial(Clustered, kind="neural", losses=True),
+    "varlen": Varlen,
+    "flex": Flex,
+    "local": Local,
+    "reformer": Reformer,
+    "routing": Routing,
+}
+
+
+def build(name: str, setting: Setting, layers: int = 1) -> Attention:
+    """Make a contestant.
+
+    Raises:
+        Unavailable: not installed, not for this device, or too large.
+    """
+    make = CONTESTANTS[name]
+    kind = make.func if isinstance(make, partial) else make
+    if isinstance(kind, type):
+        require_memory(kind.bytes_needed(setting, layers), setting.device)
+    try:
+        attention = make(setting)
+    except ImportError as error:
+        raise Unavailable(f"not installed: {error}") from None
+    return attention.to(setting.device, DTYPES[setting.dtype])
+
+
+def _causal_only(setting: Setting) -> None:
+    if not setting.causal:
+        raise Unavailable("set up for causal attention only")
+
+
+def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:
+    """Which tokens some queries int64 [S] see by a layout, bool [B or 1, G, S, N]."""
+    length = layout.lo.size(-1)
+    slots = queries.expand(*layout.lo.shape[:2], -1)
+    if layout.query_order is not None:
+        slots = layout.query_order.argsort(-1)[..., queries]
+    lo, hi = (t.expand(*slots.shape[:2], -1).gather(-1, slots) for t in (layout.lo, layout.hi))
+    num_keys = length if layout.key_order is None else layout.key_order.size(-1)
+    slot = torch.arange(num_keys, device=queries.device)
+    seen = (slot >= lo.unsqueeze(-1)) & (slot < hi.unsqueeze(-1))
+    if layout.key_order is None:
+        return seen
+    count = torch.zeros(*seen.shape[:-1], length, device=queries.device)
+    return count.scatter_add_(-1, layout.key_order.unsqueeze(-2).expand_as(seen), seen.float()) > 0
+
+
+def check(
+    attention: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor, num_queries: int = 24
+) -> None:
+    """Compare some queries' outputs and their gradients with what they must be.
+
+    Where a contestant says which keys are visible, with softmax attention over those in float64.
+    Otherwise its weights, read off the gradient of v, must be a distribution over the allowed
+    keys.
+
+    Raises:
+        CheckFailed: saying by how much.
+        Unavailable: it does not run here; errors of this project's own code are passed on.
+    """
+    queries = torch.randint(q.size(2), (num_queries,), device=q.device).unique()
+    try:
+        out, losses = attention(x, q, k, v)
+        _check_finite(losses)
+        visible = attention.visible(x, q, k, queries)
+        if visible is None:
+            _check_weights(attention.setting, out, v, queries[:4])
+        else:
+            _check_exact(attention.setting, out, (q, k, v), queries, visible)
+    except torch.OutOfMemoryError:
+        raise Unavailable("out of memory") from None
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if isinstance(attention, Clustered):
+            raise
+        raise Unavailable(one_line(error)) from None
+
+
+def _check_finite(losses: list[Tensor]) -> None:
+    if not all(torch.isfinite(loss) for loss in losses):
+        raise CheckFailed(f"its losses are {[loss.item() for loss in losses]}")
+
+
+def _check_exact(
+    setting: Setting, out: Tensor, qkv: tuple[Tensor, ...], queries: Tensor, visible: Tensor
+) -> None:
+    copies = [t.detach().double().requires_grad_() for t in qkv]
+    q, k, v = copies
+    logits = q[:, :, queries] @ k.transpose(2, 3) / math.sqrt(setting.width)
+    weights = logits.masked_fill(~visible, -math.inf).softmax(-1)
+    expected = weights @ v
+    found = out[:, :, queries]
+    weight = torch.randn(found.shape, device=found.device, dtype=found.dtype)
+    gradients = torch.autograd.grad(found, qkv, weight)
+    expected_gradients = torch.autograd.grad(expected, copies, weight.double())
+    names = ("output", "gradient of q", "gradient of k", "gradient of v")
+    pairs = zip(names, (found, *gradients), (expected, *expected_gradients), strict=True)
+    for name, one, other in pairs:
+        error = ((one.double() - other).abs().max() / other.abs().max()).item()
+        if not error <= TOLERANCE[setting.dtype]:
+            raise CheckFailed(f"its {name} differs from softmax attention by {error:.2g}")
+
+
+def _check_weights(setting: Setting, out: Tensor, v: Tensor, queries: Tensor) -> None:
+    tolerance = 10 * TOLERANCE[setting.dtype]
+    token = torch.arange(setting.length, device=v.device)
+    for query in queries:
+        (gradient,) = torch.autograd.grad(out[:, :, query, 0].sum(), v, retain_graph=True)
+        weights = gradient[..., 0].double()  # [B, H, N]
+        if setting.causal and (weights[..., token > query] != 0).any():
+            raise CheckFailed("it sees a later token")
+        # A query may see fewer than all: none, or a key that stands for nothing.
+        if not (weights.min() >= -tolerance and weights.sum(-1).max() <= 1 + tolerance):
+            raise CheckFailed("its weights are no distribution")

@@ -1,0 +1,225 @@
+"""The benchmark of attention: what it times is right, and what is wrong it does not time."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from scripts.benchmarks import attention as benchmark_attention
+from scripts.benchmarks import contestants as attention_contestants
+from scripts.benchmarks.common import CheckFailed, Unavailable, in_own_process, interleaved
+from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Dense, Local, Setting
+from scripts.benchmarks.floor import Ceilings, causal_pairs
+
+TINY = "--heads 2 --width 8 --window 8 --repeats 2 --device cpu --lengths 48".split()
+SETTING = Setting(48, heads=2, width=8, window=8, clusters=3)
+FROM_PYPI = {"local": "local_attention", "reformer": "reformer_pytorch"}
+FROM_PYPI["routing"] = "routing_transformer"
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    """Neither the machine's ceilings nor processes: each has a test of its own."""
+    monkeypatch.setattr(benchmark_attention, "measure_ceilings", lambda *_: Ceilings(1e9, 1e9))
+    monkeypatch.setattr(benchmark_attention, "in_own_process", lambda *_, **__: 3.5)
+
+
+class Wrong(Clustered):
+    """Twice what it should be."""
+
+    def forward(self, x, q, k, v):
+        out, losses = super().forward(x, q, k, v)
+        return 2 * out, losses
+
+
+class WrongBackwards(Clustered):
+    """The right output, and a gradient that is not its own."""
+
+    def forward(self, x, q, k, v):
+        out, losses = super().forward(x, q, k, v)
+        return 2 * out - out.detach(), losses
+
+
+class Peeping(torch.nn.Module):
+    """Weights over every token, said to be causal."""
+
+    setting = SETTING
+
+    def forward(self, x, q, k, v):
+        return v.mean(2, keepdim=True).expand_as(v), []
+
+    def visible(self, *_):
+        return None
+
+
+def run(capsys, *words: object) -> tuple[int, str]:
+    status = benchmark_attention.main([*TINY, *map(str, words)])
+    return status, capsys.readouterr().out
+
+
+def inputs(setting: Setting) -> list[Tensor]:
+    contestant = benchmark_attention.Contestant("dense", setting)
+    return [contestant.x, *contestant.qkv]
+
+
+def test_every_contestant_is_timed_or_named(capsys, tmp_path):
+    path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    status, printed = run(capsys, "--json", path, "--plot", picture)
+    assert status == 0
+    record = json.loads(path.read_text())
+    kinds = [row["kind"] for row in record["rows"]]
+    assert sorted([*kinds, *record["not run"]]) == sorted(CONTESTANTS)
+    assert {"dense", "dense-math", "fairseq", "window", "neural", "neural+losses"} <= set(kinds)
+    assert "varlen at N = 48: needs CUDA" in printed
+    assert record["command"].startswith("python scripts/")
+    assert str(tmp_path) not in record["command"]
+    assert {"machine", "settings", "date", "ceilings", "wrong"} <= record.keys()
+    assert "K = sqrt(N)" in record["settings"]
+    for row in record["rows"]:
+        assert row["N"] == 48
+        assert row["milliseconds"] > 0
+        assert row["memory MiB"] == 3.5
+        assert f"| {row['kind']} | 48 |" in printed
+        assert ("routing share" in row) == (row["kind"] in ("window", "neural", "neural+losses"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_floor_counts_what_is_visible():
+    ceilings = Ceilings(operations=1.0, bytes=float("inf"))
+    for kind, pairs in (("dense", causal_pairs(48)), ("window", causal_pairs(48, 8))):
+        contestant = benchmark_attention.Contestant(kind, SETTING)
+        assert contestant.floor(ceilings) == 2 * pairs * 8 * 14  # heads, E, operations
+    seen = benchmark_attention.Contestant("neural", SETTING)
+    queries = torch.arange(48)
+    visible = seen.attention.visible(seen.x, *seen.qkv[:2], queries)
+    assert seen.attention.pairs(seen.x, *seen.qkv[:2]) == 2 * int(visible.sum())
+
+
+@pytest.mark.parametrize("broken", [Wrong, WrongBackwards])
+def test_what_is_wrong_is_not_timed(capsys, tmp_path, monkeypatch, broken):
+    monkeypatch.setitem(CONTESTANTS, "window", partial(broken, kind="window"))
+    path = tmp_path / "rows.json"
+    status, printed = run(capsys, "--kinds", "dense", "window", "--json", path)
+    assert status == 1
+    assert "WRONG, not timed: window at N = 48: its " in printed
+    record = json.loads(path.read_text())
+    assert [row["kind"] for row in record["rows"]] == ["dense"]
+    assert list(record["wrong"]) == ["window"]
+
+
+def test_weights_over_later_tokens_are_wrong():
+    with pytest.raises(CheckFailed, match="sees a later token"):
+        attention_contestants.check(Peeping(), *inputs(SETTING))
+
+
+@pytest.mark.parametrize("kind", FROM_PYPI)
+def test_a_query_of_a_peer_sees_about_as_many_keys(kind):
+    pytest.importorskip(FROM_PYPI[kind])
+    contestant = benchmark_attention.Contestant(kind, SETTING)
+    x, q, k, v = contestant.x, *contestant.qkv
+    out, _ = contestant.attention(x, q, k, v)
+    counts = []
+    for query in range(16, 48):
+        (gradient,) = torch.autograd.grad(out[:, :, query, 0].sum(), v, retain_graph=True)
+        counts.append((gradient[..., 0].abs() > 1e-12).sum(-1).float())
+    counts = torch.stack(counts)
+    if kind != "routing":  # there, a query may be in several clusters, or in none
+        assert counts.max() <= SETTING.window
+    assert SETTING.window / 8 <= counts.mean() <= 2 * SETTING.window
+
+
+def test_not_installed_is_a_reason(capsys, monkeypatch):
+    def missing(setting):
+        raise ModuleNotFoundError("No module named 'local_attention'")
+
+    monkeypatch.setitem(CONTESTANTS, "local", missing)
+    status, printed = run(capsys, "--kinds", "dense", "local")
+    assert status == 0
+    assert "not run: local at N = 48: not installed: No module named 'local_attention'" in printed
+
+
+def test_too_large_is_a_reason():
+    with pytest.raises(Unavailable, match=r"would need .* GiB, of which .* are free"):
+        attention_contestants.build("dense-math", Setting(10**7))
+
+
+def test_own_errors_are_not_a_reason(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    contestant = benchmark_attention.Contestant("neural", SETTING)
+    monkeypatch.setattr(contestant.attention, "route", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        contestant.check()
+
+
+def test_bidirectional_contestants_are_right():
+    setting = Setting(50, heads=2, width=8, window=18, clusters=6, causal=False)
+    for kind in ("dense", "dense-math", "neural+losses", "reformer", "routing"):
+        if kind in FROM_PYPI:
+            pytest.importorskip(FROM_PYPI[kind])
+        attention_contestants.check(attention_contestants.build(kind, setting), *inputs(setting))
+    with pytest.raises(Unavailable, match="causal attention only"):
+        Local(setting)
+    everything = Dense(setting).visible(*inputs(setting)[:3], torch.arange(2))
+    assert everything.all()
+
+
+def test_turns_are_taken():
+    order: list[str] = []
+    runs = {name: partial(order.append, name) for name in "ab"}
+    seconds = interleaved(runs, 3, "cpu")
+    assert order == list("ababab")
+    assert [len(times) for times in seconds.values()] == [3, 3]
+
+
+def test_memory_is_of_a_process_of_its_own():
+    setting = Setting(768, heads=2, width=8)
+    matrix = in_own_process(benchmark_attention.measure_memory, name="dense-math", setting=setting)
+    tiled = in_own_process(benchmark_attention.measure_memory, name="dense", setting=setting)
+    assert matrix > 2 * 768**2 * 4 / 2**20  # at least one matrix for each head
+    assert tiled < matrix / 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--kinds densee", "'densee'"),
+        ("--lengths 0", "'0'; allowed"),
+        ("--window -3", "'-3'; allowed"),
+        ("--impl fast", "--impl is fast; allowed: reference"),
+        ("--dtype int8", "'int8'"),
+    ],
+)
+def test_bad_values_are_told_in_one_line(capsys, words, message):
+    with pytest.raises(SystemExit) as stop:
+        benchmark_attention.main(words.split())
+    assert stop.value.code != 0
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_told(capsys):
+    with pytest.raises(SystemExit):
+        benchmark_attention.main(["--device", "cuda"])
+    assert "--device is cuda, and torch sees no GPU; allowed here: cpu" in capsys.readouterr().err
+
+
+def test_the_compilers_subject_is_what_blocks_computes():
+    """The comparison with torch.compile: results checked, and sizes of a group as stated."""
+    from scripts.benchmarks import compile as benchmark_compile
+
+    logits, seen = torch.randn(2, 3, 64, 128), torch.rand(2, 64, 128) < 0.5
+    hidden = torch.where(seen, 0.0, -math.inf)
+    weights, total, peak = benchmark_compile.fused(logits, hidden)
+    shares = torch.softmax((logits + hidden.unsqueeze(1)) * math.log(2), dim=-1)
+    torch.testing.assert_close(weights / total, shares)
+    for ours, other in zip(
+        benchmark_compile.in_place(logits, hidden), (weights, total, peak), strict=True
+    ):
+        torch.testing.assert_close(ours, other)

@@ -1,0 +1,148 @@
+"""The benchmark of training: both models train, and a wrong one is not timed."""
+
+import json
+from argparse import Namespace
+
+import pytest
+import torch
+
+from scripts.benchmarks import training as benchmark_training
+from scripts.benchmarks.common import Unavailable
+
+TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3 --vocabulary 40"
+TINY = f"{TINY} --updates 2 --repeats 2 --device cpu --lengths 24".split()
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch):
+    """Runs in this process, and which models they were of."""
+    made: list[str] = []
+
+    def run(measure, **request):
+        made.append(request["model"])
+        return measure(**request)
+
+    monkeypatch.setattr(benchmark_training, "in_own_process", run)
+    monkeypatch.setattr(benchmark_training, "CHECKED_TOKENS", 20)
+    return made
+
+
+def arguments(*more: str) -> Namespace:
+    parser = benchmark_training.make_parser()
+    args = parser.parse_args([*TINY, *more])
+    benchmark_training.settle(parser, args)
+    return args
+
+
+def test_models_alternate_and_are_timed(capsys, tmp_path, calls):
+    path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    words = [*TINY, "--json", str(path), "--plot", str(picture)]
+    assert benchmark_training.main(words) == 0
+    # first the check: the reference, and what is timed
+    assert calls == ["clusterformer_lm"] * 2 + ["transformer_lm", "clusterformer_lm"] * 2
+    printed = capsys.readouterr().out
+    record = json.loads(path.read_text())
+    dense, clustered = record["rows"]
+    assert [dense["model"], clustered["model"]] == ["transformer_lm", "clusterformer_lm"]
+    for row in record["rows"]:
+        assert row["tokens per second"] > 0
+        assert row["peak memory MiB"] > 0
+        assert 3 < row["loss"] < 8  # log2 of 40 symbols is 5.3
+        assert f"| {row['model']} | 24 |" in printed
+    assert dense["times as fast as dense"] == 1
+    assert str(tmp_path) not in record["command"]
+    assert "window+neural" in record["settings"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
+    make = benchmark_training.make_trainer
+
+    def broken(cfg, impl):
+        trainer = make(cfg, impl)
+        if impl == "blocks":
+            with torch.no_grad():
+                trainer.get_model().decoder.layers[0].self_attn.v_proj.weight.mul_(3)
+        return trainer
+
+    monkeypatch.setattr(benchmark_training, "make_trainer", broken)
+    assert benchmark_training.main(TINY) == 1
+    said = capsys.readouterr()
+    assert "by blocks" in said.err
+    assert "nothing is timed" in said.err
+    assert "tokens per second" not in said.out
+    assert calls == ["clusterformer_lm"] * 2
+
+
+def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
+    benchmark_training.random_data(tmp_path, 200, 40)
+    monkeypatch.setattr(benchmark_training, "last_logged", lambda: (float("nan"), 1.0))
+    with pytest.raises(benchmark_training.CheckFailed, match="the loss is nan"):
+        benchmark_training.train("transformer_lm", tmp_path, 24, arguments())
+
+
+def test_too_little_data_is_told(tmp_path):
+    benchmark_training.random_data(tmp_path, 48, 40)
+    with pytest.raises(Unavailable, match="holds 2 batches of 1 x 24 tokens, and 3 are needed"):
+        benchmark_training.train("transformer_lm", tmp_path, 24, arguments())
+
+
+def test_sizes_are_equal(tmp_path):
+    benchmark_training.random_data(tmp_path, 200, 40)
+    shapes = []
+    for model in benchmark_training.MODELS:
+        cfg = benchmark_training.configuration(model, tmp_path, 24, arguments())
+        found = benchmark_training.make_trainer(cfg, "blocks").get_model()
+        parameters = found.named_parameters()
+        shapes.append({name: p.shape for name, p in parameters if ".routers." not in name})
+    assert shapes[0] == shapes[1]
+
+
+def test_checkpointed_models_train_alike(tmp_path):
+    """Equal losses and gradients; every layer is wrapped."""
+    benchmark_training.random_data(tmp_path, 200, 40)
+    for model in benchmark_training.MODELS:
+        plain, checkpointed = (
+            benchmark_training.train(name, tmp_path, 24, arguments())
+            for name in (model, model + benchmark_training.CHECKPOINTED)
+        )
+        assert checkpointed["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+        assert checkpointed["gradient norm"] == pytest.approx(plain["gradient norm"], rel=1e-5)
+        cfg = benchmark_training.configuration(
+            model + benchmark_training.CHECKPOINTED, tmp_path, 24, arguments()
+        )
+        assert cfg.model.checkpoint_activations
+        assert cfg.model._name == model
+
+
+def test_a_model_that_cannot_run_has_a_row_that_says_why(monkeypatch, tmp_path):
+    def run(measure, **request):
+        if request["model"] == "transformer_lm":
+            raise Unavailable("out of memory")
+        return {"tokens per second": 5.0, "peak memory MiB": 1.0, "loss": 2.0}
+
+    monkeypatch.setattr(benchmark_training, "in_own_process", run)
+    dense, clustered = benchmark_training.compare(tmp_path, 24, arguments())
+    assert dense["not run"] == "out of memory"
+    assert benchmark_training.shown(dense) == "| transformer_lm | 24 | not run: out of memory |"
+    assert clustered["tokens per second"] == 5.0
+    assert "times as fast as dense" not in clustered
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--lengths 0", "'0'; allowed"),
+        ("--heads 5", "--heads is 5; allowed: what divides --embed-dim 16"),
+        ("--attention windows", "unknown kind 'windows'; allowed: full"),
+        ("--data nowhere", "--data is nowhere; allowed: a folder of fairseq"),
+        ("--fp16", "--dtype is float16; allowed on a CPU: float32"),
+    ],
+)
+def test_bad_values_are_told_in_one_line(capsys, words, message):
+    with pytest.raises(SystemExit) as stop:
+        benchmark_training.main([*TINY, *words.split()])
+    assert stop.value.code != 0
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

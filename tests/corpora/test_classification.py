@@ -1,0 +1,485 @@
+"""Classification data: every example accounted for, folds disjoint, nothing half-made."""
+
+import gzip
+import io
+import json
+import tarfile
+from collections import Counter
+
+import pytest
+from fairseq.data import indexed_dataset
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+
+from fairseq_clusterformer.cli.prepare import classification as prepare_classification
+from fairseq_clusterformer.corpora.classification import build as cls_build
+from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, STRIPS
+
+SPLITS = ("train", "valid", "test")
+PLACES = {"train": "train", "valid": "dev", "test": "test"}
+
+
+def run(name, tmp_path, *options):
+    """Run the script in this process on the files in ``tmp_path / "source"``."""
+    words = [name, tmp_path / "dest", "--source", tmp_path / "source", *options]
+    return prepare_classification.main([str(word) for word in words])
+
+
+def write(path, text, encoding="utf-8"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text.encode(encoding)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def task_of(folder, classes):
+    config = SentencePredictionConfig(
+        data=str(folder),
+        num_classes=classes,
+        no_shuffle=True,
+        regression_target=False,
+        classification_head_name="head",
+        seed=1,
+    )
+    return SentencePredictionTask.setup_task(config)
+
+
+def examples_of(folder, split, inputs=1):
+    """Return (class, text, text...) of a split, as fairseq's task reads class and texts."""
+    facts = json.loads((folder / "data.json").read_text())
+    task = task_of(folder, len(facts["classes"]))
+    task.load_dataset(split)
+    loaded = task.dataset(split)
+    targets = [loaded[i]["target"] for i in range(len(loaded))]
+    assert all(target.shape == (1,) for target in targets)
+    columns = [[facts["classes"][target] for target in targets]]
+    for i in range(inputs):
+        items = indexed_dataset.make_dataset(str(folder / f"input{i}" / split), "mmap")
+        assert all(item[-1] == task.dictionary.eos() for item in items)
+        columns.append([task.dictionary.string(item) for item in items])
+    assert facts["splits"][split]["examples"] == len(loaded)
+    assert facts["splits"][split]["classes"] == {
+        name: columns[0].count(name) for name in facts["classes"]
+    }
+    return list(zip(*columns, strict=True))
+
+
+def facts_of(folder):
+    return json.loads((folder / "data.json").read_text())
+
+
+# Ten-fold cross-validation
+
+# Their digits stand alone, so that every word is in the train of every fold.
+SENTENCES = [("0", f"café {' '.join(str(i))} is bad .") for i in range(100, 160)]
+SENTENCES += [("1", f"café {' '.join(str(i))} is good !") for i in range(100, 140)]
+
+
+def write_sentences(tmp_path, sentences=SENTENCES):
+    lines = [f"{label} {text}\n" for label, text in sentences]
+    write(tmp_path / "source" / "rt-polarity.all", "".join(lines), "latin-1")
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    write_sentences(tmp_path)
+    return tmp_path
+
+
+def test_folds_are_stratified_and_cover_everything(sentences, capsys):
+    assert run("mr", sentences) == 0
+    printed = capsys.readouterr()
+    assert "mr: warning: all has 100 examples; published: 10,662" in printed.err
+    assert printed.out.count("80 train") == 10
+    tested = []
+    for k in range(10):
+        folder = sentences / "dest" / "mr" / f"fold{k}"
+        by_split = {split: examples_of(folder, split) for split in SPLITS}
+        assert sorted(sum(by_split.values(), [])) == sorted(SENTENCES)
+        for split, each in (("train", (48, 32)), ("valid", (6, 4)), ("test", (6, 4))):
+            count = Counter(label for label, _ in by_split[split])
+            assert (count["0"], count["1"]) == each
+        tested += by_split["test"]
+    assert sorted(tested) == sorted(SENTENCES)
+
+
+def test_dictionary_is_of_train_alone(tmp_path):
+    write_sentences(tmp_path, [(str(i % 2), f"word{i}") for i in range(20)])
+    assert run("mr", tmp_path) == 0
+    for folder in (tmp_path / "dest" / "mr").glob("fold*"):
+        assert facts_of(folder)["vocabulary"] == {"size": 4 + 16, "words in train": 16}
+        assert all(text.startswith("word") for _, text in examples_of(folder, "train"))
+        assert all(text == "<unk>" for _, text in examples_of(folder, "test"))
+
+
+def test_folds_are_reproducible_and_depend_on_the_seed(sentences):
+    def files():
+        folder = sentences / "dest" / "mr"
+        return {p.name + p.parent.name: p.read_bytes() for p in folder.glob("fold3/*/*.bin")}
+
+    assert run("mr", sentences) == 0
+    first = files()
+    assert run("mr", sentences, "--force") == 0
+    assert files() == first
+    assert run("mr", sentences, "--seed", 2, "--force") == 0
+    assert files() != first
+
+
+def test_duplicates_are_kept_and_counted(tmp_path):
+    write_sentences(tmp_path, [("0", "the same"), ("1", "the same")] * 10)
+    assert run("mr", tmp_path) == 0
+    facts = facts_of(tmp_path / "dest" / "mr" / "fold0")
+    assert facts["splits"]["test"] | {"input0 tokens": 0} == {
+        "examples": 2,
+        "classes": {"0": 1, "1": 1},
+        "distinct": 1,
+        "also in train": 2,
+        "input0 tokens": 0,
+    }
+    assert facts["parts"]["all"]["distinct"] == 1
+
+
+def test_mr_as_its_authors_offer_it(tmp_path):
+    source = tmp_path / "source" / "rt-polaritydata"
+    write(source / "rt-polarity.neg", "".join(f"bad {i}\n" for i in range(10)))
+    write(source / "rt-polarity.pos", "".join(f"good {i}\n" for i in range(10)))
+    assert run("mr", tmp_path) == 0
+    examples = examples_of(tmp_path / "dest" / "mr" / "fold0", "train")
+    assert {(label, text.split()[0]) for label, text in examples} == {("0", "bad"), ("1", "good")}
+
+
+def test_vocabulary_and_lengths(sentences):
+    assert run("mr", sentences, "--vocabulary-size", 6, "--max-length", 4) == 0
+    folder = sentences / "dest" / "mr" / "fold0"
+    assert len(task_of(folder, 2).dictionary) == 6 + 1  # the task's own <mask>
+    facts = facts_of(folder)
+    assert facts["vocabulary"]["size"] == 6
+    assert facts["parts"]["all"]["truncated texts"] == 100
+    lengths = facts["splits"]["train"]["input0 tokens"]
+    assert lengths == {"sum": 320, "mean": 4.0, "95th percentile": 4, "most": 4}
+    words = {word for _, text in examples_of(folder, "test") for word in text.split()}
+    assert words == {"1", "café", "<unk>"}
+    assert run("mr", sentences, "--min-count", 30, "--force") == 0
+    known = {symbol.split(" ")[0] for symbol in (folder / "input0" / "dict.txt").open()}
+    assert {"café", "is", "bad", "good", ".", "!"} <= known
+    assert not {"7", "8", "9"} & known
+
+
+# 20 Newsgroups
+
+POST = """From: me@example.org
+Subject: Re: Engines_2
+Lines: 5
+
+In article <1> you wrote:
+> what is quoted
+My engine's 4 valves\xe9.
+
+--
+my footer
+"""
+
+
+@pytest.fixture(params=["folder", "archive"])
+def posts(request, tmp_path):
+    files = {}
+    for part, number in (("train", 20), ("test", 3)):
+        for group in GROUPS[:2]:
+            for i in range(number):
+                files[f"20news-bydate-{part}/{group}/{i}"] = POST.encode("latin-1")
+    if request.param == "folder":
+        for name, data in files.items():
+            write(tmp_path / "source" / name, data.decode("latin-1"), "latin-1")
+        return tmp_path
+    (tmp_path / "source").mkdir()
+    with tarfile.open(tmp_path / "source" / "20news-bydate.tar.gz", "w:gz") as archive:
+        for name, data in reversed(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return tmp_path
+
+
+def test_posts_keep_subject_and_body(posts):
+    assert run("20news", posts) == 0
+    folder = posts / "dest" / "20news"
+    text = "re : engines _ 2 in article < 1 > you wrote : > what is quoted "
+    text += "my engine ' s 4 valvesé . - - my footer"
+    assert facts_of(folder)["classes"] == list(GROUPS)
+    for split, number in (("train", 18), ("valid", 2), ("test", 3)):
+        expected = [(group, text) for group in GROUPS[:2] for _ in range(number)]
+        assert examples_of(folder, split) == expected
+    assert facts_of(folder)["settings"]["strip"] == ["fields"]
+    assert facts_of(folder)["settings"]["max_length"] == 1500
+
+
+def test_strip_takes_out_what_scikit_learn_does(posts):
+    from sklearn.datasets import _twenty_newsgroups as reference
+
+    for post in (POST, POST.replace("--\n", "").replace("\n\n", "\n"), "Subject: x\n\nalone\n"):
+        assert STRIPS["headers"](post) == reference.strip_newsgroup_header(post)
+        assert STRIPS["quotes"](post) == reference.strip_newsgroup_quoting(post)
+        assert STRIPS["footers"](post) == reference.strip_newsgroup_footer(post)
+    assert run("20news", posts, "--strip", "headers,footers,quotes", "--validation", 0.25) == 0
+    counts = Counter(examples_of(posts / "dest" / "20news", "valid"))
+    assert counts == {(group, "my engine ' s 4 valvesé ."): 5 for group in GROUPS[:2]}
+
+
+# Pairs
+
+SICK = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+WIKIQA = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel\n"
+QUORA = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+NLI = ("contradiction", "entailment", "neutral")
+PAIR = ("a man ' s dog , 3 .", "no dog ?")
+RAW = ("A man's dog, 3.", "No dog?")
+
+
+def json_line(label, pair=RAW):
+    record = {"gold_label": label, "sentence1": pair[0], "sentence2": pair[1], "pairID": "1"}
+    return json.dumps(record) + "\n"
+
+
+def write_pairs(source, name, labels):
+    """Write one of the layouts: its pairs have the labels in turn."""
+    for split, place in PLACES.items():
+        if name == "snli":
+            text = "".join(map(json_line, [*labels, "-"]))
+            write(source / "snli_1.0" / f"snli_1.0_{place}.jsonl.gz", text)
+        elif name == "scitail json":
+            text = "".join(map(json_line, labels))
+            write(source / "snli_format" / f"scitail_1.0_{place}.txt", text)
+        elif name == "scitail":
+            text = "".join("\t".join((*RAW, label)) + "\n" for label in labels)
+            write(source / "tsv_format" / f"scitail_1.0_{place}.tsv", text)
+        elif name == "sick":
+            place = {"valid": "trial", "test": "test_annotated"}.get(split, split)
+            lines = ("\t".join(("1", *RAW, "4.5", label)) + "\n" for label in labels)
+            write(source / f"SICK_{place}.txt", SICK + "".join(lines))
+        elif name == "quora partition":
+            text = "".join("\t".join((label, *PAIR, "1")) + "\n" for label in labels)
+            write(source / f"{place}.tsv", text)
+        elif name == "wikiqa":
+            rows = (("Q1", RAW[0], "D1", "T", "S1", RAW[1], label) for label in labels)
+            lines = ("\t".join(row) + "\n" for row in rows)
+            write(source / "WikiQACorpus" / f"WikiQA-{place}.tsv", WIKIQA + "".join(lines))
+        else:
+            columns = {"sim": labels, "id": ["Q1"] * len(labels)}
+            columns |= {"a": [PAIR[0]] * len(labels), "b": [PAIR[1]] * len(labels)}
+            for column, lines in columns.items():
+                end = "toks" if column in "ab" else "txt"
+                text = "".join(f"{line}\n" for line in lines)
+                write(source / "wikiqa" / place / f"{column}.{end}", text)
+
+
+@pytest.mark.parametrize(
+    ("layout", "labels", "classes"),
+    [
+        ("snli", NLI, NLI),
+        ("scitail", ("entails", "neutral"), ("entailment", "neutral")),
+        ("scitail json", ("entailment", "neutral"), ("entailment", "neutral")),
+        ("sick", tuple(map(str.upper, NLI)), NLI),
+        ("quora partition", ("1", "0"), ("1", "0")),
+        ("wikiqa", ("1", "0"), ("1", "0")),
+        ("wikiqa aligned", ("1", "0"), ("1", "0")),
+    ],
+)
+def test_official_splits_of_pairs(tmp_path, layout, labels, classes):
+    name = layout.split()[0]
+    write_pairs(tmp_path / "source", layout, labels)
+    assert run(name, tmp_path) == 0
+    folder = tmp_path / "dest" / name
+    for split in SPLITS:
+        assert examples_of(folder, split, 2) == [(label, *PAIR) for label in classes]
+        if name == "wikiqa":
+            assert (folder / "group" / f"{split}.txt").read_text() == "Q1\nQ1\n"
+    dictionaries = [(folder / f"input{i}" / "dict.txt").read_text() for i in (0, 1)]
+    assert dictionaries[0] == dictionaries[1]
+    assert (folder / "group").exists() == (name == "wikiqa")
+    dropped = facts_of(folder)["parts"]["train"].get("dropped: no gold label", 0)
+    assert dropped == (name == "snli")
+
+
+def test_groups_are_aligned_with_their_pairs(tmp_path):
+    rows = [(f"Q{i // 3}", f"q{i // 3}", f"d{i}", str(int(i % 3 == 1))) for i in range(12)]
+    for place in PLACES.values():
+        lines = (f"{q}\t{a}\tD\tT\tS\t{b}\t{label}\n" for q, a, b, label in rows)
+        write(tmp_path / "source" / f"WikiQA-{place}.tsv", WIKIQA + "".join(lines))
+    assert run("wikiqa", tmp_path) == 0
+    folder = tmp_path / "dest" / "wikiqa"
+    groups = (folder / "group" / "test.txt").read_text().splitlines()
+    examples = examples_of(folder, "test", 2)
+    assert [(g, a, b, label) for g, (label, a, b) in zip(groups, examples, strict=True)] == rows
+
+
+def test_quora_as_released_is_divided(tmp_path):
+    rows = [f'{i}\t1\t2\tWhat is {i}?\t"Who said ""{i}""\nagain?"\t{i % 2}\n' for i in range(160)]
+    write(tmp_path / "source" / "quora_duplicate_questions.tsv", QUORA + "".join(rows))
+    assert run("quora", tmp_path, "--max-length", 60) == 0
+    folder = tmp_path / "dest" / "quora"
+    sizes = {"train": 152, "valid": 4, "test": 4}
+    for split in SPLITS:
+        examples = examples_of(folder, split, 2)
+        assert len(examples) == sizes[split]
+        assert Counter(label for label, *_ in examples) == dict.fromkeys("01", sizes[split] // 2)
+    label, first, second = examples_of(folder, "train", 2)[-1]
+    number = first.split()[2]
+    assert (label, first) == (str(int(number) % 2), f"what is {number} ?")
+    assert second == f'who said " {number} " again ?'
+
+
+def test_msrp_holds_out_a_tenth_of_train(tmp_path):
+    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    text = header + "".join(f"{i % 2}\t1\t2\t{RAW[0]}\t{RAW[1]}\n" for i in range(40))
+    for part in ("train", "test"):
+        write(tmp_path / "source" / f"msr_paraphrase_{part}.txt", "\ufeff" + text)
+    assert run("msrp", tmp_path) == 0
+    sizes = [len(examples_of(tmp_path / "dest" / "msrp", split, 2)) for split in SPLITS]
+    assert sizes == [36, 4, 40]
+
+
+# Mistakes
+
+
+def broken_latin(source):
+    write(source / "SICK_trial.txt", SICK + "1\tcafé\tb\t1\tNEUTRAL\n", "latin-1")
+    return "sick", "SICK_trial.txt: line 2: byte 0xE9 is not UTF-8"
+
+
+def unknown_label(source):
+    write(source / "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n")
+    return "sick", "SICK_trial.txt: line 2: label 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT"
+
+
+def missing_column(source):
+    write(source / "SICK_trial.txt", SICK + "1\ta\tb\t1\n")
+    return "sick", "SICK_trial.txt: line 2: 4 columns"
+
+
+def wrong_header(source):
+    write(source / "SICK_trial.txt", "a\tb\n")
+    return "sick", "SICK_trial.txt: line 1: ['a', 'b']; allowed: the header pair_ID"
+
+
+def no_example(source):
+    write(source / "SICK_trial.txt", SICK)
+    return "sick", "SICK_trial.txt: no example; allowed: one or more"
+
+
+def not_there(source):
+    (source / "SICK_trial.txt").unlink()
+    return "sick", "no files of sick; allowed is a folder that holds SICK_train.txt"
+
+
+def ragged_files(source):
+    write_pairs(source, "aligned", ["0", "1"])
+    write(source / "wikiqa" / "dev" / "b.toks", "one\n")
+    return "wikiqa", "b.toks has 1 lines, "
+
+
+def no_json(source):
+    write_pairs(source, "snli", NLI)
+    write(source / "snli_1.0" / "snli_1.0_dev.jsonl.gz", json_line("neutral") + '{"sentence1"\n')
+    return "snli", "snli_1.0_dev.jsonl.gz: line 2: '{\"sentence1\"'; allowed: a JSON object"
+
+
+def missing_field(source):
+    write_pairs(source, "snli", NLI)
+    write(source / "snli_1.0" / "snli_1.0_dev.jsonl.gz", '{"gold_label": "neutral"}\n')
+    return "snli", "snli_1.0_dev.jsonl.gz: line 1"
+
+
+def no_label(source):
+    write(source / "custrev.all", "0 fine\nfine\n")
+    return "cr", "custrev.all: line 2: 'fine'; allowed: LABEL text"
+
+
+def twice(source):
+    write_pairs(source, "snli", NLI)
+    write(source / "snli_1.0" / "snli_1.0_dev.jsonl", "")
+    return "snli", "allowed is one */snli_1.0_dev*.jsonl*"
+
+
+def no_tar(source):
+    write(source / "20news-bydate.tar.gz", "text")
+    return "20news", "20news-bydate.tar.gz: not a sound tar file"
+
+
+def open_quote(source):
+    write(source / "quora_duplicate_questions.tsv", QUORA + '1\t1\t2\t"a\tb\t1\n')
+    return "quora", "quora_duplicate_questions.tsv: line 2: unexpected end of data"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        broken_latin,
+        unknown_label,
+        missing_column,
+        wrong_header,
+        no_example,
+        not_there,
+        ragged_files,
+        no_json,
+        missing_field,
+        no_label,
+        twice,
+        no_tar,
+        open_quote,
+    ],
+)
+def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, capsys, damage):
+    write_pairs(tmp_path / "source", "sick", ("NEUTRAL",))
+    name, message = damage(tmp_path / "source")
+    assert run(name, tmp_path) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list((tmp_path / "dest").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--strip", "headers"), "--strip is for 20news; NAME is mr"),
+        (("--validation", "0.1"), "--validation is for 20news and msrp; NAME is mr"),
+        (("--validation", "1"), "argument --validation: '1'; allowed is a number between 0 and 1"),
+        (("--strip", "body"), "'body'; allowed: fields, headers, footers, quotes, or none"),
+        (("--vocabulary-size", "5k"), "'5k'; allowed: a whole number"),
+    ],
+)
+def test_options_are_checked(tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit):
+        run("mr", tmp_path, *options)
+    assert message in capsys.readouterr().err
+
+
+def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
+    dest = sentences / "dest"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cls_build, "_route", interrupt)
+        assert run("mr", sentences) == 130
+    assert not list(dest.glob("*"))
+    assert run("mr", sentences) == 0
+    assert run("mr", sentences) == 0
+    assert "already prepared" in capsys.readouterr().out
+    assert run("mr", sentences, "--max-length", 9) == 1
+    assert "was prepared with settings max_length null, not 9; choose" in capsys.readouterr().err
+    write_sentences(sentences, SENTENCES[:90])
+    assert run("mr", sentences) == 1
+    assert "was prepared with sources all rt-polarity.all " in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(cls_build, "_route", interrupt)
+        assert run("mr", sentences, "--force") == 130
+    assert facts_of(dest / "mr" / "fold0")["parts"]["all"]["examples"] == 100
+    assert run("mr", sentences, "--force") == 0
+    assert facts_of(dest / "mr" / "fold0")["parts"]["all"]["examples"] == 90
+
+
+def test_force_replaces_nothing_else(sentences, capsys):
+    write(sentences / "dest" / "mr" / "thesis.txt", "mine")
+    assert run("mr", sentences, "--force") == 1
+    assert "is something else" in capsys.readouterr().err
+    assert (sentences / "dest" / "mr" / "thesis.txt").read_text() == "mine"

@@ -1,0 +1,291 @@
+"""Question answering data, from a corpus's files to a folder that is complete or not there."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.cli.prepare import qa as prepare_qa
+from fairseq_clusterformer.corpora.question_answering import encode as qa_encode
+from fairseq_clusterformer.corpora.translation import build as mt_build
+from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data.qa import QAData, load_dictionary
+from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
+
+
+def run(*arguments: object) -> int:
+    return prepare_qa.main([str(argument) for argument in arguments])
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def squad(*paragraphs: tuple[str, str]) -> dict:
+    """SQuAD 2.0 with a question on each answer, and one without."""
+    made = []
+    for i, (context, answer) in enumerate(paragraphs):
+        place = {"text": answer, "answer_start": context.index(answer)}
+        questions = [
+            {"id": f"{i}a", "question": "What of it?", "answers": [place], "is_impossible": False},
+            {"id": f"{i}b", "question": "What not?", "answers": [], "is_impossible": True},
+        ]
+        made.append({"context": context, "qas": questions})
+    return {"version": "v2.0", "data": [{"title": "The cafés", "paragraphs": made}]}
+
+
+WRONG = {"id": "w", "question": "?", "answers": [{"text": "x", "answer_start": 900}]}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    train = squad((TEXTS[0], "1901"), (TEXTS[1], "$5 million"), (TEXTS[2], "日本の首都"))
+    train["data"][0]["paragraphs"][0]["qas"].append(WRONG)
+    (folder / "train-v2.0.json").write_text(json.dumps(train))
+    (folder / "dev-v2.0.json").write_text(json.dumps(squad((TEXTS[2], "🍰"))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sentencepiece(tmp_path_factory.mktemp("sp") / "some.model", **LOSSLESS)
+
+
+def assert_answers(folder: Path, split: str) -> None:
+    """Every gold span is the gold text or a little more, and no token beyond it is of use."""
+    data = QAData(folder, split)
+    for i, example in enumerate(data):
+        texts = data.texts(i)
+        assert len(example.answers) == len(texts["answers"])
+        assert (example.document[example.paragraph_starts] == 0).all()
+        for (first, last), told in zip(example.answers.tolist(), texts["answers"], strict=True):
+            paragraph, start, end = data.place(i, first, last)
+            assert paragraph == told[0]
+            assert start <= told[1] < told[2] <= end
+            gold = texts["paragraphs"][paragraph][1][told[1] : told[2]]
+            assert gold in data.answer(i, first, last)
+            assert last - first == 1 or data.place(i, first + 1, last)[1] > told[1]
+            assert last - first == 1 or data.place(i, first, last - 1)[2] < told[2]
+
+
+def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, capsys) -> None:
+    dest = tmp_path / "dest"
+    arguments = ("squad2", dest, "--source", source, "--gpt2-bpe", model)
+    assert run(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert "train: dropped 1: answer not in its context" in printed
+    assert "id w: " in printed
+    assert "6 questions" in printed
+    for split in ("train", "valid"):
+        assert_answers(dest, split)
+    data, bpe = QAData(dest, "train"), subwords.load_prepared(dest)  # the model is in the folder
+    assert [data.texts(i)["id"] for i in range(6)] == ["0a", "0b", "1a", "1b", "2a", "2b"]
+    assert [example.answerable for example in data] == [True, False] * 3
+    assert data.answer(2, *data[2].answers[0].tolist()) == "$5 million"
+    dictionary = load_dictionary(dest)
+    symbols = [dictionary[index] for index in data[2].document[1:]]
+    assert symbols == [bpe.symbols[id_] for id_ in bpe.encode(TEXTS[1]).ids]
+    record = json.loads((dest / "prepared.json").read_text())
+    assert record["splits"]["train"]["dropped"] == 1
+    assert list(record["dropped"]["train"]) == ["answer not in its context"]
+    assert record["splits"]["valid"]["tokens"] == sum(
+        len(e.document) for e in QAData(dest, "valid")
+    )
+    # once more: nothing to do; for something else: refused
+    before = snapshot(dest)
+    assert run(*arguments) == 0
+    assert "is already prepared" in capsys.readouterr().out
+    assert run(*arguments, "--titles") == 1
+    assert "was prepared with titles false, not true" in capsys.readouterr().err
+    assert snapshot(dest) == before
+
+
+def test_long_documents_of_squad(source: Path, model: Path, tmp_path: Path) -> None:
+    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
+    assert run(*arguments, "--paragraphs", 2) == 0
+    assert_answers(tmp_path / "dest", "train")
+    data = QAData(tmp_path / "dest", "train")
+    assert {len(example.paragraph_starts) for example in data} == {2}
+    assert [len(example.long_answers) for example in data] == [1, 0] * 3
+
+
+def test_workers_make_no_difference(
+    source: Path, pieces: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(qa_encode, "_BATCH", 2)
+    for workers in (1, 2):
+        arguments = ("--sentencepiece-model", pieces, "--workers", workers)
+        assert run("squad2", tmp_path / str(workers), "--source", source, *arguments) == 0
+    assert snapshot(tmp_path / "1") == snapshot(tmp_path / "2")
+    assert_answers(tmp_path / "2", "train")
+
+
+def test_a_model_of_its_own(source: Path, tmp_path: Path, capsys) -> None:
+    arguments = ("squad2", tmp_path / "dest", "--source", source, "--sentencepiece")
+    assert run(*arguments, 9000) == 1
+    assert "--sentencepiece 9000: allowed is at most" in capsys.readouterr().err
+    assert not (tmp_path / "dest").exists()
+    assert run(*arguments, 330) == 0
+    assert_answers(tmp_path / "dest", "train")
+    assert len(subwords.load_prepared(tmp_path / "dest").symbols) == 330
+
+
+def test_titles_and_several_paragraphs(model: Path, tmp_path: Path) -> None:
+    question = {
+        "_id": "1",
+        "question": "Where?",
+        "answer": "Kraków",
+        "supporting_facts": [["The café", 0]],
+        "context": [["Town", ["The towns.", " Łódź."]], ["The café", ["It's in", "Kraków."]]],
+    }
+    (tmp_path / "valid.json").write_text(json.dumps([question, question | {"_id": "2"}]))
+    lost = question | {"_id": "2", "answer": "Łomża"}
+    (tmp_path / "train.json").write_text(json.dumps([question, lost]))
+    (tmp_path / "test.json").write_text(json.dumps([lost]))
+    for flags in ((), ("--titles",)):
+        dest = tmp_path / f"dest{len(flags)}"
+        files = [w for s in ("train", "valid", "test") for w in (f"--{s}", tmp_path / f"{s}.json")]
+        assert run("hotpotqa", dest, *files, "--gpt2-bpe", model, *flags) == 0
+        data = QAData(dest, "train")
+        assert len(data) == 1  # what is not found is not trained on, but is scored
+        assert_answers(dest, "train")
+        (example,) = data
+        assert example.long_answers.tolist() == [1]
+        assert data.answer(0, *example.answers[0].tolist()).startswith("Kraków")
+        unfound = QAData(dest, "test")
+        assert (len(unfound[0].answers), unfound.texts(0)["texts"]) == (0, ["Łomża"])
+    plain, titled = (QAData(tmp_path / f"dest{i}", "train") for i in (0, 1))
+    bpe = subwords.load_prepared(tmp_path / "dest1")
+    more = [len(bpe.encode(title).ids) for title in ("Town", "The café")]
+    assert len(titled[0].document) == len(plain[0].document) + sum(more)
+    assert torch.equal(titled[0].answers, plain[0].answers + sum(more))
+
+
+def test_interrupted_goes_on_with_whole_files(
+    source: Path, model: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    dest = tmp_path / "dest"
+    files = [source / "train-v2.0.json", source / "dev-v2.0.json"]
+    arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model)
+    encode, calls = qa_encode.encode_record, []
+
+    def interrupted(record, **options):
+        calls.append(record.id)
+        if interrupt and len(calls) > 7:  # in the second file of train
+            raise KeyboardInterrupt
+        return encode(record, **options)
+
+    interrupt = True
+    monkeypatch.setattr(qa_encode, "encode_record", interrupted)
+    assert run("squad2", dest, *arguments) == 130
+    assert "run it again to finish" in capsys.readouterr().err
+    assert not dest.exists()
+    assert sorted(path.name for path in (tmp_path / "dest.parts").iterdir()) == [
+        "model",
+        "train-0",
+    ]
+    interrupt, calls[:] = False, []
+    assert run("squad2", dest, *arguments) == 0
+    assert calls == ["0a", "0b"] * 2  # of train's first file no more
+    assert run("squad2", tmp_path / "other", *arguments) == 0
+    assert snapshot(dest) == snapshot(tmp_path / "other")
+    assert_answers(dest, "train")
+    assert len(QAData(dest, "train")) == 8
+    assert json.loads((dest / "prepared.json").read_text())["splits"]["train"]["questions"] == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dest", "other", "source"]
+
+
+def leaves_interruptions(_item: object) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_interruptions_reach_the_main_process_alone() -> None:
+    """A pool whose workers died of one could wait for ever."""
+    assert all(mt_build.parallel(leaves_interruptions, range(8), 2, "items"))
+    assert not leaves_interruptions(None)
+
+
+def test_parts_of_another_recipe_are_made_anew(
+    source: Path, model: Path, tmp_path: Path, monkeypatch
+) -> None:
+    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
+    encode = qa_encode.encode_record
+
+    def fail_on_valid(record, **options):
+        if "🍰" in record.texts:
+            raise KeyboardInterrupt
+        return encode(record, **options)
+
+    monkeypatch.setattr(qa_encode, "encode_record", fail_on_valid)
+    assert run(*arguments) == 130
+    monkeypatch.setattr(qa_encode, "encode_record", encode)
+    other = write_gpt2(tmp_path / "elsewhere" / model.name, merges=5)
+    assert run(*arguments[:-1], other) == 0
+    assert run("squad2", tmp_path / "other", *arguments[2:-1], other) == 0
+    assert snapshot(tmp_path / "dest") == snapshot(tmp_path / "other")
+    assert run(*arguments) == 1  # another model of the same name
+
+
+def test_a_dictionary_that_is_there(source: Path, model: Path, tmp_path: Path, capsys) -> None:
+    symbols = subwords.load(model).symbols
+    path = tmp_path / "dict.txt"
+    path.write_text("".join(f"{symbol} 1\n" for symbol in reversed(symbols)))
+    arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
+    assert run(*arguments, "--dict", path) == 0
+    assert load_dictionary(tmp_path / "dest").index(symbols[-1]) == 4
+    path.write_text("".join(f"{symbol} 1\n" for symbol in symbols[2:]))
+    assert run("squad2", tmp_path / "other", *arguments[2:], "--dict", path) == 1
+    assert "lacks 2 of the model's" in capsys.readouterr().err
+
+
+def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [WRONG]}]}]}))
+    assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
+    error = capsys.readouterr().err
+    assert "squad1: no question is left in train" in error
+    assert "answer not in its context" in error
+    assert not (tmp_path / "dest").exists()
+    path.write_text(json.dumps({"data": []}))
+    assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
+    assert capsys.readouterr().err.endswith("no question is left in train\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("squad2 --source {source}", "subwords: allowed is one of --gpt2-bpe, --sentencepiece-m"),
+        ("squad2 --source {source} --gpt2-bpe x --sentencepiece 9", "allowed is one of --gpt2"),
+        ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: is no sentencepiece model"),
+        ("squad2 --source nowhere --gpt2-bpe {model}", "--source nowhere: no such folder"),
+        ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed is a folder with"),
+        ("squad1 --gpt2-bpe {model}", "or name files with --train, --valid or --test"),
+        ("squad1 --valid x --sentencepiece 99", "--sentencepiece: allowed with a train split"),
+        ("squad1 --train x --sentencepiece 99", "--train /.*x: no such file"),
+        ("squad1 --train x --gpt2-bpe {model} --contexts long", "--contexts: is no option of squ"),
+        (
+            "hotpotqa --train x --gpt2-bpe {model} --paragraphs 2",
+            "--paragraphs: is no option of h",
+        ),
+        ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict y: no such file"),
+        ("squad1 --train x --sentencepiece 9 --dict y", "--dict: is allowed with"),
+    ],
+)
+def test_mistakes(source: Path, model: Path, tmp_path: Path, capsys, arguments, message) -> None:
+    name, *words = arguments.format(source=source, model=model).split()
+    assert run(name, tmp_path / "dest", *words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("prepare_qa.py: error: ")
+    assert re.search(message, error)
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.glob("dest*"))

@@ -1,0 +1,214 @@
+"""Averaged checkpoints: equal to a plain loop, whatever is shared, half or infinite."""
+
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.cli import average as average_checkpoints
+
+
+def write(path: Path, updates: int, **tensors: torch.Tensor) -> Path:
+    """A checkpoint with what fairseq puts into one."""
+    tied = torch.randn(50, 40)
+    model = {
+        "encoder.weight": tied,
+        "decoder.weight": tied,
+        "half": (torch.randn(30) * 100).half(),
+        "bfloat": torch.randn(30).bfloat16(),
+        "double": torch.randn(3, dtype=torch.float64),
+        "version": torch.tensor([updates]),
+        "pending_log_mass": torch.full((2,), -math.inf),
+        **tensors,
+    }
+    state = {
+        "args": Namespace(arch="transformer", dropout=updates),
+        "model": {name: tensor for name, tensor in model.items() if tensor is not None},
+        "optimizer_history": [{"num_updates": 1}, {"num_updates": updates}],
+        "last_optimizer_state": {"exp_avg": torch.zeros(50, 40)},
+        "extra_state": {"train_iterator": {"epoch": 3}},
+    }
+    torch.save(state, path)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return average_checkpoints.main([str(argument) for argument in arguments])
+
+
+def load(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def averaged(tmp_path: Path) -> tuple[list[dict], dict]:
+    """Three checkpoints, the newest in the middle, and their average."""
+    inputs = [write(tmp_path / f"{n}.pt", n) for n in (10, 30, 20)]
+    assert run("--inputs", *inputs, "--output", tmp_path / "out" / "average.pt") == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["average.pt"]
+    return [load(path) for path in inputs], load(tmp_path / "out" / "average.pt")
+
+
+def test_average_is_a_plain_loop_s(averaged: tuple[list[dict], dict]) -> None:
+    inputs, output = averaged
+    assert output["model"].keys() == inputs[0]["model"].keys()
+    for name in ("encoder.weight", "decoder.weight", "half", "bfloat", "double"):
+        total = sum(state["model"][name].double() for state in inputs)
+        mean, found = total / 3, output["model"][name]
+        assert found.dtype == inputs[0]["model"][name].dtype
+        # one rounding to the tensor's own precision, and those of a sum in float32
+        unit = torch.finfo(found.dtype).eps + 4 * torch.finfo(torch.float32).eps
+        largest = total.abs().max() if found.dtype == torch.float32 else mean.abs().max()
+        assert (found.double() - mean).abs().max() <= unit * largest, name
+
+
+def test_half_precision_is_summed_in_float32(tmp_path: Path) -> None:
+    big = [write(tmp_path / f"{n}.pt", n, half=torch.full((1,), 60000.0).half()) for n in (1, 2)]
+    assert run("--inputs", *big, "--output", tmp_path / "average.pt") == 0
+    half = load(tmp_path / "average.pt")["model"]["half"]
+    assert half.dtype == torch.float16
+    assert half.item() == 60000.0
+
+
+def test_shared_tensors_stay_shared(averaged: tuple[list[dict], dict]) -> None:
+    model = averaged[1]["model"]
+    assert model["encoder.weight"].data_ptr() == model["decoder.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("tied_is_newest", [False, True])
+def test_what_is_shared_in_one_file_only_is_averaged_apart(
+    tied_is_newest: bool, tmp_path: Path
+) -> None:
+    tied = write(tmp_path / "tied.pt", 1 + 2 * tied_is_newest)
+    apart = write(tmp_path / "apart.pt", 2, **{"decoder.weight": torch.ones(50, 40)})
+    inputs = [apart, tied] if tied_is_newest else [tied, apart]
+    assert run("--inputs", *inputs, "--output", tmp_path / "average.pt") == 0
+    found = load(tmp_path / "average.pt")["model"]
+    for name in ("encoder.weight", "decoder.weight"):
+        mean = (load(tied)["model"][name] + load(apart)["model"][name]) / 2
+        torch.testing.assert_close(found[name], mean, rtol=0, atol=0)
+
+
+def test_minus_infinity_stays(averaged: tuple[list[dict], dict]) -> None:
+    assert averaged[1]["model"]["pending_log_mass"].tolist() == [-math.inf, -math.inf]
+
+
+def test_all_else_is_the_newest_s_without_the_optimizer(
+    averaged: tuple[list[dict], dict],
+) -> None:
+    output = averaged[1]
+    assert output["model"]["version"].tolist() == [30]
+    assert output["model"]["version"].dtype == torch.int64
+    assert output["args"].dropout == 30
+    assert output["optimizer_history"][-1] == {"num_updates": 30}
+    assert output["extra_state"] == {"train_iterator": {"epoch": 3}}
+    assert output["last_optimizer_state"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ("--num-epoch-checkpoints 2", [9, 10]),
+        ("--num-epoch-checkpoints 2 --checkpoint-upper-bound 9", [8, 9]),
+        ("--num-update-checkpoints 2", [900, 1000]),
+        ("--num-update-checkpoints 1 --checkpoint-upper-bound 999", [900]),
+    ],
+)
+def test_latest_of_a_folder(
+    options: str, wanted: list[int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    names = [f"checkpoint{n}.pt" for n in (8, 9, 10)]
+    names += [f"checkpoint_5_{n}.pt" for n in (900, 1000)]
+    names += ["checkpoint_last.pt", "checkpoint_best.pt", "checkpoint11.pt.partial"]
+    for name in names:
+        number = [int(n) for n in name.replace(".", "_").split("_") if n.isdecimal()]
+        updates = number[-1] if number else int(name[10:-3]) if name[10:-3].isdecimal() else 0
+        write(tmp_path / name, updates, value=torch.tensor([float(updates)]))
+    assert run("--inputs", tmp_path, *options.split(), "--output", tmp_path / "average.pt") == 0
+    model = load(tmp_path / "average.pt")["model"]
+    assert model["value"].item() == sum(wanted) / len(wanted)
+    assert model["version"].item() == max(wanted)
+    assert str(max(wanted)) in capsys.readouterr().out
+
+
+def error(capsys: pytest.CaptureFixture, *arguments: object) -> str:
+    """The one line that a refused call prints."""
+    assert run(*arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_1_500.pt", "checkpoint_best.pt"):
+        write(tmp_path / name, 1)
+    options = ["--inputs", tmp_path, "--output", tmp_path / "average.pt"]
+    line = error(capsys, *options, "--num-epoch-checkpoints", 3)
+    assert "--num-epoch-checkpoints is 3" in line
+    assert line.endswith("has 2; there are: checkpoint2.pt, checkpoint10.pt")
+    line = error(capsys, *options, "--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499)
+    assert "has 0 up to --checkpoint-upper-bound 499; there are: checkpoint_1_500.pt" in line
+    assert not (tmp_path / "average.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"half": torch.zeros(31).half()}, "half is [30] in "),
+        ({"half": None}, "missing in "),
+        ({"more": torch.zeros(2)}, "more is missing in "),
+    ],
+)
+def test_other_parameters_are_refused(
+    tensors: dict, says: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    one = write(tmp_path / "one.pt", 1)
+    other = write(tmp_path / "other.pt", 2, **tensors)
+    line = error(capsys, "--inputs", one, other, "--output", tmp_path / "average.pt")
+    assert says in line
+    assert next(iter(tensors)) in line
+    assert str(one) in line
+    assert str(other) in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.pt", "other.pt"]
+
+
+def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    one, two = write(tmp_path / "one.pt", 1), write(tmp_path / "two.pt", 2)
+    (tmp_path / "link.pt").symlink_to("one.pt")
+    before = one.read_bytes()
+    link = tmp_path / "link.pt"
+    for given, output in ((one, one), (one, link), (link, one)):
+        assert "one of the inputs" in error(capsys, "--inputs", given, two, "--output", output)
+    assert one.read_bytes() == before
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    one = write(tmp_path / "one.pt", 1)
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "other.pt")
+    torch.save({"model": {}, "code": Path("x")}, tmp_path / "code.pt")  # a type not allowed
+    for name in ("text.pt", "other.pt", "code.pt", "absent.pt"):
+        options = ["--inputs", one, tmp_path / name, "--output", tmp_path / "average.pt"]
+        line = error(capsys, *options)
+        assert str(tmp_path / name) in line
+        assert "allowed: " in line
+    assert "--num-epoch-checkpoints" in error(
+        capsys, "--inputs", tmp_path, "--output", tmp_path / "average.pt"
+    )
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    one, output = write(tmp_path / "one.pt", 1), tmp_path / "average.pt"
+    output.write_text("before")
+
+    def save(_, path):
+        Path(path).write_text("half of it")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", save)
+    assert "no space left" in error(capsys, "--inputs", one, "--output", output)
+    assert output.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["average.pt", "one.pt"]

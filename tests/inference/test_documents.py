@@ -1,0 +1,172 @@
+"""Files as paragraphs: text, HTML and PDF, encodings, and what is named when it is neither."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.documents import read_source
+
+
+def read(path: Path, content: bytes, encoding: str | None = None):
+    path.write_bytes(content)
+    return read_source(path, encoding)
+
+
+def refused(path: Path, content: bytes, encoding: str | None = None) -> str:
+    """The one line that names the file and what is allowed."""
+    with pytest.raises(UserError) as caught:
+        read(path, content, encoding)
+    line = str(caught.value)
+    assert str(path) in line or "--encoding is" in line
+    assert "allowed: " in line
+    assert "\n" not in line
+    return line
+
+
+def pdf(*pages: str, title: str = "") -> bytes:
+    """A document of one line of text a line."""
+    writer = pytest.importorskip("pypdf").PdfWriter()
+    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
+    fonts = DictionaryObject({NameObject("/F1"): font})
+    for text in pages:
+        lines = "".join(f"({line}) Tj 0 -16 Td " for line in text.splitlines())
+        stream = DecodedStreamObject()
+        stream.set_data(f"BT /F1 12 Tf 72 700 Td {lines}ET".encode())
+        page = writer.add_blank_page(595, 842)
+        page[NameObject("/Contents")] = writer._add_object(stream)
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    if title:
+        writer.add_metadata({"/Title": title})
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()
+
+
+class TestText:
+    def test_blank_lines_divide_paragraphs(self, tmp_path: Path) -> None:
+        content = b"\n\nOne  line,\r\nand\tthe next.\n \t\nThe second.\n\n\n\nThe \f third. \n"
+        source = read(tmp_path / "my notes.txt", content)
+        assert source.paragraphs == ("One line, and the next.", "The second.", "The", "third.")
+        assert (source.title, source.name) == ("my notes", str(tmp_path / "my notes.txt"))
+
+    @pytest.mark.parametrize(
+        ("encoding", "given"),
+        [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("utf-32", None)]
+        + [(name, name) for name in ("latin-1", "cp1252", "utf-16-le", "utf-8")],
+    )
+    def test_encodings(self, encoding: str, given: str | None, tmp_path: Path) -> None:
+        content = "Das Café.\n\nNaïve Größe.".encode(encoding)
+        source = read(tmp_path / "a", content, given)
+        assert source.paragraphs == ("Das Café.", "Naïve Größe.")
+
+    def test_what_is_no_text_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        line = refused(path, "ab Café".encode("latin-1"))
+        assert "is not in utf-8 (byte 6)" in line
+        assert "--encoding NAME" in line
+        assert "--encoding is klingon, which is unknown" in refused(path, b"a", "klingon")
+        assert "--encoding is hex, which is unknown" in refused(path, b"a", "hex")
+        assert "is not in ascii" in refused(path, b"\xff", "ascii")
+        assert "character NUL" in refused(path, b"a\0b")
+        assert "character NUL" in refused(path, "a text".encode("utf-16-le"))
+        assert "is not in utf-16" in refused(path, b"\xff\xfea")
+        for nothing in (b"", b" \n\n\t\r\n", b"\xef\xbb\xbf"):
+            assert "holds no text" in refused(path, nothing)
+
+    def test_what_cannot_be_opened_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="nowhere.txt: No such file .*allowed"):
+            read_source(tmp_path / "nowhere.txt")
+        with pytest.raises(UserError, match="is a folder; allowed"):
+            read_source(tmp_path)
+
+
+class TestHTML:
+    def test_text_alone_in_paragraphs(self, tmp_path: Path) -> None:
+        content = b"""<!DOCTYPE html><html><head><title> A
+        page </title><style>p{color:red}</style><script>head()</script></head>
+        <body onload="x()"><!-- unseen --><nav><ul><li>Home<li>Else</ul></nav>
+        <h1>The <em>Elm</em></h1><p>It is <b>lo</b>ng,<br>and&nbsp;deep &amp; cold &#x1F370;.
+        <p>Second<script>var a = "<p>no</p>";</script> one</p><noscript>none</noscript>
+        <table><tr><td>Ida</td><td>Otto</td></tr><tr><th>x<td>y</table>
+        tail <svg><title>b</title><text>drawn</text></svg><unknown>word</unknown></body></html>"""
+        source = read(tmp_path / "a.html", content)
+        assert source.title == "A page"
+        assert source.paragraphs == (
+            *("Home", "Else", "The Elm", "It is long, and deep & cold \N{SHORTCAKE}."),
+            *("Second one", "Ida Otto", "x y", "tail word"),
+        )
+
+    @pytest.mark.parametrize(
+        ("head", "encoding"),
+        [
+            ('<meta charset="windows-1252">', "cp1252"),
+            (
+                "<meta http-equiv=content-type content='text/html; charset=ISO-8859-2'>",
+                "iso-8859-2",
+            ),
+            ('<?xml version="1.0" encoding="iso-8859-1"?><meta charset=utf-8>', "latin-1"),
+            ("", "utf-8"),
+            ('<meta charset="utf-16">', "utf-16"),
+        ],
+    )
+    def test_a_page_says_its_encoding(self, head: str, encoding: str, tmp_path: Path) -> None:
+        content = f"{head}<p>Größe: ö".encode(encoding)
+        assert read(tmp_path / "a.HTM", content).paragraphs == ("Größe: ö",)
+
+    def test_the_option_is_stronger(self, tmp_path: Path) -> None:
+        content = "<meta charset=utf-8><p>é".encode("latin-1")
+        assert "is not in utf-8" in refused(tmp_path / "a.html", content)
+        assert read(tmp_path / "a.html", content, "latin-1").paragraphs == ("é",)
+        assert "says it is in so-called, which is unknown" in refused(
+            tmp_path / "a.html", b"<meta charset=so-called>a"
+        )
+
+    def test_broken_pages(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.xhtml"
+        assert read(path, b"<p>a</i></p></div></script><svg/>b<p").paragraphs == ("a", "b<p")
+        assert read(path, b"<title>a</title>b<script>c</script>d<style>e").paragraphs == ("bd",)
+        assert read(path, b"no tags & none").paragraphs == ("no tags & none",)
+        deep = b"<div>" * 20_000 + b"low" + b"</div>" * 7
+        assert read(path, deep).paragraphs == ("low",)
+        for nothing in (b"", b"<!-- -->", b"<script>a</script>", b"<html></html>"):
+            assert "holds no text" in refused(path, nothing)
+
+
+class TestPDF:
+    def test_pages(self, tmp_path: Path) -> None:
+        content = pdf("The king of Arle\nis Otto.", "Page two.", title="Towns")
+        for name in ("a.pdf", "without an ending"):
+            source = read(tmp_path / name, content)
+            assert source.paragraphs == ("The king of Arle is Otto.", "Page two.")
+            assert source.title == "Towns"
+
+    def test_damaged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        content, path = pdf("The king of Arle is Otto."), tmp_path / "a.pdf"
+        assert "holds no text" in refused(path, pdf(""))
+        for damaged in (b"", b"no PDF", content[:40], content[:-300]):
+            assert "cannot be read as PDF (" in refused(path, damaged)
+        assert not caplog.messages  # the library's own warnings
+
+    def test_locked(self, tmp_path: Path) -> None:
+        pypdf = pytest.importorskip("pypdf")
+        writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf("secret")))
+        writer.encrypt("key", algorithm="RC4-128")
+        out = io.BytesIO()
+        writer.write(out)
+        assert "cannot be read as PDF (" in refused(tmp_path / "a.pdf", out.getvalue())
+
+
+def test_a_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    line = refused(tmp_path / "a.pdf", b"%PDF-1.7")
+    assert "pypdf is needed" in line
+    assert "fairseq_clusterformer[documents]" in line
+    assert read(tmp_path / "a.txt", b"text").paragraphs == ("text",)

@@ -1,0 +1,206 @@
+"""evaluate_qa.py: scores that are the data sets' own, and the files that these read."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.cli.evaluate import qa as evaluate_qa
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.metrics.answers import evaluate
+from tests.cli.in_process import QUESTIONS, train, validate
+from tests.cli.qa_data import TYPES, write_questions
+from tests.conftest import RunCli
+
+# of a machine without an accelerator
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
+BY_HEART = "--max-update 100 --lr 0.006 --dropout 0 --attention-dropout 0 --disable-validation"
+ANSWERED = [name for name in TYPES if name in ("short", "yes", "no")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Data of every type, and a reader that knows it by heart."""
+    folder = tmp_path_factory.mktemp("qa")
+    train(write_questions(folder / "data"), f"{QUESTIONS} {BY_HEART}", folder)
+    return folder / "data", folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Data that has short answers, yes or no alone, and a reader that has begun to know it."""
+    folder = tmp_path_factory.mktemp("answered")
+    line = f"{QUESTIONS} {BY_HEART} --max-update 25"
+    train(write_questions(folder / "data", ANSWERED), line, folder)
+    return folder / "data", folder / "checkpoint_last.pt"
+
+
+def run(trained: tuple[Path, Path], corpus: str, *more: object) -> int:
+    data, checkpoint = trained
+    (data / "prepared.json").write_text(json.dumps({"recipe": {"corpus": corpus}}))
+    words = ["--checkpoint", checkpoint, "--data", data, "--cpu", *more]
+    return evaluate_qa.main([str(word) for word in words])
+
+
+def read(folder: Path, name: str):
+    return json.loads((folder / name).read_text())
+
+
+@pytest.mark.parametrize("corpus", ["squad1", "triviaqa-web", "hotpotqa", "2wiki"])
+def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    assert run(answered, corpus, "--out", tmp_path / "new" / "out", "--batch-size", 5) == 0
+    out = tmp_path / "new" / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["predictions.json", "scores.json"]
+    predictions, scores = read(out, "predictions.json"), read(out, "scores.json")
+    if corpus in ("hotpotqa", "2wiki"):  # what their scripts look for
+        assert predictions.keys() == {"answer", "sp", *(["evidence"] * (corpus == "2wiki"))}
+        predictions = predictions["answer"]
+    data = QAData(answered[0], "valid")
+    gold = {line["id"]: line["texts"] for line in map(data.texts, range(len(data)))}
+    assert predictions.keys() == gold.keys()
+    expected = evaluate(gold, predictions)
+    assert 5 < expected["f1"] < 95
+    if corpus in ("hotpotqa", "2wiki"):  # from 0 to 1
+        assert 100 * scores["em"] == pytest.approx(expected["exact_match"])
+    else:
+        assert scores == pytest.approx(expected)
+        assert f"{scores['f1']:.6g}" in capsys.readouterr().out
+    # what fairseq-validate says of the same, where the likeliest type has an answer
+    printed = validate(*answered, "--task clusterformer_qa", "--batch-size", 4)
+    assert printed["em"] == pytest.approx(expected["exact_match"], abs=0.01)
+    assert printed["f1"] == pytest.approx(expected["f1"], abs=0.01)
+
+
+def test_some_have_no_answer(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(trained, "squad2", "--out", tmp_path) == 0
+    predictions, none = read(tmp_path, "predictions.json"), read(tmp_path, "no_answer.json")
+    scores = read(tmp_path, "scores.json")
+    for number, name in enumerate(TYPES):
+        assert (none[str(number)] > 0.5) is (name in ("long", "none"))
+        assert predictions[str(number)]  # what it would be, were there one
+    assert scores["exact"] == scores["HasAns_exact"] == scores["NoAns_exact"] == 100
+    assert (scores["total"], scores["NoAns_total"], scores["best_f1"]) == (20, 4, 100)
+    # as sure as this it never is
+    assert run(trained, "squad2", "--out", tmp_path, "--no-answer-threshold", 0.9999999) == 0
+    assert read(tmp_path, "scores.json")["NoAns_exact"] == 0
+
+
+def gold_file(folder: Path, path: Path, annotators: int) -> Path:
+    """Natural Questions' labels of the questions that a folder was prepared from, and one more."""
+    data, lines = QAData(folder, "valid"), []
+    nothing = {"start_token": -1, "end_token": -1}
+    for index, example in enumerate(data):
+        line, long, short = data.texts(index), nothing, []
+        for number in example.long_answers.tolist():
+            start, end = line["paragraphs"][number][2]
+            long = {"start_token": start, "end_token": end}
+        for number, start, end in line["answers"]:
+            _, text, _, words = line["paragraphs"][number]
+            first, last = (words[text[:place].count(" ")] for place in (start, end))
+            short.append({"start_token": first, "end_token": last + 1})
+        yes_no = (example.yes_no or "none").upper()
+        labels = [
+            {"long_answer": long, "short_answers": [span], "yes_no_answer": yes_no}
+            for span in short or [nothing]
+        ]
+        labels = (labels * annotators)[: max(annotators, len(labels))]
+        lines.append({"example_id": int(line["id"]), "annotations": labels})
+    empty = {"long_answer": nothing, "short_answers": [], "yes_no_answer": "NONE"}
+    lines.append({"example_id": 1000, "annotations": [empty] * 5})  # was dropped
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_natural_questions(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    gold = gold_file(trained[0], tmp_path / "dev.jsonl", 5)
+    assert run(trained, "natural-questions", "--out", tmp_path, "--gold", gold) == 0
+    (entries,) = read(tmp_path, "predictions.json").values()
+    assert [entry["example_id"] for entry in entries] == list(range(20))
+    scores = read(tmp_path, "scores.json")
+    assert scores["long-answer-n"] == 21
+    assert scores["long-best-threshold-f1"] == scores["short-best-threshold-f1"] == 1
+    # where nothing is answered, something is predicted, with a lower score
+    assert scores["long-answer-precision"] == 18 / 20
+    capsys.readouterr()
+    assert run(trained, "natural-questions", "--out", tmp_path) == 0
+    assert "no scores: no --gold" in capsys.readouterr().out
+    assert read(tmp_path, "scores.json") == {}
+
+
+def test_answers_that_are_kept_secret(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    assert run(trained, "squad1", "--out", tmp_path, "--split", "test") == 0
+    assert len(read(tmp_path, "predictions.json")) == 20
+    assert "no scores: the answers are kept secret" in capsys.readouterr().out
+
+
+def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    lengths = ("--max-answer-length", 1, "--max-positions-inference", 12)
+    assert run(trained, "squad2", "--out", tmp_path, *lengths) == 0
+    data = QAData(trained[0], "valid")
+    for number, text in enumerate(read(tmp_path, "predictions.json").values()):
+        # <s>, a title and words, of which an answer is one
+        words = [
+            word for p in data.texts(number)["paragraphs"] for word in ("", "", *p[1].split())
+        ]
+        assert text in ["yes", "no", *words[2:12]]
+
+
+@pytest.mark.parametrize(
+    ("corpus", "options", "message"),
+    [
+        ("squad1", ("--split", "dev"), "--split is dev: "),
+        ("squad1", ("--gold", "x"), "--gold: is no option of squad1"),
+        (
+            "natural-questions",
+            ("--gold", "nowhere.jsonl"),
+            "--gold is nowhere.jsonl: no such file",
+        ),
+        ("natural-questions", ("--gold", __file__), "line 1: Extra data"),
+        ("squad1", ("--checkpoint", "none.pt"), "--checkpoint is none.pt: no such file"),
+        ("squad1", ("--checkpoint", __file__), "cannot be loaded"),
+        ("squad1", ("--max-answer-length", 0), "--max-answer-length is 0; allowed: 1 or more"),
+        ("squad1", ("--max-positions-inference", 1), "--max-positions-inference is 1; allowed"),
+        ("squad1", ("--data", "nowhere"), "--data is nowhere: prepared.json"),
+    ],
+)
+def test_mistakes(
+    corpus: str, options: tuple, message: str, trained: tuple[Path, Path], tmp_path: Path, capsys
+) -> None:
+    assert run(trained, corpus, *options) == 1
+    told = capsys.readouterr().err.strip().splitlines()
+    assert message in told[-1]
+    assert "allowed" in told[-1] or "is no option" in told[-1] or "no such file" in told[-1]
+
+
+def test_questions_of_another_file(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    gold = gold_file(trained[0], tmp_path / "dev.jsonl", 5)
+    gold.write_text("".join(gold.read_text().splitlines(keepends=True)[3:]))
+    assert run(trained, "natural-questions", "--gold", gold) == 1
+    assert "question 0 is not there; allowed: the files" in capsys.readouterr().err
+
+
+def test_damaged_data(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    shutil.copytree(trained[0], tmp_path / "data")
+    with open(tmp_path / "data" / "valid.jsonl", "ab") as file:
+        file.truncate(100)
+    assert run((tmp_path / "data", trained[1]), "squad1") == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("evaluate_qa.py: error: --split is valid: ")
+    assert "its files are of different data" in line
+
+
+def test_another_model(
+    translation_model: Path, trained: tuple[Path, Path], tmp_path: Path, capsys
+) -> None:
+    assert run((trained[0], translation_model), "squad1") == 1
+    assert "of the task translation; allowed: a reader that was" in capsys.readouterr().err
+
+
+def test_command_line(trained: tuple[Path, Path], run_cli: RunCli) -> None:
+    data, checkpoint = trained
+    (data / "prepared.json").write_text(json.dumps({"recipe": {"corpus": "squad2"}}))
+    words = ("--checkpoint", checkpoint, "--data", data, "--cpu")
+    printed = run_cli("scripts/evaluate_qa.py", *words, user_dir=None).stdout
+    assert "exact  100" in printed
