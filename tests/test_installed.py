@@ -1,0 +1,173 @@
+"""What a user has who installs the wheel: own text, pairs, labels and questions, end to end."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from tests.conftest import RunCli
+from tests.packaging import build_wheel
+
+Run = Callable[..., str]
+
+TRAIN = (
+    "--optimizer adam --lr 0.005 --max-update 50 --seed 1 --disable-validation --num-workers 0"
+    " --cpu --log-format simple"
+)
+
+
+@pytest.fixture(scope="module")
+def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program of an environment that holds the wheel, in a folder of its own.
+
+    The environment borrows what the wheel requires from this one, but not the checkout.
+    """
+    folder = tmp_path_factory.mktemp("installed")
+    wheel = build_wheel(run_cli, folder)
+    venv.create(folder / "venv", symlinks=True)
+    paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = folder / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "install", "--no-deps"]
+    # what this environment has installed from the checkout does not count
+    subprocess.run([*pip, "--ignore-installed", wheel], check=True)
+    shutil.rmtree(folder / "source")
+    home = folder / "home"
+    home.mkdir()
+
+    def program(line: str, stdin: str = "") -> str:
+        words = line.split()
+        if words[0].startswith("fairseq-"):
+            module = f"fairseq_cli.{words[0].removeprefix('fairseq-').replace('-', '_')}"
+            command = [
+                python,
+                "-m",
+                module,
+                *words[1:],
+                "--user-dir",
+                site / "fairseq_clusterformer",
+            ]
+        else:
+            command = [python.parent / words[0], *words[1:]]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(
+            [str(word).replace("%20", " ") for word in command],
+            cwd=home,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    program.home = home
+    return program
+
+
+def test_text(run: Run) -> None:
+    """A folder of text: prepare, train, generate, perplexity, draw; with a bundle as well."""
+    (run.home / "texts").mkdir()
+    names = sorted(topics)
+    for number in range(0, len(names), 4):
+        text = "\n\n".join(topics[name] for name in names[number : number + 4])
+        (run.home / "texts" / f"{number}.txt").write_text(text)
+    run("clusterformer prepare lm text texts data-bin/texts")
+    run(
+        "fairseq-train data-bin/texts --task language_modeling"
+        f" --arch clusterformer_lm_tiny {TRAIN}"
+        " --criterion clusterformer_cross_entropy --tokens-per-sample 256 --batch-size 4"
+        " --sample-break-mode none --save-dir model"
+    )
+    checkpoint = "--checkpoint model/checkpoint_last.pt"
+    said = run(f"clusterformer generate {checkpoint} The%20with --max-tokens 40 --seed 1")
+    assert said.startswith("The with")
+    assert len(said) > len("The with") + 10
+    assert "perplexity" in run(f"clusterformer perplexity {checkpoint} --data data-bin/texts")
+    run(f"clusterformer draw {checkpoint} --data data-bin/texts --text texts/0.txt --out drawn")
+    assert (run.home / "drawn" / "clusters.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (run.home / "drawn" / "clusters.html").read_text()
+
+    run("clusterformer bundle model/checkpoint_last.pt bundle")
+    shutil.move(run.home / "data-bin" / "texts", run.home / "moved")
+    shutil.move(run.home / "model", run.home / "gone")
+    again = run("clusterformer generate --checkpoint bundle The%20with --max-tokens 40 --seed 1")
+    assert again == said
+    code = "import fairseq_clusterformer as f; print(f.load('bundle').generate('The'))"
+    (run.home / "sixty_seconds.py").write_text(code)
+    assert run("python sixty_seconds.py").startswith("The")
+
+
+def test_pairs(run: Run) -> None:
+    """Own sentences in two languages, neither of them German: prepare, train, translate."""
+    words = {"the cat": "le chat", "the dog": "le chien", "a child": "un enfant"}
+    verbs = {"sleeps": "dort", "sings": "chante", "eats": "mange", "runs": "court"}
+    pairs = [(f"{a} {c}.", f"{b} {d}.") for a, b in words.items() for c, d in verbs.items()] * 20
+    lines = "".join(f"{english}\t{french}\n" for english, french in pairs)
+    (run.home / "pairs.tsv").write_text(lines)
+    run(
+        "clusterformer prepare translation text data-bin/pairs --train pairs.tsv"
+        " --source-lang en --target-lang fr --bpe-operations 60"
+    )
+    run(
+        "fairseq-train data-bin/pairs --task translation -s en -t fr"
+        f" --arch clusterformer_tiny {TRAIN}"
+        " --criterion clusterformer_label_smoothed_cross_entropy --max-tokens 512"
+        " --save-dir translator"
+    )
+    said = run(
+        "clusterformer translate --checkpoint translator/checkpoint_last.pt", "the cat sings.\n"
+    )
+    assert len(said.splitlines()) == 1
+
+
+def test_labels(run: Run) -> None:
+    """Own labelled lines: prepare, train, classify."""
+    texts = {"good": ("a fine film", "lovely"), "bad": ("a dull film", "boring")}
+    lines = [
+        f"{label}\t{text} {i}" for i in range(60) for label, of in texts.items() for text in of
+    ]
+    (run.home / "labelled.tsv").write_text("\n".join(lines) + "\n")
+    run("clusterformer prepare classification text labelled.tsv data-bin/labels")
+    run(
+        "fairseq-train data-bin/labels --task clusterformer_sentence"
+        f" --arch clusterformer_classifier --encoder-layers 1 --encoder-embed-dim 32 {TRAIN}"
+        " --encoder-attention-heads 4 --encoder-ffn-embed-dim 64 --num-clusters 2"
+        " --criterion clusterformer_sentence_prediction --batch-size 16 --save-dir classifier"
+    )
+    said = run("clusterformer classify --checkpoint classifier/checkpoint_last.pt", "lovely 3\n")
+    assert said.split()[0] in texts
+
+
+def test_questions(run: Run) -> None:
+    """Own questions as JSON lines: prepare, train, evaluate, answer from a folder."""
+    cities = ["Paris", "Rome", "Oslo", "Lima", "Cairo", "Tokyo", "Delhi", "Quito"]
+    with open(run.home / "questions.jsonl", "w") as file:
+        for number in range(80):
+            city = cities[number % len(cities)]
+            context = f"Letter {number}. The meeting of group {number} takes place in {city}."
+            question = f"Where does group {number} meet?"
+            record = {"id": str(number), "question": question, "context": context}
+            file.write(json.dumps({**record, "answers": [city]}) + "\n")
+    run("clusterformer prepare qa text questions.jsonl data-bin/questions --sentencepiece 120")
+    run(
+        "fairseq-train data-bin/questions --task clusterformer_qa"
+        f" --arch clusterformer_reader_tiny {TRAIN} --criterion clusterformer_qa"
+        " --clip-norm 1.0 --batch-size 8 --save-dir reader"
+    )
+    checkpoint = "--checkpoint reader/checkpoint_last.pt"
+    assert "f1" in run(f"clusterformer evaluate qa {checkpoint} --data data-bin/questions")
+    (run.home / "letters").mkdir()
+    (run.home / "letters" / "a.txt").write_text("The meeting of group 3 takes place in Oslo.\n")
+    said = run(f"clusterformer answer {checkpoint} --document letters --question Where?")
+    assert "a.txt" in said
