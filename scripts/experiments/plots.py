@@ -1,0 +1,157 @@
+"""Pictures of results: lines with their names at their ends, and ticks at what was measured."""
+
+import logging
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# of Okabe and Ito, which colour-blind readers can tell apart
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+HEIGHT, WIDTH = 4.2, 5.2  # inches of a panel
+FONT = 8  # points
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel.
+
+    Attributes:
+        name: lines of one name have one colour in all panels.
+        points: the values at each x, one per seed. Three or more give their mean with its standard
+            deviation; below three seeds, each has a line of its own.
+        label: what stands at the line's end; default: its name.
+        bound: a dotted line without markers, for what was not measured.
+    """
+
+    name: str
+    points: Mapping[float, Sequence[float]]
+    label: str = ""
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines that share their axes.
+
+    Attributes:
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        log: axes that are logarithmic: ``x``, ``y``, ``xy`` or none.
+        limits: lowest and highest y; default: what the lines need.
+    """
+
+    lines: Sequence[Line]
+    x: str
+    y: str
+    title: str = ""
+    log: str = ""
+    limits: tuple[float | None, float | None] = (None, None)
+
+
+def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
+    """Draw panels side by side into a picture, which is written whole or not at all."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns all of them up
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = (WIDTH * len(panels), HEIGHT)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=size, dpi=150, layout="constrained", squeeze=False
+    )
+    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    for panel, axis in zip(panels, axes.flat, strict=True):
+        _draw_panel(panel, axis, colours)
+    figure.suptitle(title, fontsize=FONT + 2)
+    partial = path.with_name(path.name + ".partial")
+    figure.savefig(partial, format=path.suffix[1:] or "png")
+    pyplot.close(figure)
+    partial.replace(path)
+
+
+def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:
+    ends = []
+    for line in panel.lines:
+        color = "grey" if line.bound else colours[line.name]
+        _draw_line(line, axis, color)
+        last = max(line.points)
+        ends.append((line, last, statistics.mean(line.points[last]), color))
+    axis.set_title(panel.title, fontsize=FONT + 2)
+    axis.set_xlabel(panel.x, fontsize=FONT + 1)
+    axis.set_ylabel(panel.y, fontsize=FONT + 1)
+    axis.tick_params(labelsize=FONT)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    if "x" in panel.log:
+        axis.set_xscale("log", base=2)
+        measured = sorted({x for line in panel.lines for x in line.points})
+        axis.set_xticks(measured, [f"{x:,g}" for x in measured])
+        axis.minorticks_off()
+    else:
+        axis.xaxis.set_major_formatter("{x:,g}")
+    if "y" in panel.log:
+        from matplotlib.ticker import LogLocator, NullFormatter
+
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_major_formatter("{x:,g}")
+    axis.set_ylim(*panel.limits)
+    axis.margins(x=0.02)
+    axis.autoscale_view(scaley=False)
+    _label_ends(axis, ends)
+
+
+def _draw_line(line: Line, axis, color: str) -> None:
+    xs = sorted(line.points)
+    few = len(xs) <= 10
+    style = {"color": color, "linewidth": 1.3, "marker": "o" if few else None, "markersize": 3}
+    if line.bound:
+        axis.plot(xs, [line.points[x][0] for x in xs], color=color, linestyle=":", linewidth=1)
+        return
+    if max(map(len, line.points.values())) < 3:
+        for seed in range(max(map(len, line.points.values()))):
+            own = [x for x in xs if len(line.points[x]) > seed]
+            axis.plot(own, [line.points[x][seed] for x in own], **style)
+        return
+    means = [statistics.mean(line.points[x]) for x in xs]
+    spreads = [statistics.stdev(line.points[x]) if len(line.points[x]) > 2 else 0 for x in xs]
+    if few:
+        axis.errorbar(xs, means, spreads, capsize=2, **style)
+        return
+    axis.plot(xs, means, **style)
+    bounds = [[m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1)]
+    axis.fill_between(xs, *bounds, color=color, alpha=0.15, linewidth=0)
+
+
+def _label_ends(axis, ends: Sequence[tuple]) -> None:
+    """Write each line's label right of the panel, at its end's height or near it."""
+    gap = 1.3 * FONT / (0.8 * HEIGHT * 72)  # a line of text, as a share of the panel's height
+    to_share = axis.transData + axis.transAxes.inverted()
+    placed = []
+    for line, x, y, color in ends:
+        at = to_share.transform((x, y))
+        placed.append([min(max(at[1], 0), 1), at, line.label or line.name, color])
+    placed.sort(key=lambda one: one[0])
+    heights = _spread([one[0] for one in placed], gap)
+    for height, (_, at, label, color) in zip(heights, placed, strict=True):
+        style = {"color": color, "transform": axis.transAxes, "clip_on": False}
+        axis.plot([at[0], 1.03], [min(max(at[1], 0), 1), height], linewidth=0.5, **style)
+        axis.text(1.04, height, label, fontsize=FONT, va="center", **style)
+
+
+def _spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move sorted heights apart by ``gap`` at least, each as little as can be."""
+    groups: list[tuple[float, int]] = []  # middle, and how many labels stand around it
+    for height in heights:
+        groups.append((height, 1))
+        while len(groups) > 1:
+            (low, below), (high, above) = groups[-2:]
+            if high - low >= gap * (below + above) / 2:
+                break
+            middle = (low * below + high * above) / (below + above)
+            groups[-2:] = [(middle, below + above)]
+    return [middle + gap * (i - (n - 1) / 2) for middle, n in groups for i in range(n)]
