@@ -1,5 +1,8 @@
 """The precision that routing and attention weights are computed in."""
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +12,21 @@ HALF = (torch.float16, torch.bfloat16)
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32 if it is in half precision, else as it is."""
     return x.float() if x.dtype in HALF else x
+
+
+def without_autocast(backward: Callable) -> Callable:
+    """Decorator of an autograd function's ``backward(ctx, gradient, ...)``.
+
+    Who calls ``loss.backward()`` inside autocast would have its products in half precision, and
+    what they are added to in float32.
+    """
+
+    @wraps(backward)
+    def run(ctx, gradient, *others):
+        with torch.autocast(gradient.device.type, enabled=False):
+            return backward(ctx, gradient, *others)
+
+    return run
 
 
 class Float32Buffers(nn.Module):

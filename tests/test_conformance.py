@@ -230,6 +230,22 @@ def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
             assert field is None or field.dtype == expected
 
 
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_trains_inside_autocast(kind, causal, dtype):
+    """Losses and the backward pass included, where some call it inside as well."""
+    module = build(kind, causal=causal, dtype=torch.float32).train()
+    x = inputs(dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        out, reports = module(x)
+        losses = [r.clustering_loss for r in reports if r.clustering_loss is not None]
+        losses += [r.sorting_loss for r in reports if r.sorting_loss is not None]
+        (out.float().square().mean() + sum(losses)).backward()
+    assert torch.isfinite(x.grad).all()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
 @every_causal_kind
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_moving_averages_keep_their_bits_in_half_precision(kind, dtype):

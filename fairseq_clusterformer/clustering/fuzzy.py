@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ..precision import without_autocast
+
 SIMILARITIES = ("dot", "scaled-dot", "cosine")
 # Scores of one chunk, in numbers: what a CPU's second-level cache holds; a GPU wants more.
 CHUNK_NUMBERS_CPU, CHUNK_NUMBERS_GPU = 1 << 17, 1 << 24
@@ -128,6 +130,7 @@ class _FuzzyClusters(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx, d_updated, _d_clusters, _d_log_mass):
         keys, vectors, padding_mask, log_mass, updated = ctx.saved_tensors
         d_keys = torch.empty_like(keys)
@@ -186,6 +189,7 @@ class _ClusterSums(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx, d_sums):
         x, index, weight = ctx.saved_tensors
         d_sums = d_sums.flatten(0, 1)

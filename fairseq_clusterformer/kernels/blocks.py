@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..precision import HALF
+from ..precision import HALF, without_autocast
 from .layout import Layout
 
 TILE = 64  # of long sequences; what is shorter is one tile
@@ -280,6 +280,7 @@ class _BlocksAttention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx, d_out, d_lse):
         q_tiles, k_tiles, v_tiles, key_bias, out, lse = ctx.saved_tensors
         plan = ctx.plan
