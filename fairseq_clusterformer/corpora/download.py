@@ -1,8 +1,9 @@
-"""Corpora as their authors offer them: downloads that go on, archives, checksums."""
+"""Corpora as their authors offer them: archives, checksums, downloads that can be resumed."""
 
 import hashlib
 import http.client
 import shutil
+import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -13,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A corpus as its authors offer it.
+    """A file that a corpus comes in.
 
-    Checksums are written ``algorithm:hex``; None where nobody vouches for one.
+    Checksums are written ``algorithm:hex``; None where nobody publishes one.
 
     Args:
-        url: of a zip or tar file, or of one file that is wanted as it is.
+        url: of a zip or tar file, or of a single file that needs no unpacking.
         checksum: of that file.
-        members: the names of the files wanted from it (or its own) and their checksums.
+        members: the names of the files wanted from it (or its own name), with their checksums.
     """
 
     url: str
@@ -37,21 +38,25 @@ class Archive:
         return self.url.rsplit("/", 1)[-1]
 
 
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Return a file's checksum in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
 def verify(path: Path, checksum: str | None) -> None:
-    """Check a file's checksum, written ``algorithm:hex``; nothing to check if None.
+    """Compare a file with its checksum, written ``algorithm:hex``; None fits every file.
 
     Raises:
-        UserError: saying what it is and what it must be.
+        UserError: if they differ, with both checksums.
     """
     if checksum is None:
         return
     algorithm, expected = checksum.split(":")
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
-    if found != expected:
+    if (found := digest(path, algorithm)) != expected:
         raise UserError(
-            f"{path}: {algorithm} of its {path.stat().st_size:,} bytes is {found}, "
-            f"must be {expected}"
+            f"{path} has {path.stat().st_size:,} bytes with {algorithm} {found}; "
+            f"allowed: {algorithm} {expected}"
         )
 
 
@@ -59,9 +64,12 @@ def obtain(archive: Archive, source: Path | None, work: Path) -> dict[str, Path]
     """Return the archive's members as files whose checksums are right.
 
     Args:
-        source: the folder of --source, which holds the members (right in it or in a folder of
-            its own, as the archive has it) or the archive; None to download the archive.
+        source: the folder of --source. It holds the archive, or its members, right in it or in a
+            subfolder. None: the archive is downloaded.
         work: where to download and unpack.
+
+    Raises:
+        UserError: if a member is missing or is not the right one.
     """
     paths = {}
     for name, checksum in archive.members.items():
@@ -72,10 +80,9 @@ def obtain(archive: Archive, source: Path | None, work: Path) -> dict[str, Path]
         elif (source / archive.name).is_file():
             paths[name] = _unpack(source / archive.name, name, work)
         else:
-            raise UserError(
-                f"--source {source}: {'no such folder' if not source.is_dir() else 'not found'}; "
-                f"allowed is a folder that holds {', '.join(archive.members)} or {archive.name}"
-            )
+            allowed = f"a folder that holds {', '.join(archive.members)} or {archive.name}"
+            problem = f"holds no {name}" if source.is_dir() else "no such folder"
+            raise bad_option("--source", source, allowed, problem)
         verify(paths[name], checksum)
     return paths
 
@@ -92,7 +99,7 @@ def _unpack(path: Path, name: str, work: Path) -> Path:
             with tarfile.open(path) as archive:
                 _copy_member(archive.getnames(), archive.extractfile, path, work / name)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
-        raise UserError(f"{path}: not a sound zip or tar file: {error}") from None
+        raise UserError(f"{path} is not a sound zip or tar file: {error}") from None
     return work / name
 
 
@@ -101,16 +108,18 @@ def _copy_member(
 ) -> None:
     found = [member for member in inside if Path(member).name == target.name]
     if not found:
-        raise UserError(f"{path}: holds no {target.name}")
+        raise UserError(f"{path} holds no {target.name}")
     with opener(found[0]) as source, open(target, "wb") as file:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
 def download(archive: Archive, folder: Path) -> Path:
-    """Download the archive into `folder`, going on where an earlier try was broken off.
+    """Download the archive into `folder`. An earlier download that was interrupted is resumed.
+
+    A warning is printed if nobody publishes the archive's checksum.
 
     Raises:
-        UserError: if it cannot be had or is not what it must be.
+        UserError: if it cannot be downloaded, or its checksum is wrong.
     """
     path, part = folder / archive.name, folder / f"{archive.name}.part"
     if path.exists():
@@ -119,9 +128,10 @@ def download(archive: Archive, folder: Path) -> Path:
     try:
         _fetch(archive.url, part)
     except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise UserError(
-            f"could not download {archive.url}: {getattr(error, 'reason', error)}; run again to "
-            "go on, or get it elsewhere and pass --source DIR"
+            f"could not download {archive.url}: {reason}; run again to go on, or get it elsewhere "
+            "and pass --source DIR"
         ) from None
     try:
         verify(part, archive.checksum)
@@ -131,6 +141,12 @@ def download(archive: Archive, folder: Path) -> Path:
             f"{error} (downloaded from {archive.url}, removed); run again, or get it elsewhere "
             "and pass --source DIR"
         ) from None
+    if archive.checksum is None:
+        print(
+            f"warning: {archive.url} could not be verified, because nobody publishes a checksum "
+            f"of it; prepared.json keeps the sha256 of this download, {digest(part)}",
+            file=sys.stderr,
+        )
     part.rename(path)
     return path
 
@@ -139,13 +155,13 @@ def _fetch(url: str, part: Path) -> None:
     from tqdm import tqdm
 
     start = part.stat().st_size if part.exists() else 0
-    # Some hosts turn Python's own user agent away.
+    # Some hosts refuse Python's own user agent.
     headers = {"User-Agent": "Mozilla/5.0 (fairseq_clusterformer)", "Range": f"bytes={start}-"}
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
     except urllib.error.HTTPError as error:
         if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # All of it is here; its checksum tells whether it is right.
+            return  # All of it is here. Its checksum tells whether it is right.
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:

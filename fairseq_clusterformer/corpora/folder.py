@@ -1,6 +1,5 @@
 """Folders that are complete or not there at all."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -8,10 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError
+from filelock import FileLock, Timeout
+
+from fairseq_clusterformer.corpora.download import digest
+from fairseq_clusterformer.errors import bad_option
 
 RECORD = "prepared.json"
-_LOCK = ".prepare_lm"
+# In the working folder: what marks it as ours (the second name: older versions), and its lock.
+_MARKS = (".clusterformer", ".prepare_lm")
+_LOCK = ".clusterformer.lock"
 
 
 def make_folder(
@@ -19,13 +23,14 @@ def make_folder(
 ) -> dict | None:
     """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
 
-    Everything is written to the folder ``DEST.partial`` beside, whose ``out`` is renamed when it
-    is complete. An interrupted run leaves only that folder, and the next run clears it, keeping
-    finished and half-finished downloads (``work / "download"``).
+    Everything is written to the folder ``DEST.partial``. Its subfolder ``out`` is renamed to DEST
+    when it is complete. A run that is killed leaves only ``DEST.partial``. The next run clears it,
+    but keeps finished and half-finished downloads (``work / "download"``).
 
     Args:
         recipe: what was asked for, as JSON; it goes into ``prepared.json``.
-        build: returns more to put into ``prepared.json``.
+        build: returns more to put into ``prepared.json``, which also lists the files that were
+            written, and the checksums of what was downloaded.
         force: replace a `dest` that was prepared before, when the new one is complete.
 
     Returns:
@@ -42,7 +47,7 @@ def make_folder(
         before = None
     if before and not force:
         _check_prepared(dest, recipe, before)
-        if (work / _LOCK).exists():  # of a run that was killed when all but done
+        if _is_ours(work):  # left by a run that was killed just before its end
             with _locked(work):
                 shutil.rmtree(work / "download", ignore_errors=True)
         return None
@@ -51,7 +56,9 @@ def make_folder(
         out.mkdir()
         record = {"recipe": recipe, **build(work, out)}
         files = sorted(path for path in out.rglob("*") if path.is_file())
-        record["files"] = {str(path.relative_to(out)): path.stat().st_size for path in files}
+        record["files"] = {path.relative_to(out).as_posix(): path.stat().st_size for path in files}
+        if downloads := sorted((work / "download").glob("*")):
+            record["downloads"] = {path.name: f"sha256:{digest(path)}" for path in downloads}
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
         if before:
             os.rename(dest, work / "before")
@@ -65,29 +72,24 @@ def _read_record(dest: Path) -> dict:
         record = json.loads((dest / RECORD).read_text())
         return {key: dict(record[key]) for key in ("files", "recipe")}
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"DEST {dest}: is something else; allowed is a new or empty folder, or one that "
-            "this script has prepared"
-        ) from None
+        allowed = "a new or empty folder, or one that this command has prepared"
+        raise bad_option("DEST", dest, allowed, "holds something else") from None
 
 
 def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
     files, before = record["files"], record["recipe"]
     for name, size in files.items():
         if not (dest / name).is_file() or (dest / name).stat().st_size != size:
-            raise UserError(
-                f"DEST {dest}: {name} is no longer as prepared; remove DEST, run again"
-            )
+            problem = f"{name} is no longer as prepared"
+            raise bad_option("DEST", dest, "another folder; or remove this one", problem)
     if recipe != before:
         where, was, wanted = _first_difference(before, recipe)
-        raise UserError(
-            f"DEST {dest}: was prepared with {where} {_short(was)}, not {_short(wanted)}; choose "
-            "another DEST, or remove it"
-        )
+        problem = f"was prepared with {where} {_short(was)}, not {_short(wanted)}"
+        raise bad_option("DEST", dest, "another folder; or remove this one", problem)
 
 
 def _first_difference(before: dict, recipe: dict) -> tuple[str, object, object]:
-    """Where two recipes differ, as narrowly as it can be said, and what each has there."""
+    """Return the innermost key in which two recipes differ, and both values."""
     keys = sorted(before.keys() | recipe.keys())
     key = next(key for key in keys if before.get(key) != recipe.get(key))
     was, wanted = before.get(key), recipe.get(key)
@@ -102,32 +104,40 @@ def _short(value: object, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def _is_ours(work: Path) -> bool:
+    return any((work / mark).exists() for mark in _MARKS)
+
+
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
-    """Own the working folder: empty at first but for downloads, and removed when all is well."""
+    """Lock the working folder and clear it. Remove it at the end, unless it holds downloads."""
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"DEST: cannot write {work}: {error.strerror}") from None
-    if not (work / _LOCK).exists() and any(path.name != "download" for path in work.iterdir()):
-        raise UserError(f"DEST: its working folder {work} holds something else; move it away")
-    with open(work / _LOCK, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"DEST: another run is at work in {work}; let it finish") from None
+        raise bad_option("DEST", work, "a place to write to", str(error.strerror)) from None
+    if not _is_ours(work) and any(path.name != "download" for path in work.iterdir()):
+        problem = "this working folder holds something else"
+        raise bad_option("DEST", work, "another DEST; or move this folder away", problem)
+    (work / _MARKS[0]).touch()
+    lock = FileLock(work / _LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        problem = "another run is at work in it"
+        raise bad_option("DEST", work, "another DEST; or wait for that run", problem) from None
+    try:
         _clear(work)
-        try:
-            yield
-        finally:
-            _clear(work)
-            if not any((work / "download").glob("*")):
-                shutil.rmtree(work)
+        yield
+    finally:
+        _clear(work)
+        lock.release()
+        if not any((work / "download").glob("*")):
+            shutil.rmtree(work)
 
 
 def _clear(work: Path) -> None:
     for path in work.iterdir():
         if path.is_dir() and path.name != "download":
             shutil.rmtree(path)
-        elif path.is_file() and path.name != _LOCK:
+        elif path.is_file() and path.name not in (*_MARKS, _LOCK):
             path.unlink()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from fairseq_clusterformer.cli.prepare import qa as prepare_qa
 from fairseq_clusterformer.corpora.question_answering import encode as qa_encode
-from fairseq_clusterformer.corpora.translation import build as mt_build
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import QAData, load_dictionary
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
@@ -203,16 +201,6 @@ def test_interrupted_goes_on_with_whole_files(
     assert len(QAData(dest, "train")) == 8
     assert json.loads((dest / "prepared.json").read_text())["splits"]["train"]["questions"] == 8
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dest", "other", "source"]
-
-
-def leaves_interruptions(_item: object) -> bool:
-    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-def test_interruptions_reach_the_main_process_alone() -> None:
-    """A pool whose workers died of one could wait for ever."""
-    assert all(mt_build.parallel(leaves_interruptions, range(8), 2, "items"))
-    assert not leaves_interruptions(None)
 
 
 def test_parts_of_another_recipe_are_made_anew(

@@ -104,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     settings |= {"validation": options.pop("validation") or Settings.validation}
     dest = options.pop("dest") / name
     options |= {"prepare": _prepare, "dest": dest, "settings": Settings(**settings)}
-    return prepare_folder(parser.prog, options)
+    return prepare_folder(options)
 
 
 def _prepare(

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     options = vars(parser.parse_args(arguments))
     if options.pop("bytes", False) and options["sentencepiece"]:
         parser.error("--bytes --sentencepiece: allowed is one of them")
-    return prepare_folder(parser.prog, options)
+    return prepare_folder(options)
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``prepare_qa.py``; a user's mistake is one line on stderr and status 1."""
     parser = _parser()
     options = vars(parser.parse_args(arguments))
-    return prepare_folder(parser.prog, {"prepare": prepare_corpus, **options})
+    return prepare_folder({"prepare": prepare_corpus, **options})
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     options = vars(parser.parse_args(arguments))
     options["bpe"] = options.pop("vocabulary").replace("-", "_")
     options["corpus"] = _COMMANDS[name].corpus(options.pop("source"))
-    return prepare_folder(parser.prog, {"prepare": prepare, **options})
+    return prepare_folder({"prepare": prepare, **options})
 
 
 if __name__ == "__main__":

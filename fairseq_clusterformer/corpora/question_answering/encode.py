@@ -13,7 +13,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record, Unusable
-from fairseq_clusterformer.corpora.translation.build import parallel
+from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import Example, QAWriter, load_dictionary
 

@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
     command, *rest = arguments or [""]
     if command == "make":
         parser = _parser()
-        return prepare_folder(parser.prog, {"prepare": make, **vars(parser.parse_args(rest))})
+        return prepare_folder({"prepare": make, **vars(parser.parse_args(rest))})
     if command == "run":
         from scripts.experiments.distance.run import main as run
 
