@@ -1,52 +1,174 @@
-"""Loads a reader that answers questions."""
+"""Loads any checkpoint: a file that fairseq wrote, or a bundle."""
 
+import pickle
+import re
+import struct
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq import checkpoint_utils, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from omegaconf import DictConfig, OmegaConf
 
-from fairseq_clusterformer.errors import LOADING, UserError
-from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQATask
+import fairseq_clusterformer.plugin  # noqa: F401  registers our models, allows fairseq's types
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.inference.bundle import is_bundle, read_bundle
+
+ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
+#: what torch.load ends in where a file is something else; no code of ours runs in it
+_UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError)
+_UNREADABLE = (*_UNREADABLE, ValueError, struct.error, pickle.UnpicklingError)
 
 
-def load_reader(
-    checkpoint: str, data: str | None = None, **options: object
-) -> tuple[ClusterformerReader, ClusterformerQATask]:
-    """A reader in evaluation, and its task.
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model that is ready for inference.
+
+    Attributes:
+        model: in evaluation mode, on the CPU.
+        task: fairseq's task, set up on `folder`.
+        cfg: all options of the training.
+        folder: the data folder, or the bundle itself.
+        path: the checkpoint or the bundle.
+    """
+
+    model: BaseFairseqModel
+    task: FairseqTask
+    cfg: DictConfig
+    folder: Path
+    path: Path
+
+
+def load_checkpoint(
+    path: Path | str,
+    *,
+    data: Path | str | None = None,
+    task: str | Sequence[str] | None = None,
+    option: str = "--checkpoint",
+    **overrides: object,
+) -> Loaded:
+    """Load a checkpoint or a bundle.
 
     Args:
-        checkpoint: of the task ``clusterformer_qa``.
-        data: a prepared folder with the model's dictionary; None: that of the training.
-        options: of the task, to be others than in training.
+        path: a file that fairseq wrote, or the folder of a bundle.
+        data: a prepared folder with the model's dictionary; None: the folder that the model was
+            trained on, or the bundle itself.
+        task: names of the fairseq tasks that are allowed; None: any.
+        option: what named `path`, for messages.
+        overrides: options of the task that shall differ from the training's.
 
     Raises:
-        UserError: files that are missing, or something else.
+        UserError: a file or a folder that is missing, is something else, or does not fit.
     """
-    if not Path(checkpoint).is_file():
-        raise UserError(f"--checkpoint is {checkpoint}: no such file; allowed: a checkpoint")
-    overrides = options if data is None else {"data": str(data), **options}
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
-        cfg = state.get("cfg") or convert_namespace_to_omegaconf(state["args"])
-        if cfg.task._name != "clusterformer_qa":
-            raise UserError(
-                f"--checkpoint is {checkpoint}, of the task {cfg.task._name}; allowed: a reader "
-                "that was trained on clusterformer_qa"
-            )
-        folder = utils.split_paths(cfg.task.data)[0]
-        if not Path(folder).is_dir():
-            raise UserError(
-                f"--data is {folder}{', as --checkpoint says' if data is None else ''}: no such "
-                "folder; allowed: the data that the model was trained on, wherever it is now"
-            )
-        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-            [checkpoint], state=state
+    path = Path(path)
+    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
+    cfg = state["cfg"]
+    _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
+    if data is not None:
+        overrides["data"] = str(data)
+    overwrite_args_by_name(cfg, overrides)
+    folder = Path(utils.split_paths(cfg.task.data or "")[0])
+    if not folder.is_dir():
+        raise bad_option(
+            "--data",
+            f"{folder}{', as the checkpoint says' if data is None else ''}",
+            "the folder that the model was trained on, wherever it is now",
+            "no such folder",
         )
-    except LOADING as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise UserError(
-            f"--checkpoint is {checkpoint}: cannot be loaded ({reason}); allowed: a reader that "
-            "fairseq has written, and its data"
+    try:
+        loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
+    except Exception as error:
+        # fairseq raises a plain Exception where a dictionary cannot be read
+        if type(error) is not Exception and not isinstance(error, (OSError, ValueError)):
+            raise
+        raise bad_option(
+            "--data", folder, f"the folder that {path} was trained on", reason_of(error)
         ) from None
-    return model.eval(), task
+    try:
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+            [str(path)], task=loaded_task, state=state
+        )
+    except (ValueError, RuntimeError) as error:
+        raise bad_option(
+            option,
+            path,
+            "a model of this version of fairseq_clusterformer, with the data that it was trained "
+            "on (--data)",
+            f"does not fit the data in {folder} or this version ({reason_of(error)})",
+        ) from error
+    return Loaded(model.eval(), loaded_task, cfg, folder, path)
+
+
+def read_tensors(path: Path, option: str) -> dict:
+    """Everything in a file that fairseq wrote, on the CPU.
+
+    Raises:
+        UserError: no such file, or something else.
+    """
+    if not path.is_file():
+        what = "a folder without bundle.json" if path.is_dir() else "no such file"
+        raise bad_option(option, path, ALLOWED, what)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
+        raise bad_option(option, path, ALLOWED, f"cannot be read ({reason_of(error)})") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise bad_option(option, path, ALLOWED, "holds no model")
+    return state
+
+
+def _read_file(path: Path, option: str) -> dict:
+    """A checkpoint's state, as fairseq's ``load_checkpoint_to_cpu`` returns it."""
+    state = read_tensors(path, option)
+    if state.get("cfg"):
+        state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    elif not isinstance(state.get("args"), Namespace):
+        raise bad_option(option, path, ALLOWED, "holds no options of a training")
+    try:
+        checkpoint_utils._upgrade_state_dict(state)
+    except KeyError as error:
+        raise bad_option(option, path, ALLOWED, f"has no {error}") from None
+    if state.get("args") is not None:  # fairseq before version 1.0
+        state["cfg"] = convert_namespace_to_omegaconf(state["args"])
+    state["args"] = None
+    for unused in ("last_optimizer_state", "criterion"):
+        state.pop(unused, None)
+    return state
+
+
+def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str] | None) -> None:
+    """Refuse tasks and architectures that are unknown, or another task than is wanted."""
+    task = getattr(cfg.task, "_name", None) or getattr(cfg.task, "task", None)
+    arch = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
+    if allowed is not None and task not in allowed:
+        wanted = " or ".join(allowed)
+        raise bad_option(option, path, f"a model of the task {wanted}", f"of the task {task}")
+    for what, name, known in (
+        ("task", task, TASK_REGISTRY),
+        ("architecture", arch, {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}),
+    ):
+        if name not in known:
+            problem = f"its {what} {name} is unknown to this version"
+            raise bad_option(option, path, ALLOWED, problem)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of a library in a few words."""
+    text = str(error).strip()
+    if found := re.search(r"Unsupported (?:global|class).*? ([\w.]+) was not", text, re.DOTALL):
+        return f"it needs {found[1]}, which fairseq does not write"
+    lines = [line.strip() for line in text.splitlines()] or [repr(error)]
+    if lines[0].startswith("Weights only load failed"):
+        return "it is no checkpoint"
+    return lines[1] if lines[0].startswith("Error(s) in loading") and lines[1:] else lines[0]
+
+
+def load_reader(checkpoint, data=None, **options):
+    """The model and the task of a reader; goes when nothing calls it any more."""
+    loaded = load_checkpoint(checkpoint, data=data, task="clusterformer_qa", **options)
+    return loaded.model, loaded.task
