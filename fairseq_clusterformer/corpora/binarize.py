@@ -1,35 +1,31 @@
-"""Tokens out: text files into the folder that fairseq's ``language_modeling`` task reads.
+"""Text files into the folder that fairseq's ``language_modeling`` task reads.
 
-Three vocabularies, each a fairseq dictionary and a stream of the items of a text file:
+There are three vocabularies, each a fairseq dictionary. The codings that turn text into their
+tokens are in `fairseq_clusterformer.data.coding`.
 
-- bytes: see ``fairseq_clusterformer.data.bytes``. Exactly one token a byte; items of a fixed
-  length without ``</s>``, so for ``--sample-break-mode none`` (fairseq's default) only.
-- words: what ``fairseq-preprocess --only-source`` makes, file for file, only faster.
+- bytes: exactly one token per byte. Items have a fixed length and no ``</s>``, so that only
+  ``--sample-break-mode none`` (fairseq's default) fits.
+- words: the same files as ``fairseq-preprocess --only-source`` writes, but faster.
 - sentencepiece: a model trained on the training split, kept as ``sentencepiece.model``.
 
-The last two have one item a line, ended by ``</s>``, empty lines too. fairseq's loss in base 2 is
-bits per token: per byte it is ``loss * tokens / bytes``, with both counts in ``prepared.json``.
+The last two have one item per line, ended by ``</s>``, also for empty lines. fairseq's loss in
+base 2 is bits per token. Bits per byte are ``loss * tokens / bytes``, with both counts in
+``prepared.json``.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from tqdm import tqdm
 
 from fairseq_clusterformer.data.bytes import byte_symbols
-from fairseq_clusterformer.errors import UserError
-
-# TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
-# 720 MB a block; and where a block starts with an item, it gives </s> for the token before. With
-# a prime length that is as rare as can be: the first block and every 4093rd after it.
-BYTES_PER_ITEM = 4093
+from fairseq_clusterformer.errors import bad_option
 
 Items = Callable[[Path], Iterable[torch.Tensor]]
 
@@ -71,17 +67,8 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-def byte_items(text: Path, dictionary: Dictionary) -> Iterator[torch.Tensor]:
-    """Yield a file's bytes as items of `BYTES_PER_ITEM` tokens (the last one may be shorter)."""
-    index_of = np.array([dictionary.index(symbol) for symbol in byte_symbols()])
-    with open(text, "rb") as file:
-        while block := file.read(BYTES_PER_ITEM * 256):
-            indices = torch.from_numpy(index_of[np.frombuffer(block, np.uint8)])
-            yield from indices.split(BYTES_PER_ITEM)
-
-
 def count_words(text: Path) -> Counter:
-    """Return how often each word occurs, ``</s>`` once a line."""
+    """Return how often each word occurs, and ``</s>`` once per line."""
     counts = Counter()
     with open(text, encoding="utf-8") as file:
         for line in _progress(file, "counting words"):
@@ -93,7 +80,7 @@ def count_words(text: Path) -> Counter:
 def word_dictionary(
     counts: Counter, *, size: int = -1, min_count: int = -1, multiple: int = 8
 ) -> Dictionary:
-    """Return the dictionary that ``fairseq-preprocess`` makes: most frequent first, size 8n.
+    """Return the dictionary that ``fairseq-preprocess`` makes: the most frequent word first.
 
     Args:
         size: entries at most, the four special symbols among them; -1: any number.
@@ -105,14 +92,6 @@ def word_dictionary(
         dictionary.add_symbol(word, count)
     dictionary.finalize(threshold=min_count, nwords=size, padding_factor=multiple)
     return dictionary
-
-
-def word_items(text: Path, dictionary: Dictionary) -> Iterator[torch.Tensor]:
-    """Yield each line's words and ``</s>``."""
-    indices, unk, eos = dictionary.indices, dictionary.unk(), dictionary.eos()
-    with open(text, encoding="utf-8") as file:
-        for line in file:
-            yield torch.tensor([indices.get(word, unk) for word in line.split()] + [eos])
 
 
 def _text_lines(text: Path) -> Iterator[str]:
@@ -127,14 +106,17 @@ def train_sentencepiece(
     model: Path,
     option: str = "--sentencepiece",
     words: Iterable[str] = (),
+    at_most: bool = False,
 ) -> None:
-    """Train a unigram model of `vocab` pieces, asked for by `option`, into the file `model`.
+    """Train a unigram model of `vocab` pieces and write it to the file `model`.
 
-    The model is lossless, so that bits per byte can be told: text is not normalised, blanks are
-    kept, and what has no piece is spelled in bytes.
+    The model is lossless, so that bits per byte can be computed: text is not normalised, blanks
+    are kept, and what has no piece is spelled in bytes.
 
     Args:
-        words: each is a piece, with the blank before it.
+        option: the user's option that `vocab` comes from.
+        words: each becomes a piece, with the blank before it.
+        at_most: a text that gives fewer pieces gets fewer.
 
     Raises:
         UserError: if the text cannot give that many pieces, or needs more.
@@ -149,6 +131,7 @@ def train_sentencepiece(
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
+                hard_vocab_limit=not at_most,
                 user_defined_symbols=["\u2581" + word for word in words],
                 input_sentence_size=1_000_000,
                 max_sentence_length=1 << 16,
@@ -156,12 +139,11 @@ def train_sentencepiece(
             )
     except RuntimeError as error:
         if found := re.search(r"value <= (\d+)", str(error)):
-            reason = f"allowed is at most {found[1]} for this text"
-        elif found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            reason = f"allowed is {found[1]} or more for this text"
-        else:
-            reason = str(error).splitlines()[-1]
-        raise UserError(f"{option} {vocab}: {reason}") from None
+            raise bad_option(option, vocab, f"at most {found[1]} for this text") from None
+        if found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            raise bad_option(option, vocab, f"{found[1]} or more for this text") from None
+        reason = str(error).splitlines()[-1]
+        raise bad_option(option, vocab, "what sentencepiece can train", reason) from None
 
 
 def piece_dictionary(model: Path) -> Dictionary:
@@ -171,18 +153,6 @@ def piece_dictionary(model: Path) -> Dictionary:
     return symbol_dictionary(
         pieces.id_to_piece(i) for i in ids if not pieces.is_control(i) and not pieces.is_unknown(i)
     )
-
-
-def piece_items(text: Path, dictionary: Dictionary, model: Path) -> Iterator[torch.Tensor]:
-    """Yield each line's pieces and ``</s>``."""
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    ids = range(pieces.get_piece_size())
-    index_of = np.array([dictionary.index(pieces.id_to_piece(i)) for i in ids])
-    lines = _text_lines(text)
-    while batch := list(islice(lines, 1000)):
-        for line_ids in pieces.encode(batch):
-            indices = np.append(index_of[line_ids], dictionary.eos())
-            yield torch.from_numpy(indices)
 
 
 def _progress(items: Iterable, label: str) -> Iterable:

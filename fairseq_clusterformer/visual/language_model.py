@@ -1,21 +1,19 @@
 """Reads a checkpoint: which clusters it sees in a passage and in its validation text."""
 
 import pickle
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data import indexed_dataset
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our models
 from fairseq_clusterformer.attention.inspect import token_clusters
-from fairseq_clusterformer.corpora.binarize import byte_items, piece_items, word_items
-from fairseq_clusterformer.data.bytes import byte_symbols, decode
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.visual.words import (
     Cluster,
@@ -83,8 +81,8 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
         UserError: for what is missing or something else.
     """
     model, task = load_language_model(checkpoint, data)
-    vocabulary = Vocabulary(task.source_dictionary, data)
-    passage = vocabulary.encode(text)
+    coding = TextCoding.from_folder(data, task.source_dictionary)
+    passage = encode_file(coding, text)
     shown, valid = passage[:MOST_SHOWN], _validation_text(data)
     row = model.max_positions()
     of_passage, of_valid = (_clusters_by_row(model, tokens, row) for tokens in (shown, valid))
@@ -93,8 +91,8 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
             f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; "
             "allowed is one with a kind that clusters in its --attention, such as neural"
         )
-    rows = [vocabulary.read(tokens) for tokens in valid.split(row)]
-    endings = [vocabulary.endings(tokens) for tokens in rows]
+    rows = [shown_tokens(coding, tokens) for tokens in valid.split(row)]
+    endings = [endings_of(coding, tokens) for tokens in rows]
     layers = []
     for (name, head), clusters in of_valid.items():
         router = model.get_submodule(name)
@@ -108,8 +106,8 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
         layers.append(Layer(*_label(model, name, head), window, passage, described))
     return Reading(
         model=_describe_model(model, checkpoint),
-        unit=vocabulary.unit,
-        tokens=vocabulary.read(shown),
+        unit=coding.unit,
+        tokens=shown_tokens(coding, shown),
         row=row,
         cut=len(passage) > len(shown),
         counted=len(valid),
@@ -159,69 +157,28 @@ def load_language_model(checkpoint: Path, data: Path):
 _ALLOWED = "a checkpoint of a language model that fairseq-train wrote"
 
 
-class Vocabulary:
-    """Text to tokens and back, for a folder of bytes, of sentencepiece pieces or of words."""
+def encode_file(coding: TextCoding, text: Path) -> Tensor:
+    """Tokens of a text file, int64 [N].
 
-    def __init__(self, dictionary: Dictionary, data: Path):
-        self.dictionary = dictionary
-        self.pieces = data / "sentencepiece.model"
-        if dictionary.symbols[dictionary.nspecial :] == byte_symbols():
-            self.unit = "byte"
-        else:
-            self.unit = "piece" if self.pieces.is_file() else "word"
-
-    def encode(self, text: Path) -> Tensor:
-        """Tokens of a text file, int64 [N].
-
-        Raises:
-            UserError: if there is no text in it.
-        """
-        if not text.is_file():
-            raise UserError(f"--text {text}: no such file; allowed is a file of text")
-        try:
-            items = {
-                "byte": lambda: byte_items(text, self.dictionary),
-                "piece": lambda: piece_items(text, self.dictionary, self.pieces),
-                "word": lambda: word_items(text, self.dictionary),
-            }[self.unit]()
-            items = list(items)
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"--text {text}: byte 0x{error.object[error.start]:02X} is not UTF-8; allowed is "
-                "UTF-8 text"
-            ) from None
-        if not items:
-            raise UserError(
-                f"--text {text}: is empty; allowed is a text of one {self.unit} or more"
-            )
-        return torch.cat(items).long()
-
-    def read(self, tokens: Tensor) -> list[str]:
-        """What each token shows; the first one begins a line.
-
-        Joined, it is the text (by words: with single blanks).
-        """
-        symbols = [self.dictionary[i] for i in tokens.tolist()]
-        if self.unit == "byte":
-            special = self.dictionary.symbols[: self.dictionary.nspecial]
-            return readable(decode(["?" if s in special else s]) for s in symbols)
-        symbols = ["\n" if s == self.dictionary.eos_word else s for s in symbols]
-        pairs = list(zip(["\n", *symbols], symbols, strict=False))
-        if self.unit == "piece":  # sentencepiece puts a blank before each line
-            pieces = (s.removeprefix("\u2581") if b == "\n" else s for b, s in pairs)
-            return readable(map(_piece_bytes, pieces))
-        return [s if "\n" in (b, s) else " " + s for b, s in pairs]
-
-    def endings(self, tokens: list[str]) -> list[str]:
-        """What to show of each token with what stands before it."""
-        return word_pairs(tokens) if self.unit == "word" else word_endings(tokens)
+    Raises:
+        UserError: if there is no text in it, or it is not UTF-8.
+    """
+    if not text.is_file():
+        raise bad_option("--text", text, "a file of text", "no such file")
+    tokens = coding.encode(text.read_bytes(), f"--text is {text}")
+    if not len(tokens):
+        raise bad_option("--text", text, f"a text of one {coding.unit} or more", "it is empty")
+    return tokens
 
 
-def _piece_bytes(piece: str) -> bytes:
-    """UTF-8 of a sentencepiece piece; ``<0xE2>`` is a byte that has no piece of its own."""
-    if found := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-        return bytes.fromhex(found[1])
-    return piece.replace("\u2581", " ").encode()
+def shown_tokens(coding: TextCoding, tokens: Tensor) -> list[str]:
+    """What each token shows; the first one begins a line. Joined, it is the text."""
+    return readable(coding.chunks(tokens))
+
+
+def endings_of(coding: TextCoding, tokens: list[str]) -> list[str]:
+    """What to show of each token with what stands before it."""
+    return word_pairs(tokens) if coding.unit == "word" else word_endings(tokens)
 
 
 def _validation_text(data: Path) -> Tensor:

@@ -1,6 +1,5 @@
 """The demo's text: Python's language reference, which every Python carries in ``pydoc_data``."""
 
-import functools
 import hashlib
 import re
 from pathlib import Path
@@ -57,15 +56,15 @@ def prepare_reference(parent: Path) -> Path:
     dest = parent / f"data-{digest[:8]}"
 
     def build(work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.corpora import (
-            binarize as lm_binarize,  # imports fairseq, which takes seconds
-        )
+        # fairseq takes seconds to import
+        from fairseq_clusterformer.corpora import binarize as lm_binarize
+        from fairseq_clusterformer.data.coding import ByteCoding
 
         files = {split: work / f"{split}.txt" for split in texts}
         for split, text in texts.items():
             files[split].write_bytes(text.encode())
         dictionary = lm_binarize.byte_dictionary()
-        items = functools.partial(lm_binarize.byte_items, dictionary=dictionary)
+        items = ByteCoding(dictionary).items
         return {"splits": lm_binarize.write_dataset(files, out, dictionary, items)}
 
     make_folder(dest, {"corpus": "Python language reference", "digest": digest}, build)

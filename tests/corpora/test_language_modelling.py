@@ -24,6 +24,7 @@ from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.language_modelling import corpora as lm_corpora
 from fairseq_clusterformer.corpora.language_modelling import text as lm_text
 from fairseq_clusterformer.data.bytes import byte_symbols, decode, encode
+from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, ByteCoding
 from fairseq_clusterformer.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -132,7 +133,7 @@ def test_split_files_become_exactly_their_bytes(source, tmp_path, capsys):
     for split, text in TEXTS.items():
         items = items_of(dest, split)
         assert counts[split]["tokens"] == counts[split]["bytes"] == len(text)
-        assert {len(item) for item in items[:-1]} <= {lm_binarize.BYTES_PER_ITEM}
+        assert {len(item) for item in items[:-1]} <= {BYTES_PER_ITEM}
     assert [counts[split]["documents"] for split in SPLITS] == [3, 2, 1]
     assert len(items_of(dest, "test")) == 3
     assert indexed_dataset.MMapIndexedDataset.Index(str(dest / "test.idx")).dtype == np.uint16
@@ -414,7 +415,7 @@ def test_second_run_does_nothing_and_says_so(source, tmp_path, capsys):
 def test_failure_in_the_middle_leaves_nothing(source, tmp_path, monkeypatch):
     dest = tmp_path / "dest"
     with monkeypatch.context() as patch:
-        patch.setattr(lm_binarize, "byte_items", lambda *_, **__: iter([None]))
+        patch.setattr(ByteCoding, "items", lambda *_: iter([None]))
         with pytest.raises(AttributeError):
             run("text", source, dest)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

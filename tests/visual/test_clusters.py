@@ -14,9 +14,15 @@ from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
 from fairseq_clusterformer.cli import draw as cluster_picture
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
+from fairseq_clusterformer.data.coding import TextCoding, WordCoding
 from fairseq_clusterformer.visual import cluster_page
 from fairseq_clusterformer.visual.figure import example, wrapped
-from fairseq_clusterformer.visual.language_model import Vocabulary, read_clusters
+from fairseq_clusterformer.visual.language_model import (
+    encode_file,
+    endings_of,
+    read_clusters,
+    shown_tokens,
+)
 from fairseq_clusterformer.visual.words import (
     Item,
     describe,
@@ -173,32 +179,24 @@ def word_data(texts):
     out.mkdir()
     dictionary = lm_binarize.word_dictionary(lm_binarize.count_words(texts / "train.txt"))
     files = {split: texts / f"{split}.txt" for split in ("train", "valid", "test")}
-    lm_binarize.write_dataset(
-        files, out, dictionary, lambda text: lm_binarize.word_items(text, dictionary)
-    )
+    lm_binarize.write_dataset(files, out, dictionary, WordCoding(dictionary).items)
     return out
-
-
-def vocabulary(data):
-    from fairseq.data import Dictionary
-
-    return Vocabulary(Dictionary.load(str(data / "dict.txt")), data)
 
 
 @pytest.mark.parametrize(("data", "unit"), [("byte_data", "byte"), ("piece_data", "piece")])
 def test_tokens_of_bytes_and_pieces_join_to_the_text(data, unit, texts, request):
-    of_data = vocabulary(request.getfixturevalue(data))
-    tokens = of_data.read(of_data.encode(texts / "passage"))
+    of_data = TextCoding.from_folder(request.getfixturevalue(data))
+    tokens = shown_tokens(of_data, encode_file(of_data, texts / "passage"))
     assert of_data.unit == unit
     assert "".join(tokens) == PASSAGE
 
 
 def test_tokens_of_words_join_to_the_words(word_data, tmp_path):
-    of_data = vocabulary(word_data)
+    of_data = TextCoding.from_folder(word_data)
     (tmp_path / "text").write_text("the  value of\n\nnobody-wrote-this the\n")
-    tokens = of_data.read(of_data.encode(tmp_path / "text"))
+    tokens = shown_tokens(of_data, encode_file(of_data, tmp_path / "text"))
     assert tokens == ["the", " value", " of", "\n", "\n", "<unk>", " the", "\n"]
-    assert of_data.endings(tokens)[1] == "the value"
+    assert endings_of(of_data, tokens)[1] == "the value"
 
 
 # Checkpoints, pictures and pages
@@ -387,4 +385,4 @@ def test_text_that_is_not_utf8_is_told(piece_data, tmp_path):
 
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     with pytest.raises(UserError, match="--text .*latin: byte 0xE9 is not UTF-8"):
-        vocabulary(piece_data).encode(tmp_path / "latin")
+        encode_file(TextCoding.from_folder(piece_data), tmp_path / "latin")

@@ -4,7 +4,6 @@
 is already prepared or a mistake is told at once.
 """
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,11 +68,12 @@ def prepare_wikitext103(
 
     def build(work: Path, out: Path) -> dict:
         from fairseq_clusterformer.corpora import binarize as lm_binarize
+        from fairseq_clusterformer.data.coding import WordCoding
 
         texts = dict(zip(lm_text.SPLITS, obtain(archive, source, work).values(), strict=True))
         words = lm_binarize.count_words(texts["train"])
         dictionary = lm_binarize.word_dictionary(words)
-        items = functools.partial(lm_binarize.word_items, dictionary=dictionary)
+        items = WordCoding(dictionary).items
         splits = lm_binarize.write_dataset(texts, out, dictionary, items)
         found = [len(words), *(count["tokens"] for count in splits.values())]
         if found != [types, *tokens]:
@@ -147,15 +147,15 @@ def prepare_text(
 def _binarize(counts: dict, work: Path, out: Path, sentencepiece: int | None = None) -> dict:
     """Binarise the texts in `work` as bytes or pieces; add their tokens and items to `counts`."""
     from fairseq_clusterformer.corpora import binarize as lm_binarize
+    from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
 
     texts = {split: work / f"{split}.txt" for split in counts}
     if sentencepiece is None:
         dictionary = lm_binarize.byte_dictionary()
-        items = functools.partial(lm_binarize.byte_items, dictionary=dictionary)
     else:
-        model = out / "sentencepiece.model"
+        model = out / SUBWORD_MODEL
         lm_binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
         dictionary = lm_binarize.piece_dictionary(model)
-        items = functools.partial(lm_binarize.piece_items, dictionary=dictionary, model=model)
+    items = TextCoding.from_folder(out, dictionary).items
     tokens = lm_binarize.write_dataset(texts, out, dictionary, items)
     return {split: counts[split] | tokens[split] for split in counts}

@@ -208,6 +208,7 @@ def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:
 def _binarise(counts: dict, pipeline: TextPipeline, work: Path, out: Path) -> None:
     """Write the one dictionary of both languages and every split; count the tokens."""
     from fairseq_clusterformer.corpora import binarize as lm_binarize
+    from fairseq_clusterformer.data.coding import WordCoding
 
     if pipeline.bpe == "sentencepiece":
         dictionary = lm_binarize.piece_dictionary(pipeline.model)
@@ -219,7 +220,7 @@ def _binarise(counts: dict, pipeline: TextPipeline, work: Path, out: Path) -> No
         for split in counts
         for lang, file in zip(LANGUAGES, _files(work, f"{split}.bpe"), strict=True)
     }
-    items = functools.partial(lm_binarize.word_items, dictionary=dictionary)
+    items = WordCoding(dictionary).items
     written = lm_binarize.write_dataset(texts, out, dictionary, items)
     for name, count in written.items():
         split, lang = name.split(".")[0], name.split(".")[-1]

@@ -1,0 +1,235 @@
+"""Text to the tokens of a language model and back, by bytes, sentencepiece pieces or words.
+
+    coding = TextCoding.from_folder("data-bin/enwik8", dictionary)
+    tokens = coding.encode("The cat")
+    text = coding.decode(tokens)
+
+A line end is ``</s>`` for pieces and words. Bytes need none: a line end is a byte.
+"""
+
+import codecs
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.errors import UserError
+
+from . import bytes as byte_coding
+
+SUBWORD_MODEL = "sentencepiece.model"
+
+# TokenBlockDataset copies every item that a block touches, so one item of 90M bytes would cost
+# 720 MB per block. Where a block starts with an item, it gives </s> for the token before. With a
+# prime length that is as rare as can be: the first block and every 4093rd after it.
+BYTES_PER_ITEM = 4093
+
+UNREADABLE = "\ufffd".encode()
+_BLANK = "\u2581"  # how sentencepiece writes a blank
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class TextCoding(ABC):
+    """How a prepared folder of text codes its tokens.
+
+    Args:
+        dictionary: fairseq's, of the same folder.
+
+    Attributes:
+        unit: what a token is: "byte", "piece" or "word".
+    """
+
+    unit: ClassVar[str]
+
+    def __init__(self, dictionary) -> None:
+        self.dictionary = dictionary
+
+    @staticmethod
+    def from_folder(folder: Path | str, dictionary=None) -> "TextCoding":
+        """Return the coding of a prepared folder, or of a bundle.
+
+        Args:
+            dictionary: default: the folder's ``dict.txt``.
+
+        Raises:
+            UserError: if the folder has no ``dict.txt``, and no dictionary is given.
+        """
+        folder = Path(folder)
+        if dictionary is None:
+            from fairseq.data import Dictionary
+
+            if not (folder / "dict.txt").is_file():
+                raise UserError(f"{folder} has no dict.txt; allowed: a folder of prepared text")
+            dictionary = Dictionary.load(str(folder / "dict.txt"))
+        if dictionary.symbols[dictionary.nspecial :] == byte_coding.byte_symbols():
+            return ByteCoding(dictionary)
+        if (folder / SUBWORD_MODEL).is_file():
+            return PieceCoding(dictionary, folder / SUBWORD_MODEL)
+        return WordCoding(dictionary)
+
+    @abstractmethod
+    def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
+        """Return the tokens of a text, int64 [N]; its first character begins a line.
+
+        Args:
+            name: what an error calls the text, such as ``--text is FILE``.
+
+        Raises:
+            UserError: if the text is not UTF-8. `ByteCoding` takes every text.
+        """
+
+    @abstractmethod
+    def items(self, file: Path) -> Iterator[Tensor]:
+        """Yield the tokens of a text file, in the items that a prepared folder stores.
+
+        Items of pieces and words are lines with their ``</s>``, also where the file's last line
+        has no end.
+
+        Raises:
+            UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes every text.
+        """
+
+    @abstractmethod
+    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
+        """Yield what each token stands for, in UTF-8 that may be cut anywhere.
+
+        Args:
+            after: the token before the first one; None: the first one begins a line.
+        """
+
+    def stream(self, tokens: Iterable[int], after: int | None = None) -> Iterator[str]:
+        """Yield what each token adds to the text; joined, it is `decode`.
+
+        A character that several tokens share comes with the last of them. What is no character
+        becomes the replacement character. What is left open at the end comes as one more string.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for chunk in self.chunks(tokens, after):
+            yield decoder.decode(chunk)
+        if rest := decoder.decode(b"", final=True):
+            yield rest
+
+    def decode(self, tokens: Iterable[int], after: int | None = None) -> str:
+        """Return readable text. Words have single blanks between them."""
+        return "".join(self.stream(tokens, after))
+
+
+class ByteCoding(TextCoding):
+    """One token per byte; see `fairseq_clusterformer.data.bytes`."""
+
+    unit = "byte"
+
+    def __init__(self, dictionary) -> None:
+        super().__init__(dictionary)
+        symbols = byte_coding.byte_symbols()
+        self._index_of = np.array([dictionary.index(symbol) for symbol in symbols])
+        values = dict(zip(self._index_of.tolist(), range(256), strict=True))
+        self._bytes = [
+            bytes([values[i]]) if i in values else UNREADABLE for i in range(len(dictionary))
+        ]
+
+    def _tokens(self, data: bytes) -> Tensor:
+        return torch.from_numpy(self._index_of[np.frombuffer(data, np.uint8)])
+
+    def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
+        return self._tokens(_utf8(text))
+
+    def items(self, file: Path) -> Iterator[Tensor]:
+        with open(file, "rb") as opened:
+            while block := opened.read(BYTES_PER_ITEM * 256):
+                yield from self._tokens(block).split(BYTES_PER_ITEM)
+
+    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
+        for token in tokens:
+            yield self._bytes[int(token)]
+
+
+class _LineCoding(TextCoding):
+    """Codes one line at a time, each ended by ``</s>``."""
+
+    @abstractmethod
+    def _lines(self, lines: list[str]) -> list[list[int]]:
+        """Return the tokens of each line, without its end."""
+
+    @abstractmethod
+    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
+        """Return what a symbol stands for, with the blank before it."""
+
+    def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
+        data = _utf8(text)
+        try:
+            first, *others = self._lines(data.decode().split("\n"))
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}: byte 0x{data[error.start]:02X} is not UTF-8; allowed: UTF-8 text"
+            ) from None
+        for line in others:
+            first += [self.dictionary.eos(), *line]
+        return torch.tensor(first, dtype=torch.int64)
+
+    def items(self, file: Path) -> Iterator[Tensor]:
+        with open(file, encoding="utf-8") as opened:
+            while lines := [line.rstrip("\n") for line in islice(opened, 1000)]:
+                for line in self._lines(lines):
+                    yield torch.tensor([*line, self.dictionary.eos()])
+
+    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
+        end = self.dictionary.eos()
+        before = end if after is None else after
+        for token in map(int, tokens):
+            yield b"\n" if token == end else self._chunk(self.dictionary[token], before == end)
+            before = token
+
+
+class PieceCoding(_LineCoding):
+    """The pieces of a sentencepiece model that `train_sentencepiece` made.
+
+    Args:
+        model: its file.
+    """
+
+    unit = "piece"
+
+    def __init__(self, dictionary, model: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        super().__init__(dictionary)
+        self._model = SentencePieceProcessor(model_file=str(model))
+        ids = range(self._model.get_piece_size())
+        self._index_of = np.array([dictionary.index(self._model.id_to_piece(i)) for i in ids])
+
+    def _lines(self, lines: list[str]) -> list[list[int]]:
+        return [self._index_of[ids].tolist() if ids else [] for ids in self._model.encode(lines)]
+
+    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
+        if found := _BYTE_PIECE.fullmatch(symbol):
+            return bytes.fromhex(found[1])
+        if symbol in self.dictionary.symbols[: self.dictionary.nspecial]:
+            return UNREADABLE
+        if begins_line:  # sentencepiece puts a blank before each line
+            symbol = symbol.removeprefix(_BLANK)
+        return symbol.replace(_BLANK, " ").encode()
+
+
+class WordCoding(_LineCoding):
+    """Words with white space between them; one that the dictionary lacks is ``<unk>``."""
+
+    unit = "word"
+
+    def _lines(self, lines: list[str]) -> list[list[int]]:
+        indices, unknown = self.dictionary.indices, self.dictionary.unk()
+        return [[indices.get(word, unknown) for word in line.split()] for line in lines]
+
+    def _chunk(self, symbol: str, begins_line: bool) -> bytes:
+        return symbol.encode() if begins_line else b" " + symbol.encode()
+
+
+def _utf8(text: str | bytes) -> bytes:
+    """Return the text's bytes; those that the command line could not read come back as given."""
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,110 @@
+"""Text to a language model's tokens and back."""
+
+from pydoc_data.topics import topics
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.corpora import binarize
+from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
+from fairseq_clusterformer.errors import UserError
+
+LINES = ["The cat sat.", "", "  The  café sat!", "\u3042 cat"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A prepared folder's dictionary, and its subword model, for each unit."""
+    folders = {unit: tmp_path_factory.mktemp(unit) for unit in ("byte", "piece", "word")}
+    text = folders["word"] / "train.txt"
+    text.write_text(f"The cat sat. The café sat!\n{topics['comparisons']}\n")
+    binarize.byte_dictionary().save(str(folders["byte"] / "dict.txt"))
+    counts = binarize.count_words(text)
+    binarize.word_dictionary(counts).save(str(folders["word"] / "dict.txt"))
+    model = folders["piece"] / "sentencepiece.model"
+    binarize.train_sentencepiece([text], 400, model)
+    binarize.piece_dictionary(model).save(str(folders["piece"] / "dict.txt"))
+    return folders
+
+
+@pytest.fixture(params=["byte", "piece", "word"])
+def coding(request, folders) -> TextCoding:
+    coding = TextCoding.from_folder(folders[request.param])
+    assert coding.unit == request.param
+    return coding
+
+
+def test_text_comes_back(coding):
+    text = "\n".join(LINES)
+    if coding.unit == "word":
+        text = "The cat sat.\n\nThe café sat!\ncat"
+    assert coding.decode(coding.encode(text)) == text
+    assert coding.decode(coding.encode(text + "\n")) == text + "\n"
+    assert coding.decode(coding.encode("")) == ""
+    assert coding.encode("").dtype == coding.encode("a").dtype == torch.int64
+
+
+def test_items_of_a_file_are_its_text(coding, tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes("\n".join(LINES).encode())  # the last line has no end
+    items = list(coding.items(file))
+    if coding.unit == "byte":
+        assert torch.equal(torch.cat(items), coding.encode("\n".join(LINES)))
+    else:
+        for item, line in zip(items, LINES, strict=True):
+            assert torch.equal(item, coding.encode(line + "\n"))
+
+
+def test_items_of_bytes_have_one_length(folders, tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes(bytes(range(256)) * 40)
+    items = list(TextCoding.from_folder(folders["byte"]).items(file))
+    assert [len(item) for item in items] == [BYTES_PER_ITEM] * 2 + [10240 - 2 * BYTES_PER_ITEM]
+
+
+def test_a_continuation_keeps_its_blank(coding):
+    text = coding.encode("The cat sat.")
+    for cut in range(1, len(text)):
+        before, rest = text[:cut], text[cut:]
+        shown = [coding.decode(before), coding.decode(rest, after=int(before[-1]))]
+        assert "".join(shown) == "The cat sat."
+
+
+def test_a_character_of_several_tokens_comes_with_the_last(folders):
+    for unit, text in (("byte", "é"), ("piece", "\u3042")):
+        coding = TextCoding.from_folder(folders[unit])
+        tokens = coding.encode(text)
+        *open_ones, last = coding.stream(tokens)
+        assert (set(open_ones), last) == ({""}, text)
+        assert list(coding.stream(tokens[:-1])) == [""] * (len(tokens) - 1) + ["\ufffd"]
+
+
+def test_what_is_no_text_is_shown(folders):
+    codings = {unit: TextCoding.from_folder(folder) for unit, folder in folders.items()}
+    unknown = codings["byte"].dictionary.unk()
+    shown = {unit: coding.decode([unknown]) for unit, coding in codings.items()}
+    assert shown == {"byte": "\ufffd", "piece": "\ufffd", "word": "<unk>"}
+    assert codings["word"].encode("zebra").tolist() == [unknown]
+
+
+def test_bytes_take_what_is_not_utf8_and_the_others_refuse_it(coding):
+    not_utf8 = [b"a\xff", b"a\xff".decode("utf-8", "surrogateescape")]
+    for text in not_utf8:
+        if coding.unit == "byte":
+            assert coding.decode(coding.encode(text)) == "a\ufffd"
+        else:
+            with pytest.raises(UserError, match="byte 0xFF is not UTF-8; allowed: UTF-8 text"):
+                coding.encode(text)
+
+
+def test_folder_without_a_dictionary(tmp_path):
+    with pytest.raises(UserError, match="has no dict.txt; allowed: a folder of prepared text"):
+        TextCoding.from_folder(tmp_path)
+
+
+def test_the_given_dictionary_wins(folders):
+    dictionary = Dictionary.load(str(folders["word"] / "dict.txt"))
+    dictionary.add_symbol("zebra")
+    coding = TextCoding.from_folder(folders["word"], dictionary)
+    assert coding.decode(coding.encode("The zebra")) == "The zebra"
