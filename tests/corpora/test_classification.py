@@ -10,8 +10,8 @@ import pytest
 from fairseq.data import indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
-from fairseq_clusterformer.cli.prepare import classification as prepare_classification
-from fairseq_clusterformer.corpora.classification import build as cls_build
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.corpora.classification import build
 from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, STRIPS
 
 SPLITS = ("train", "valid", "test")
@@ -19,9 +19,12 @@ PLACES = {"train": "train", "valid": "dev", "test": "test"}
 
 
 def run(name, tmp_path, *options):
-    """Run the script in this process on the files in ``tmp_path / "source"``."""
-    words = [name, tmp_path / "dest", "--source", tmp_path / "source", *options]
-    return prepare_classification.main([str(word) for word in words])
+    """Run the command on the files in ``tmp_path / "source"``."""
+    return prepare(name, tmp_path / "dest", "--source", tmp_path / "source", *options)
+
+
+def prepare(*words):
+    return main(["prepare", "classification", *map(str, words)])
 
 
 def write(path, text, encoding="utf-8"):
@@ -218,7 +221,7 @@ def test_strip_takes_out_what_scikit_learn_does(posts):
         assert STRIPS["headers"](post) == reference.strip_newsgroup_header(post)
         assert STRIPS["quotes"](post) == reference.strip_newsgroup_quoting(post)
         assert STRIPS["footers"](post) == reference.strip_newsgroup_footer(post)
-    assert run("20news", posts, "--strip", "headers,footers,quotes", "--validation", 0.25) == 0
+    assert run("20news", posts, "--strip", "headers,footers,quotes", "--valid-fraction", 0.25) == 0
     counts = Counter(examples_of(posts / "dest" / "20news", "valid"))
     assert counts == {(group, "my engine ' s 4 valvesé ."): 5 for group in GROUPS[:2]}
 
@@ -336,6 +339,131 @@ def test_msrp_holds_out_a_tenth_of_train(tmp_path):
     assert sizes == [36, 4, 40]
 
 
+# Own texts
+
+
+def write_lines(path, *lines, encoding="utf-8"):
+    write(path, "".join(f"{line}\n" for line in lines), encoding)
+
+
+def own_rows(number=20):
+    """Label, text and the second text of a pair, in turn of three labels."""
+    return [("abc"[i % 3], f"Text {i}, of {'abc'[i % 3]}.", f"Second {i}") for i in range(number)]
+
+
+def as_table(delimiter, header, width):
+    lines = [delimiter.join(row[:width]) for row in own_rows(60)]
+    if delimiter == ",":
+        lines = [",".join(f'"{cell}"' for cell in row[:width]) for row in own_rows(60)]
+    return [header, *lines] if header else lines
+
+
+def as_json(*names):
+    return [json.dumps(dict(zip(names, row, strict=False)) | {"x": 1}) for row in own_rows(60)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "options", "inputs"),
+    [
+        ("a.tsv", as_table("\t", "", 2), (), 1),
+        ("a.tsv", as_table("\t", "", 3), (), 2),
+        ("a.csv", as_table(",", "label,text", 2), (), 1),
+        ("a.csv", as_table(",", "y,q,a", 3), ("--label-field=y", "--text-fields=q,a"), 2),
+        ("a.csv", as_table(",", "label,text,id", 3), (), 1),
+        ("a.jsonl", as_json("label", "text"), (), 1),
+        ("a.jsonl", as_json("label", "text1", "text2"), (), 2),
+        ("a.jsonl", as_json("y", "q"), ("--label-field", "y", "--text-fields", "q"), 1),
+        ("a.data", [f"{a} {b}" for a, b, _ in own_rows(60)], (), 1),
+        ("a.txt.gz", as_table("\t", "", 2), (), 1),
+    ],
+)
+def test_own_file_is_divided(tmp_path, name, lines, options, inputs):
+    write_lines(tmp_path / name, *lines)
+    assert prepare("text", tmp_path / name, tmp_path / "dest", *options) == 0
+    rows = []
+    for split, number in (("train", 48), ("valid", 6), ("test", 6)):
+        examples = examples_of(tmp_path / "dest", split, inputs)
+        assert Counter(row[0] for row in examples) == dict.fromkeys("abc", number // 3)
+        rows += examples
+    assert len(rows) == 60
+    for label, text, *more in examples_of(tmp_path / "dest", "train", inputs):
+        number = text.split()[1]
+        assert text == f"text {number} , of {label} ."
+        assert more == [f"second {number}"] * (inputs - 1)
+    assert (tmp_path / "dest" / "label" / "dict.txt").read_text().split() == list("a1b1c1")
+
+
+def test_questions_as_trec_offers_them(tmp_path):
+    """Latin-1, labels with a colon, a file of train and one of test."""
+    lines = [f"{'DESC:manner' if i % 2 else 'HUM:ind'} Is number {i} à jour ?" for i in range(40)]
+    write_lines(tmp_path / "train_5500.label", *lines, encoding="latin-1")
+    write_lines(tmp_path / "TREC_10.label", *lines[:4], encoding="latin-1")
+    words = ("text", tmp_path / "train_5500.label", tmp_path / "dest", "--encoding", "latin-1")
+    assert prepare(*words, "--test", tmp_path / "TREC_10.label", "--tokenised") == 0
+    sizes = {split: len(examples_of(tmp_path / "dest", split)) for split in SPLITS}
+    assert sizes == {"train": 36, "valid": 4, "test": 4}
+    label, text = examples_of(tmp_path / "dest", "test")[1]
+    assert (label, text[-8:]) == ("DESC:manner", "à jour ?")
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_folder_of_reviews(tmp_path, splits):
+    for split in ("train", "test") if splits else ("",):
+        for label in ("pos", "neg", "unsup"):
+            for i in range(10):
+                text = f"A {label} film,\n\nthe {i}th.\n"
+                write(tmp_path / "source" / split / label / f"{i}.txt", text)
+    write(tmp_path / "source" / "README", "what it is")
+    words = ("text", tmp_path / "source", tmp_path / "dest", "--valid-fraction", 0.2)
+    assert prepare(*words, "--test-fraction", 0.2, "--labels", "pos,neg") == 0
+    sizes = {split: len(examples_of(tmp_path / "dest", split)) for split in SPLITS}
+    assert sizes == (
+        {"train": 16, "valid": 4, "test": 20} if splits else {"train": 12, "valid": 4, "test": 4}
+    )
+    assert {label for label, _ in examples_of(tmp_path / "dest", "train")} == {"pos", "neg"}
+    assert examples_of(tmp_path / "dest", "train")[0][1].startswith("a neg film , the")
+
+
+def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
+    for name in ("train.tsv", "my.dev.tsv"):
+        write_lines(tmp_path / "source" / name, *as_table("\t", "", 2))
+    write(tmp_path / "source" / "notes.txt", "what it is")
+    assert prepare("text", tmp_path / "source", tmp_path / "dest") == 0
+    assert "passed over, in no split: notes.txt" in capsys.readouterr().err
+    assert facts_of(tmp_path / "dest")["splits"].keys() == {"train", "valid"}
+    assert len(examples_of(tmp_path / "dest", "valid")) == 60
+    assert not (tmp_path / "dest" / "input0" / "test.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "options", "message"),
+    [
+        ("a.tsv", ["x\ty", "x"], (), "a.tsv: line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
+        ("a.tsv", ["x\ty", "\ty"], (), "a.tsv: line 2: the label is empty"),
+        ("a.tsv", ["x\ty"] * 9, (), "9 examples, labels: x; allowed: two labels or more"),
+        ("a.tsv", [f"{i}\ty" for i in range(9)], (), "9 labels in 9 examples, such as '0'; all"),
+        ("a.tsv", ["a\tx", "b\ty"] * 2, (), "4 examples are too few to draw test from"),
+        ("a.tsv", ["a\tx", "b\ty"] * 9, ("--labels", "a,c"), "--labels is a,c: no c; allowed"),
+        ("a.csv", ["a,b,c,d"], (), "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
+        ("a.csv", ["a,b"], ("--label-field", "y"), "line 1: ['a', 'b']; allowed: a header with y"),
+        ("a.csv", ['a,"b'], (), "a.csv: line 1: unexpected end of data"),
+        ("a.jsonl", ['{"label": 1, "text": "x"}', "{"], (), "a.jsonl: line 2: Expecting"),
+        ("a.jsonl", ['{"label": null, "text": "x"}'], (), 'line 1: \'{"label": null'),
+        ("a.jsonl", ["[]"], (), "line 1: '[]'; allowed: a JSON object with the fields label, te"),
+        ("a.all", ["fine"], (), "a.all: line 1: 'fine'; allowed: LABEL text"),
+        ("a.tsv", ["x\t\udce9"], (), "a.tsv: line 1: byte 0xE9 "),
+    ],
+)
+def test_mistakes_in_own_files(tmp_path, capsys, name, lines, options, message):
+    text = "".join(f"{line}\n" for line in lines)
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+    assert prepare("text", tmp_path / name, tmp_path / "dest", *options) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 # Mistakes
 
 
@@ -346,7 +474,7 @@ def broken_latin(source):
 
 def unknown_label(source):
     write(source / "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n")
-    return "sick", "SICK_trial.txt: line 2: label 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT"
+    return "sick", "SICK_trial.txt: line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT"
 
 
 def missing_column(source):
@@ -366,7 +494,7 @@ def no_example(source):
 
 def not_there(source):
     (source / "SICK_trial.txt").unlink()
-    return "sick", "no files of sick; allowed is a folder that holds SICK_train.txt"
+    return "sick", "no files of sick; allowed: a folder that holds SICK_train.txt"
 
 
 def ragged_files(source):
@@ -395,7 +523,7 @@ def no_label(source):
 def twice(source):
     write_pairs(source, "snli", NLI)
     write(source / "snli_1.0" / "snli_1.0_dev.jsonl", "")
-    return "snli", "allowed is one */snli_1.0_dev*.jsonl*"
+    return "snli", "allowed: one */snli_1.0_dev*.jsonl*"
 
 
 def no_tar(source):
@@ -439,11 +567,9 @@ def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, capsys, damage)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--strip", "headers"), "--strip is for 20news; NAME is mr"),
-        (("--validation", "0.1"), "--validation is for 20news and msrp; NAME is mr"),
-        (("--validation", "1"), "argument --validation: '1'; allowed is a number between 0 and 1"),
-        (("--strip", "body"), "'body'; allowed: fields, headers, footers, quotes, or none"),
-        (("--vocabulary-size", "5k"), "'5k'; allowed: a whole number"),
+        (("--strip", "headers"), "unrecognized arguments: --strip"),
+        (("--valid-fraction", "0.1"), "unrecognized arguments: --valid-fraction"),
+        (("--vocabulary-size", "5k"), "--vocabulary-size is 5k; allowed: a whole number"),
     ],
 )
 def test_options_are_checked(tmp_path, capsys, options, message):
@@ -459,19 +585,19 @@ def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cls_build, "_route", interrupt)
+        patch.setattr(build, "_route", interrupt)
         assert run("mr", sentences) == 130
     assert not list(dest.glob("*"))
     assert run("mr", sentences) == 0
     assert run("mr", sentences) == 0
     assert "already prepared" in capsys.readouterr().out
     assert run("mr", sentences, "--max-length", 9) == 1
-    assert "was prepared with settings max_length null, not 9; choose" in capsys.readouterr().err
+    assert "was prepared with settings max_length null, not 9; allowed" in capsys.readouterr().err
     write_sentences(sentences, SENTENCES[:90])
     assert run("mr", sentences) == 1
     assert "was prepared with sources all rt-polarity.all " in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(cls_build, "_route", interrupt)
+        patch.setattr(build, "_route", interrupt)
         assert run("mr", sentences, "--force") == 130
     assert facts_of(dest / "mr" / "fold0")["parts"]["all"]["examples"] == 100
     assert run("mr", sentences, "--force") == 0
@@ -481,5 +607,5 @@ def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
 def test_force_replaces_nothing_else(sentences, capsys):
     write(sentences / "dest" / "mr" / "thesis.txt", "mine")
     assert run("mr", sentences, "--force") == 1
-    assert "is something else" in capsys.readouterr().err
+    assert "holds something else" in capsys.readouterr().err
     assert (sentences / "dest" / "mr" / "thesis.txt").read_text() == "mine"

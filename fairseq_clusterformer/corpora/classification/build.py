@@ -1,12 +1,13 @@
 """From a data set to the folders that fairseq's ``sentence_prediction`` task reads.
 
-The examples of each part, tokenised by ``cls_parts``, are dealt to train, valid and test, of one
-folder or of ten folds; what comes out is binarised, each folder with the words of its own train.
-``lm_binarize`` imports fairseq and is imported where it is used.
+The tokenised examples of each part are dealt to train, valid and test, in one folder or in ten
+folds. Each folder's dictionary has the words of its own train. The modules that need fairseq are
+imported where they are used.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import random
 from collections import Counter
@@ -16,29 +17,36 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.corpora.classification.corpora import Corpus
-from fairseq_clusterformer.corpora.classification.parts import Part, tokenise, warn_of_counts
+from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
+from fairseq_clusterformer.corpora.classification.tokenise import (
+    TokenisedPart,
+    tokenise,
+    warn_of_counts,
+)
 from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from fairseq.data import Dictionary
 
 SPLITS = ("train", "valid", "test")
-# A fortieth of Quora's questions, which come undivided, is about the 10,000 that are usual.
-_UNDIVIDED = 40
+RECORD = "data.json"  # in each folder, for the reader and for ``clusterformer classify``
+# Of a data set that comes undivided (Quora's questions): about the 10,000 pairs that are usual.
+_UNDIVIDED = 1 / 40
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for, beside the data set.
+    """What is asked for, apart from the data set.
 
     Args:
-        seed: of the division into folds, or of the validation set.
-        vocabulary_size: entries of the dictionary at most, the special symbols among them.
+        seed: of the folds, or of the splits that are drawn.
+        vocabulary_size: the most entries of the dictionary, special symbols included.
         min_count: how often a word must be in train to be in the dictionary.
-        max_length: tokens of an input at most, ``</s>`` among them; None: any number.
-        validation: the part of train that is held out, where there is no official valid.
+        max_length: the most tokens of an input, ``</s>`` included; None: any number.
+        validation: the share of train that becomes valid, where the data set has none.
+        test: the same of test; 0: there is no test set then.
     """
 
     seed: int = 1
@@ -46,22 +54,23 @@ class Settings:
     min_count: int = 1
     max_length: int | None = None
     validation: float = 0.1
+    test: float = 0.0
 
 
 def prepare(
-    dest: Path, corpus: Corpus, settings: Settings, options: dict, force: bool = False
+    dest: Path, corpus: LabelledCorpus, settings: Settings, options: dict, force: bool = False
 ) -> dict | None:
     """Prepare `corpus` in the folder `dest`.
 
     Args:
-        options: what else was asked for, for the record.
+        options: other options of the command, for the record.
         force: replace a `dest` that was prepared before.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
-        UserError: if the files are not as they must be.
+        UserError: if the files are damaged, or too small to be split.
     """
     recipe = {
         "name": corpus.name,
@@ -81,17 +90,18 @@ def prepare(
             (work / "texts").mkdir(exist_ok=True)
             _route(parts, dealt, work / "texts")
             facts = _describe(corpus, parts, dealt)
-            vocabulary = _binarise(corpus, settings, work / "texts", out / folder)
+            vocabulary = _write_folder(corpus, settings, work / "texts", out / folder)
             record = {
                 "folder": folder,
                 "classes": corpus.classes,
+                "tokenised": corpus.tokenised,
                 "vocabulary": vocabulary,
                 "splits": facts,
                 "parts": {part: dict(each.counts) for part, each in parts.items()},
                 "published": corpus.published,
                 **recipe,
             }
-            (out / folder / "data.json").write_text(json.dumps(record, indent=1) + "\n")
+            (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
             splits |= _summary(folder, facts)
         return {"splits": splits}
 
@@ -119,8 +129,14 @@ def _file_in(path: Path) -> Path:
 Dealt = dict[str, Sequence[str]]
 
 
-def _deal(corpus: Corpus, parts: dict[str, Part], settings: Settings) -> dict[str, Dealt]:
-    """Return, of each folder to make, the split of each example of each part."""
+def _deal(
+    corpus: LabelledCorpus, parts: dict[str, TokenisedPart], settings: Settings
+) -> dict[str, Dealt]:
+    """Return the split of each example of each part, for each folder to make.
+
+    Raises:
+        UserError: if a split that is drawn is empty.
+    """
     dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
     undivided = "all" if "all" in parts else "train"
     place = places(parts[undivided].labels, settings.seed)
@@ -130,15 +146,25 @@ def _deal(corpus: Corpus, parts: dict[str, Part], settings: Settings) -> dict[st
             f"fold{k}": {"all": [_split((each - k) % corpus.folds) for each in fold]}
             for k in range(corpus.folds)
         }
-    if "all" in parts:
-        dealt["all"] = [_split(int(_UNDIVIDED * p)) for p in place]
-    elif "valid" not in parts:
-        dealt["train"] = ["valid" if p < settings.validation else "train" for p in place]
+    shares = {"test": settings.test, "valid": settings.validation}
+    if undivided == "all":
+        shares = dict.fromkeys(shares, _UNDIVIDED)
+    shares = {split: share for split, share in shares.items() if share and split not in parts}
+    ends = dict(zip(shares, itertools.accumulate(shares.values()), strict=True))
+    dealt[undivided] = [
+        next((split for split, end in ends.items() if p < end), "train") for p in place
+    ]
+    for split in (*ends, "train"):
+        if split not in dealt[undivided]:
+            raise UserError(
+                f"{corpus.files[undivided][0]}: {len(place):,} examples are too few to draw "
+                f"{split} from; allowed: more examples, a larger share, or files of each split"
+            )
     return {"": dealt}
 
 
 def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
-    """Return the rows that the command prints: one a fold, or one a split."""
+    """Return the rows that the command prints: one per fold, or one per split."""
     if folder:
         return {folder: {split: each["examples"] for split, each in facts.items()}}
     return {
@@ -149,14 +175,14 @@ def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
 
 
 def _split(turn: int) -> str:
-    """Return the split of the part that comes `turn` parts after the tested one."""
+    """Return the split of the fold that comes `turn` folds after the tested one."""
     return {0: "test", 1: "valid"}.get(turn, "train")
 
 
 def places(labels: Sequence[str], seed: int) -> list[float]:
     """Return a random number in [0, 1) for each example, the same spread for each class.
 
-    The examples whose number is in any interval are a stratified sample of as large a part.
+    The examples whose number is in an interval are a stratified sample of the interval's length.
     """
     result = [0.0] * len(labels)
     by_class = {}
@@ -170,8 +196,10 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
     return result
 
 
-def _route(parts: dict[str, Part], dealt: dict[str, Dealt], folder: Path) -> None:
-    """Write each split's inputs, labels and groups, one example a line."""
+def _route(parts: dict[str, TokenisedPart], dealt: dict[str, Dealt], folder: Path) -> None:
+    """Write each split's inputs, labels and groups, one example per line."""
+    for old in folder.iterdir():
+        old.unlink()
     with contextlib.ExitStack() as stack:
         inputs = max(len(each.files) for each in parts.values())
         keys = [*(f"input{i}" for i in range(inputs)), "group", "label"]
@@ -179,7 +207,7 @@ def _route(parts: dict[str, Part], dealt: dict[str, Dealt], folder: Path) -> Non
             (split, key): stack.enter_context(
                 open(folder / f"{split}.{key}", "w", encoding="utf-8")
             )
-            for split in SPLITS
+            for split in _present(dealt)
             for key in keys
         }
         for part, each in parts.items():
@@ -191,35 +219,44 @@ def _route(parts: dict[str, Part], dealt: dict[str, Dealt], folder: Path) -> Non
                     outs[split, key].write(line)
 
 
-def _binarise(corpus: Corpus, settings: Settings, texts: Path, out: Path) -> dict[str, int]:
+def _write_folder(
+    corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path
+) -> dict[str, int]:
     """Write a folder as the task reads it; return the size of its vocabulary."""
-    from fairseq_clusterformer.corpora import binarize as lm_binarize
+    from fairseq_clusterformer.corpora import binarize
+    from fairseq_clusterformer.data.coding import WordCoding
 
     inputs = [f"input{i}" for i in range(corpus.inputs)]
     words = Counter()
     for name in inputs:
-        words += lm_binarize.count_words(texts / f"train.{name}")
-    dictionary = lm_binarize.word_dictionary(
+        words += binarize.count_words(texts / f"train.{name}")
+    dictionary = binarize.word_dictionary(
         words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
     )
     for name in inputs:
-        _write(texts, out / name, dictionary, lm_binarize.word_items)
-    labels = lm_binarize.symbol_dictionary(corpus.classes)
-    _write(texts, out / "label", labels, _label_items)
+        _write(texts, out / name, dictionary, WordCoding(dictionary).items)
+    labels = binarize.symbol_dictionary(corpus.classes)
+    _write(texts, out / "label", labels, partial(_label_items, dictionary=labels))
     if corpus.grouped:
         (out / "group").mkdir()
-        for split in SPLITS:
-            (texts / f"{split}.group").rename(out / "group" / f"{split}.txt")
+        for file in texts.glob("*.group"):
+            file.rename(out / "group" / f"{file.stem}.txt")
     return {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
 
 
+def _present(dealt: Dealt) -> list[str]:
+    """Return the splits that have examples; a user's own data may have no test set."""
+    found = set().union(*dealt.values())
+    return [split for split in SPLITS if split in found]
+
+
 def _write(texts: Path, out: Path, dictionary: "Dictionary", items: Callable) -> dict:
-    """Write dict.txt and the binarised splits of the texts named as the folder `out` is."""
-    from fairseq_clusterformer.corpora import binarize as lm_binarize
+    """Write dict.txt and the binarised splits of the texts that have the name of `out`."""
+    from fairseq_clusterformer.corpora import binarize
 
     out.mkdir(parents=True)
-    files = {split: texts / f"{split}.{out.name}" for split in SPLITS}
-    return lm_binarize.write_dataset(files, out, dictionary, partial(items, dictionary=dictionary))
+    files = {split: file for split in SPLITS if (file := texts / f"{split}.{out.name}").is_file()}
+    return binarize.write_dataset(files, out, dictionary, items)
 
 
 def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
@@ -231,11 +268,13 @@ def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor
             yield torch.tensor([dictionary.indices[line.strip()]])
 
 
-def _describe(corpus: Corpus, parts: dict[str, Part], dealt: Dealt) -> dict[str, dict]:
-    """Return what is to be known of each split: its classes, lengths and texts seen in train."""
+def _describe(
+    corpus: LabelledCorpus, parts: dict[str, TokenisedPart], dealt: Dealt
+) -> dict[str, dict]:
+    """Return each split's classes and lengths, and how many of its texts are in train too."""
     import numpy as np
 
-    members = {split: [] for split in SPLITS}
+    members = {split: [] for split in _present(dealt)}
     for part, splits in dealt.items():
         for index, split in enumerate(splits):
             members[split].append((parts[part], index))

@@ -1,7 +1,7 @@
-"""The data sets of classification, natural language inference and text matching, as they come.
+"""Known data sets of classification, natural language inference and text matching.
 
-Each is a function of --source's folder that returns a `Corpus`: where its files are, how they are
-read, and what is published of it.
+Each is a function of --source's folder that returns a `LabelledCorpus`: where its files are, how
+they are read, and what is published about it.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,26 +18,26 @@ from fairseq_clusterformer.corpora.classification.readers import (
     read_json_lines,
     read_labelled_lines,
 )
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import bad_option
 
 BINARY = {"0": "0", "1": "1"}
 
 
 @dataclass(frozen=True)
-class Corpus:
+class LabelledCorpus:
     """A data set to prepare.
 
     Args:
         name: as in the command.
-        labels: the class of every label that its files may hold, classes in their order.
-        files: of the parts it comes in: "train", "valid" and "test", without "valid", or "all".
+        labels: the class of each label that its files may hold, in the order of the classes.
+        files: of its parts: "train", "valid" and "test", or some of these, or "all".
         read: yields the examples of a part's files.
-        inputs: texts of an example, 1 or 2.
-        folds: an "all" makes so many folds; None: it makes train, valid and test.
-        tokenised: its text has been tokenised before.
-        grouped: its examples have a group: they are ranked within it.
-        published: the number of examples of each part.
-        max_length: tokens of an input at most; None: any number.
+        inputs: the number of texts in an example, 1 or 2.
+        folds: the number of folds that "all" makes; None: it makes train, valid and test.
+        tokenised: its words stand between blanks already.
+        grouped: its examples have a group, and are ranked within it.
+        published: the number of examples in each part.
+        max_length: the most tokens of an input; None: any number.
     """
 
     name: str
@@ -79,30 +79,31 @@ def find_files(source: Path, name: str, layouts: list[Parts]) -> tuple[int, Part
             if all(all(found) for found in files.values()):
                 return number, files
     allowed = (", ".join(p for patterns in lay.values() for p in patterns) for lay in layouts)
-    raise UserError(
-        f"--source {source}: {'no files of ' + name if source.is_dir() else 'no such folder'}; "
-        f"allowed is a folder that holds {'; or '.join(allowed)}"
+    raise bad_option(
+        "--source",
+        source,
+        f"a folder that holds {'; or '.join(allowed)}",
+        f"no files of {name}" if source.is_dir() else "no such folder",
     )
 
 
 def _find_one(source: Path, pattern: str) -> Path | None:
     found = sorted(source.glob(pattern))
     if len(found) > 1:
-        raise UserError(
-            f"--source {source}: {' and '.join(map(str, found))}; allowed is one {pattern}"
-        )
+        both = " and ".join(map(str, found))
+        raise bad_option("--source", source, f"one {pattern}", both)
     return found[0] if found else None
 
 
 # Ten-fold cross-validation: one sentence each
 
 
-def _sentences(name: str, count: int, files: str, source: Path) -> Corpus:
+def _sentences(name: str, count: int, files: str, source: Path) -> LabelledCorpus:
     layouts = [{"all": (files,)}]
     if name == "mr":
         layouts.append({"all": ("rt-polarity.neg", "rt-polarity.pos")})
     number, found = find_files(source, name, layouts)
-    return Corpus(
+    return LabelledCorpus(
         name,
         BINARY,
         found,
@@ -119,7 +120,7 @@ def _sentences(name: str, count: int, files: str, source: Path) -> Corpus:
 _ARCHIVE = "20news-bydate.tar.gz"
 
 
-def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> Corpus:
+def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> LabelledCorpus:
     """Return 20 Newsgroups, whose `read` takes away the parts of a post that `strip` names."""
     folders = {part: f"20news-bydate-{part}" for part in ("train", "test")}
     archive = source
@@ -129,7 +130,7 @@ def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> Corpus:
         archive = files[""][0] if number else None
     if archive:
         files = {part: (archive / name,) for part, name in folders.items()}
-    return Corpus(
+    return LabelledCorpus(
         "20news",
         dict(zip(GROUPS, GROUPS, strict=True)),
         files,
@@ -144,12 +145,12 @@ def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> Corpus:
 _NLI = ("contradiction", "entailment", "neutral")
 
 
-def snli(source: Path) -> Corpus:
-    """Return SNLI 1.0; what has no gold label is dropped."""
+def snli(source: Path) -> LabelledCorpus:
+    """Return SNLI 1.0; pairs without a gold label are dropped."""
     parts = {"train": "train", "valid": "dev", "test": "test"}
     layout = {part: (f"snli_1.0_{name}*.jsonl*",) for part, name in parts.items()}
     _, files = find_files(source, "snli", [layout])
-    return Corpus(
+    return LabelledCorpus(
         "snli",
         dict(zip(_NLI, _NLI, strict=True)),
         files,
@@ -159,7 +160,7 @@ def snli(source: Path) -> Corpus:
     )
 
 
-def scitail(source: Path) -> Corpus:
+def scitail(source: Path) -> LabelledCorpus:
     """Return SciTail, from its tsv_format or its snli_format."""
     parts = {"train": "train", "valid": "dev", "test": "test"}
     layouts = [
@@ -169,7 +170,7 @@ def scitail(source: Path) -> Corpus:
     ]
     number, files = find_files(source, "scitail", layouts)
     columns = partial(read_columns, texts=(0, 1), label=2, width=3)
-    return Corpus(
+    return LabelledCorpus(
         "scitail",
         {"entails": "entailment", "entailment": "entailment", "neutral": "neutral"},
         files,
@@ -179,12 +180,12 @@ def scitail(source: Path) -> Corpus:
     )
 
 
-def sick(source: Path) -> Corpus:
+def sick(source: Path) -> LabelledCorpus:
     """Return SICK with its entailment judgements; its trial set is valid."""
     parts = {"train": "train", "valid": "trial", "test": "test_annotated"}
     layout = {part: (f"SICK_{name}.txt",) for part, name in parts.items()}
     header = ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment")
-    return Corpus(
+    return LabelledCorpus(
         "sick",
         {name.upper(): name for name in _NLI},
         find_files(source, "sick", [layout])[1],
@@ -203,7 +204,7 @@ def _aligned(parts: dict[str, str]) -> Parts:
     return {part: tuple(f"{folder}/{name}" for name in names) for part, folder in parts.items()}
 
 
-def quora(source: Path) -> Corpus:
+def quora(source: Path) -> LabelledCorpus:
     """Return Quora's question pairs, as Wang et al. (2017) split them or as they were released."""
     parts = {"train": "train", "valid": "dev", "test": "test"}
     layouts = [
@@ -212,7 +213,7 @@ def quora(source: Path) -> Corpus:
     ]
     number, files = find_files(source, "quora", layouts[::-1])
     if number:
-        return Corpus(
+        return LabelledCorpus(
             "quora",
             BINARY,
             files,
@@ -223,16 +224,16 @@ def quora(source: Path) -> Corpus:
         )
     header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
     read = partial(read_columns, header=header, texts=(3, 4), label=5, quoted=True)
-    return Corpus("quora", BINARY, files, read, inputs=2)
+    return LabelledCorpus("quora", BINARY, files, read, inputs=2)
 
 
-def wikiqa(source: Path) -> Corpus:
+def wikiqa(source: Path) -> LabelledCorpus:
     """Return WikiQA with the question of each pair as its group."""
     parts = {"train": "train", "valid": "dev", "test": "test"}
     original = {part: (f"WikiQA-{name}.tsv",) for part, name in parts.items()}
     number, files = find_files(source, "wikiqa", [original, _aligned(parts)])
     if number:
-        return Corpus(
+        return LabelledCorpus(
             "wikiqa",
             BINARY,
             files,
@@ -244,7 +245,7 @@ def wikiqa(source: Path) -> Corpus:
         )
     header = ("QuestionID", "Question", "DocumentID", "DocumentTitle")
     header += ("SentenceID", "Sentence", "Label")
-    return Corpus(
+    return LabelledCorpus(
         "wikiqa",
         BINARY,
         files,
@@ -255,14 +256,14 @@ def wikiqa(source: Path) -> Corpus:
     )
 
 
-def msrp(source: Path) -> Corpus:
+def msrp(source: Path) -> LabelledCorpus:
     """Return Microsoft's paraphrase corpus, as it was released or from castorini/data."""
     parts = {"train": "train", "test": "test"}
     original = {part: (f"msr_paraphrase_{part}.txt",) for part in parts}
     number, files = find_files(source, "msrp", [original, _aligned(parts)])
     header = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
     columns = partial(read_columns, header=header, texts=(3, 4), label=0)
-    return Corpus(
+    return LabelledCorpus(
         "msrp",
         BINARY,
         files,
@@ -273,7 +274,7 @@ def msrp(source: Path) -> Corpus:
     )
 
 
-CORPORA: dict[str, Callable[..., Corpus]] = {
+CORPORA: dict[str, Callable[..., LabelledCorpus]] = {
     "cr": partial(_sentences, "cr", 3_775, "custrev.all"),
     "mr": partial(_sentences, "mr", 10_662, "rt-polarity.all"),
     "subj": partial(_sentences, "subj", 10_000, "subj.all"),

@@ -1,4 +1,4 @@
-"""The parts of a data set, tokenised into files, one example a line."""
+"""Examples become files of tokens, one example per line."""
 
 import contextlib
 import hashlib
@@ -9,46 +9,64 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.corpora import Corpus
+from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
+from fairseq_clusterformer.corpora.classification.readers import some
 from fairseq_clusterformer.errors import UserError
 
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 @dataclass
-class Part:
-    """What is known of a part's examples, whose tokens are in files, one example a line."""
+class TokenisedPart:
+    """A part of a data set, whose tokens are in files with one example per line.
+
+    Args:
+        files: one for the first texts, and one for the second texts of pairs.
+        labels: the class of each example.
+        texts: a hash of each example's texts.
+        lengths: tokens of each text, ``</s>`` included, one array per file.
+        counts: what was counted on the way.
+    """
 
     files: list[Path]
     labels: list[str] = field(default_factory=list)
-    texts: array = field(default_factory=lambda: array("Q"))  # a hash of each example's texts
-    lengths: list[array] = field(default_factory=list)  # of each input, </s> among the tokens
+    texts: array = field(default_factory=lambda: array("Q"))
+    lengths: list[array] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
 
 
-def tokens(text: str, tokenised: bool) -> list[str]:
-    """Return the text's tokens in lower case.
+def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[list[str], bool]:
+    """Return the words of a text in lower case, and whether its end was cut off.
 
-    Text that has not been `tokenised` before is cut into runs of letters and digits; every other
-    character but white space is a token.
+    Preparation and ``clusterformer classify`` both use this function.
+
+    Args:
+        tokenised: the words stand between blanks already. Otherwise each run of letters and
+            digits is a word, and so is every other character but white space.
+        max_length: the most tokens, ``</s>`` included; None: any number.
     """
     text = text.lower()
-    return text.split() if tokenised else _TOKEN.findall(text)
+    words = text.split() if tokenised else _TOKEN.findall(text)
+    if max_length and len(words) >= max_length:
+        return words[: max_length - 1], True
+    return words, False
 
 
-def tokenise(corpus: Corpus, part: str, max_length: int | None, work: Path) -> Part:
+def tokenise(
+    corpus: LabelledCorpus, part: str, max_length: int | None, work: Path
+) -> TokenisedPart:
     """Write the tokens of a part's examples into files of the folder `work`.
 
     Args:
-        max_length: tokens of an input at most, ``</s>`` among them; None: any number.
+        max_length: see `split_words`.
 
     Raises:
-        UserError: a label that the data set does not have, or no example.
+        UserError: if a label is not in the data set, or if there is no example.
     """
     from tqdm import tqdm
 
     files = [work / f"{part}.input{i}" for i in range(corpus.inputs)]
-    result = Part(files, lengths=[array("L") for _ in files])
+    result = TokenisedPart(files, lengths=[array("L") for _ in files])
     counts = result.counts
     with contextlib.ExitStack() as stack:
         outs = [stack.enter_context(open(path, "w", encoding="utf-8")) for path in files]
@@ -62,16 +80,20 @@ def tokenise(corpus: Corpus, part: str, max_length: int | None, work: Path) -> P
                 continue
             if example.label not in corpus.labels:
                 raise UserError(
-                    f"{example.where}: label {example.label!r}; allowed: "
-                    f"{', '.join(corpus.labels)}"
+                    f"{example.where}: label is {example.label!r}; allowed: {some(corpus.labels)}"
+                )
+            if len(example.texts) != corpus.inputs:
+                raise UserError(
+                    f"{example.where}: {len(example.texts)} texts; allowed: {corpus.inputs}, as "
+                    "in the first example"
                 )
             lines = []
             for text, out, lengths in zip(example.texts, outs, result.lengths, strict=True):
-                words = tokens(text, corpus.tokenised)
+                words, is_cut = split_words(
+                    text, tokenised=corpus.tokenised, max_length=max_length
+                )
                 counts["empty texts"] += not words
-                if max_length and len(words) >= max_length:
-                    counts["truncated texts"] += 1
-                    words = words[: max_length - 1]
+                counts["truncated texts"] += is_cut
                 lines.append(" ".join(words))
                 lengths.append(len(words) + 1)
                 out.write(lines[-1] + "\n")
@@ -89,7 +111,7 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def warn_of_counts(corpus: Corpus, parts: dict[str, Part]) -> None:
+def warn_of_counts(corpus: LabelledCorpus, parts: dict[str, TokenisedPart]) -> None:
     """Say where a part has another size than the published one."""
     for part, number in (corpus.published or {}).items():
         if (found := len(parts[part].labels)) != number:

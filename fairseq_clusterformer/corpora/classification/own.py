@@ -1,0 +1,245 @@
+"""A user's own labelled texts and pairs: TSV, CSV, JSON lines, lines, or a folder per label."""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
+from fairseq_clusterformer.corpora.classification.readers import (
+    Example,
+    at,
+    read_labelled_lines,
+    read_rows,
+    short,
+    some,
+)
+from fairseq_clusterformer.corpora.translation.pairs import read_lines
+from fairseq_clusterformer.errors import UserError, bad_option
+
+FORMATS = ("tsv", "csv", "jsonl", "lines")
+_SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
+_PACKED = (".gz", ".bz2", ".xz", ".zip")
+_READ = (*_SUFFIXES, ".txt", ".label", ".labels", ".all")
+# The names of texts that are looked for unless the user gives others.
+_TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
+_SPLITS = {"train": "train", "valid": "valid|validation|val|dev", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a user's files are to be read.
+
+    Args:
+        format: one of `FORMATS`; None: what the file's name says.
+        label: the name of the label's column or JSON field.
+        texts: the names of the one or two texts; none: text, or text and text2, or text1 and
+            text2.
+        labels: read these labels alone, and pass over the others; none: all labels.
+        encoding: of the files.
+        tokenised: words stand between blanks already.
+    """
+
+    format: str | None = None
+    label: str = "label"
+    texts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    tokenised: bool = False
+
+
+def own_corpus(
+    source: Path, layout: Layout, *, valid: Path | None = None, test: Path | None = None
+) -> LabelledCorpus:
+    """Return a user's own data set.
+
+    Args:
+        source: a file, or a folder: with files that are named after splits, with a folder per
+            split, or with a folder per label.
+        valid, test: files or folders of these splits, where `source` is the training data.
+
+    Raises:
+        UserError: if nothing is found there, or if the labels make no sense.
+    """
+    files = _find_parts(source)
+    files |= {part: _data(path, f"--{part}") for part, path in _given(valid=valid, test=test)}
+    if "train" not in files:
+        raise bad_option("SOURCE", source, "a file or folder with training data", "no train")
+    read = partial(_read, layout=layout)
+    counts, inputs = Counter(), 0
+    for example in read(files["train"]):
+        counts[example.label] += 1
+        inputs = inputs or len(example.texts)
+    total = counts.total()
+    if missing := [name for name in layout.labels if name not in counts]:
+        raise bad_option("--labels", ",".join(layout.labels), "labels in it", f"no {missing[0]}")
+    if len(counts) < 2:
+        raise UserError(
+            f"{files['train'][0]}: {total:,} examples, labels: {some(counts) or 'none'}; "
+            "allowed: two labels or more"
+        )
+    if len(counts) > max(2, total / 2):
+        raise UserError(
+            f"{files['train'][0]}: {len(counts):,} labels in {total:,} examples, such as "
+            f"{short(next(iter(counts)))}; allowed: labels that come again; is the label another "
+            "column? See --label-field"
+        )
+    names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
+    return LabelledCorpus(
+        "text",
+        {name: name for name in names},
+        files,
+        read,
+        inputs=inputs,
+        tokenised=layout.tokenised,
+    )
+
+
+def _given(**paths: Path | None) -> Iterator[tuple[str, Path]]:
+    return ((part, path) for part, path in paths.items() if path is not None)
+
+
+def _data(path: Path, option: str) -> tuple[Path, ...]:
+    """Return a file, or a folder of labels."""
+    if not path.exists():
+        raise bad_option(option, path, "a file, or a folder per label", "no such file or folder")
+    return (path,)
+
+
+def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the files or folders of each split; without splits, all is of train."""
+    if not source.is_dir():
+        return {"train": _data(source, "SOURCE")}
+    entries = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
+    folders = [path for path in entries if path.is_dir()]
+    files = [path for path in entries if path.is_file() and _suffix(path) in _READ]
+    for of_kind in (folders, files):
+        parts = {part: tuple(p for p in of_kind if _is_of(part, p)) for part in _SPLITS}
+        if parts["train"]:
+            used = sum(parts.values(), ())
+            if unused := [path.name for path in of_kind if path not in used]:
+                print(f"{source}: passed over, in no split: {some(unused)}", file=sys.stderr)
+            return {part: found for part, found in parts.items() if found}
+    if len(folders) > 1:
+        return {"train": (source,)}
+    if files and not folders:
+        return {"train": tuple(files)}
+    raise bad_option(
+        "SOURCE",
+        source,
+        f"files named train, valid and test ({' '.join(_READ)}), folders of these names, or a "
+        "folder per label",
+        f"{len(folders)} folder and {len(files)} files that could be data",
+    )
+
+
+def _suffix(path: Path) -> str:
+    """Return a file's suffix, without what says that it is packed."""
+    return (path.with_suffix("") if path.suffix in _PACKED else path).suffix
+
+
+def _is_of(part: str, path: Path) -> bool:
+    """Whether a name says that it is of a split: the split is a word of it."""
+    return bool(re.search(rf"(^|[^a-z])({_SPLITS[part]})([^a-z]|$)", path.name.lower()))
+
+
+def _read(files: Sequence[Path], *, layout: Layout) -> Iterator[Example]:
+    """Yield the examples of files, and of folders that hold a folder per label."""
+    for path in files:
+        if path.is_dir():
+            examples = _read_folders(path, layout)
+        else:
+            examples = {
+                "tsv": _read_table,
+                "csv": _read_table,
+                "jsonl": _read_objects,
+                "lines": _read_lines,
+            }[_format(path, layout)](path, layout)
+        for example in examples:
+            label = " ".join(example.label.split())
+            if not label:
+                raise UserError(f"{example.where}: the label is empty; allowed: a label")
+            if not layout.labels or label in layout.labels:
+                yield example._replace(label=label)
+
+
+def _format(path: Path, layout: Layout) -> str:
+    if found := layout.format or _SUFFIXES.get(_suffix(path)):
+        return found
+    first = next(read_lines(path, layout.encoding), "")
+    return "tsv" if "\t" in first else "lines"
+
+
+def _read_folders(folder: Path, layout: Layout) -> Iterator[Example]:
+    """Yield the examples of a folder per label; each file in it is a text."""
+    for of_label in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if of_label.name.startswith(".") or (layout.labels and of_label.name not in layout.labels):
+            continue
+        for path in sorted(of_label.rglob("*")):
+            if path.is_file() and not path.name.startswith("."):
+                text = "\n".join(read_lines(path, layout.encoding))
+                yield Example(of_label.name, (text,), str(path))
+
+
+def _read_lines(path: Path, layout: Layout) -> Iterator[Example]:
+    return read_labelled_lines([path], layout.encoding)
+
+
+def _read_table(path: Path, layout: Layout) -> Iterator[Example]:
+    """Yield the examples of TSV or CSV, with a header or without one."""
+    is_csv = _format(path, layout) == "csv"
+    delimiter = "," if is_csv else "\t"
+    names: list[str] | None = None
+    for number, row in read_rows(path, delimiter, quoted=is_csv, encoding=layout.encoding):
+        if not any(cell.strip() for cell in row):
+            continue
+        where = at(path, number)
+        if names is None:
+            header = [cell.strip() for cell in row]
+            if layout.label in header and _texts_of(header, layout):
+                names = header
+                continue
+            if layout.texts or layout.label != "label":
+                wanted = [layout.label, *(layout.texts or ("text",))]
+                raise UserError(f"{where}: {short(row)}; allowed: a header with {some(wanted)}")
+            names = ["label", "text", "text2"][: max(2, len(row))]
+        if len(row) != len(names):
+            raise UserError(
+                f"{where}: {len(row)} columns, {short(row)}; allowed: {len(names)} columns "
+                f"({some(names)}) between {'commas' if is_csv else 'tabs'}"
+            )
+        cells = dict(zip(names, row, strict=True))
+        texts = _texts_of(cells, layout)
+        yield Example(cells[layout.label], tuple(cells[name] for name in texts), where)
+
+
+def _texts_of(names: Sequence[str] | Mapping[str, object], layout: Layout) -> tuple[str, ...]:
+    """Return the names of the texts among the names that there are; none if they are missing."""
+    wanted = (layout.texts,) if layout.texts else _TEXTS
+    return next((texts for texts in wanted if all(name in names for name in texts)), ())
+
+
+def _read_objects(path: Path, layout: Layout) -> Iterator[Example]:
+    """Yield the examples of JSON lines. A label may be a string, a whole number, or a boolean."""
+    for number, line in enumerate(read_lines(path, layout.encoding), 1):
+        if not line.strip():
+            continue
+        where = at(path, number)
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}; allowed: a JSON object per line") from None
+        texts = _texts_of(record, layout) if isinstance(record, dict) else ()
+        label = record.get(layout.label) if texts else None
+        values = [record[name] for name in texts]
+        if not isinstance(label, str | int) or not all(isinstance(v, str) for v in values):
+            wanted = [layout.label, *(layout.texts or ("text, or text1 and text2",))]
+            raise UserError(
+                f"{where}: {short(line)}; allowed: a JSON object with the fields {some(wanted)}"
+            )
+        label = json.dumps(label) if isinstance(label, bool) else str(label)
+        yield Example(label, tuple(values), where)
