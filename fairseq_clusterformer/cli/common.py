@@ -84,8 +84,8 @@ def prepare_folder(options: dict) -> int:
         if error.name is None or error.name.startswith(__package__.split(".")[0]):
             raise  # a mistake of ours, not a missing package
         raise UserError(
-            f"{sys.executable} has no package {error.name}; install it there, or run clusterformer "
-            "with the Python in which fairseq_clusterformer was installed"
+            f"{sys.executable} has no package {error.name}; install it, or use the Python in "
+            "which fairseq_clusterformer was installed"
         ) from None
     if record is None:
         print(f"{options['dest']} is already prepared")

@@ -1,6 +1,7 @@
 """Folders that are complete or not there at all."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +12,9 @@ from filelock import FileLock, Timeout
 
 from fairseq_clusterformer.corpora.download import digest
 from fairseq_clusterformer.errors import bad_option
+
+# importing fairseq makes every logger print its debugging messages
+logging.getLogger("filelock").setLevel(logging.WARNING)
 
 RECORD = "prepared.json"
 # In the working folder: what marks it as ours (the second name: older versions), and its lock.

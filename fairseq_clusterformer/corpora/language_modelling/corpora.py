@@ -1,16 +1,29 @@
-"""The corpora: enwik8, WikiText-103, and any folder of plain text, each to a finished folder.
+"""enwik8, WikiText-103, and any folder of plain text, each prepared as a folder for fairseq.
 
-``lm_binarize`` is imported where it is used: it imports fairseq, which takes seconds, and what
-is already prepared or a mistake is told at once.
+Functions import ``corpora.binarize``, not this module: it imports fairseq, which takes seconds.
+So a mistake, or that all is prepared already, is reported at once.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.download import Archive, obtain
 from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.language_modelling import text as lm_text
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.corpora.language_modelling.text import (
+    SPLITS,
+    Reader,
+    by_document,
+    by_file,
+    contiguous,
+    cut,
+    find_texts,
+    names_of,
+    split_files,
+    write_splits,
+)
+from fairseq_clusterformer.errors import UserError, bad_option
 
 ENWIK8 = Archive(
     url="http://mattmahoney.net/dc/enwik8.zip",
@@ -49,8 +62,8 @@ def prepare_enwik8(
     def build(work: Path, out: Path) -> dict:
         (path,) = obtain(archive, source, work).values()
         if path.stat().st_size != sum(sizes):
-            raise UserError(f"{path}: has {path.stat().st_size:,} bytes, must have {sum(sizes):,}")
-        return {"splits": _binarize(lm_text.cut(path, work, sizes), work, out)}
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes; allowed: {sum(sizes):,}")
+        return {"splits": _binarize(cut(path, work, sizes), work, out)}
 
     recipe = {"corpus": "enwik8", "members": archive.members, "sizes": sizes}
     return make_folder(dest, recipe, build)
@@ -67,17 +80,18 @@ def prepare_wikitext103(
     """Prepare WikiText-103 by words, and check its `types` and `tokens`; returns as above."""
 
     def build(work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.corpora import binarize as lm_binarize
+        from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
 
-        texts = dict(zip(lm_text.SPLITS, obtain(archive, source, work).values(), strict=True))
-        words = lm_binarize.count_words(texts["train"])
-        dictionary = lm_binarize.word_dictionary(words)
+        texts = dict(zip(SPLITS, obtain(archive, source, work).values(), strict=True))
+        words = binarize.count_words(texts["train"])
+        dictionary = binarize.word_dictionary(words)
         items = WordCoding(dictionary).items
-        splits = lm_binarize.write_dataset(texts, out, dictionary, items)
+        splits = binarize.write_dataset(texts, out, dictionary, items)
         found = [len(words), *(count["tokens"] for count in splits.values())]
         if found != [types, *tokens]:
-            raise UserError(f"WikiText-103: types and tokens {found}, must be {[types, *tokens]}")
+            expected = [types, *tokens]
+            raise UserError(f"WikiText-103 has types and tokens {found}; allowed: {expected}")
         return {"types": types, "splits": splits}
 
     return make_folder(dest, {"corpus": "wikitext-103", "members": archive.members}, build)
@@ -88,6 +102,7 @@ def prepare_text(
     dest: Path,
     *,
     sentencepiece: int | None = None,
+    words: bool = False,
     document_separator: str | None = None,
     split: str | None = None,
     valid_fraction: float = 0.05,
@@ -96,66 +111,93 @@ def prepare_text(
     pattern: Sequence[str] | None = None,
     allow_binary: bool = False,
 ) -> dict | None:
-    """Prepare the text files in `source`; see ``prepare_text.sh --help``; returns as above."""
+    """Prepare the text files in `source`, and print which of them were taken.
+
+    The options are those of ``clusterformer prepare lm text``, whose help explains them.
+
+    Returns:
+        the content of ``prepared.json``, or None if `dest` has been prepared before.
+    """
     source, dest = source.resolve(), dest.resolve()
     if dest.is_relative_to(source):
-        raise UserError(f"DEST {dest}: is in SOURCE, where it would be read as text next time")
-    if sentencepiece and allow_binary:
-        raise UserError("--allow-binary: is allowed with --bytes only")
+        problem = "lies in SOURCE, where the next run would read it as text"
+        raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
+    if (sentencepiece or words) and allow_binary:
+        raise bad_option("--allow-binary", "given", "together with --bytes only")
     fractions = {"valid": valid_fraction, "test": test_fraction}
     if sum(fractions.values()) >= 1:
-        raise UserError(
-            f"--valid-fraction {valid_fraction} --test-fraction {test_fraction}: leave nothing "
-            "for train; allowed is a sum below 1"
-        )
-    texts, others = lm_text.find_texts(source, pattern or lm_text.TEXT_PATTERNS)
-    if others:
-        print(f"skipped, not named as text (see --pattern): {lm_text.names_of(others)}")
-    files = lm_text.split_files(source, texts) if split in (None, "files") else {}
+        allowed = "a sum with --valid-fraction below 1"
+        problem = f"--valid-fraction is {valid_fraction}, and nothing remains for train"
+        raise bad_option("--test-fraction", test_fraction, allowed, problem)
+    texts, others = find_texts(source, pattern, allow_binary=allow_binary)
+    files = split_files(source, texts) if split in (None, "files") else {}
     if split == "files" and not files:
-        raise UserError(f"--split files: no file in {source} is named for train, valid or test")
-    split = split or ("files" if files else "documents")
-    reader = lm_text.Reader(document_separator and document_separator.encode(), allow_binary)
+        problem = f"no file in {source} is named after train, valid or test"
+        raise bad_option("--split", split, "documents or contiguous", problem)
+    few = len(texts) < len(SPLITS) and document_separator is None
+    split = split or ("files" if files else "contiguous" if few else "documents")
+    skipped = {"other names than --pattern" if pattern else "not text": others}
+    if split == "files":
+        named = set(itertools.chain.from_iterable(files.values()))
+        skipped["not named after a split"] = [path for path in texts if path not in named]
+        texts = [path for path in texts if path in named]
+    reader = Reader(document_separator and document_separator.encode(), allow_binary)
 
     def build(work: Path, out: Path) -> dict:
+        _report(texts, split, skipped)
         if split == "files":
-            pieces = lm_text.by_file(files, reader)
+            parts = by_file(files, reader)
         elif split == "documents":
-            pieces = lm_text.by_document(texts, reader, fractions)
+            parts = by_document(texts, reader, fractions)
         else:
-            pieces = lm_text.contiguous(texts, reader, fractions)
-        counts = lm_text.write_splits(pieces, work, train_bytes=train_bytes)
+            parts = contiguous(texts, reader, fractions)
+        counts = write_splits(parts, work, train_bytes=train_bytes)
         if document_separator and not reader.separators_seen:
-            raise UserError(
-                f"--document-separator {document_separator!r}: no line of SOURCE {source} is "
-                "this; allowed is a line that ends a document, exactly"
-            )
-        return {"splits": _binarize(counts, work, out, sentencepiece)}
+            allowed = "a line that ends a document, in full"
+            problem = f"SOURCE {source} has no such line"
+            raise bad_option("--document-separator", document_separator, allowed, problem)
+        return {"splits": _binarize(counts, work, out, sentencepiece, words)}
 
     recipe = {
         "corpus": "text",
         "sentencepiece": sentencepiece,
+        **({"words": True} if words else {}),
         "document_separator": document_separator,
         "split": split,
         "fractions": None if split == "files" else fractions,
         "train_bytes": train_bytes,
-        "files": {str(path.relative_to(source.parent)): path.stat().st_size for path in texts},
+        "files": {
+            path.relative_to(source.parent).as_posix(): path.stat().st_size for path in texts
+        },
     }
     return make_folder(dest, recipe, build)
 
 
-def _binarize(counts: dict, work: Path, out: Path, sentencepiece: int | None = None) -> dict:
-    """Binarise the texts in `work` as bytes or pieces; add their tokens and items to `counts`."""
-    from fairseq_clusterformer.corpora import binarize as lm_binarize
+def _report(texts: Sequence[Path], split: str, skipped: dict[str, list[Path]]) -> None:
+    kinds = Counter(path.suffix or "without a suffix" for path in texts).most_common()
+    named = ", ".join(f"{number} {kind}" for kind, number in kinds)
+    print(f"taken: {len(texts)} files ({named}), split by --split {split}")
+    for reason, paths in skipped.items():
+        if paths:
+            print(f"skipped, {reason}: {names_of(paths)}")
+
+
+def _binarize(
+    counts: dict, work: Path, out: Path, sentencepiece: int | None = None, words: bool = False
+) -> dict:
+    """Binarise the texts in `work` by bytes, pieces or words; add tokens and items to `counts`."""
+    from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
 
     texts = {split: work / f"{split}.txt" for split in counts}
-    if sentencepiece is None:
-        dictionary = lm_binarize.byte_dictionary()
-    else:
+    if sentencepiece:
         model = out / SUBWORD_MODEL
-        lm_binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
-        dictionary = lm_binarize.piece_dictionary(model)
+        binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
+        dictionary = binarize.piece_dictionary(model)
+    elif words:
+        dictionary = binarize.word_dictionary(binarize.count_words(texts["train"]))
+    else:
+        dictionary = binarize.byte_dictionary()
     items = TextCoding.from_folder(out, dictionary).items
-    tokens = lm_binarize.write_dataset(texts, out, dictionary, items)
+    tokens = binarize.write_dataset(texts, out, dictionary, items)
     return {split: counts[split] | tokens[split] for split in counts}

@@ -1,8 +1,8 @@
-"""Plain text in: find the files of a corpus, read and check them, split them.
+"""Plain text: find the files of a corpus, read and check them, split them.
 
-A *document* is a file or, with a document separator, what stands between two separator lines.
-Documents are read as iterators of their lines and split as a stream of ``(split, lines)``
-pairs, so no more than a line of the corpus is held in memory.
+A *document* is a file or, with a document separator, the text between two separator lines.
+Documents are iterators of their lines, and splits are a stream of ``(split, lines)`` pairs, so
+that memory holds no more than one line of the corpus.
 """
 
 import bz2
@@ -20,56 +20,72 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 
 SPLITS = ("train", "valid", "test")
-TEXT_PATTERNS = ("*.txt", "*.text", "*.md", "*.tokens", "*.raw", "*.xml")
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
-Document = Iterator[bytes]
-Pieces = Iterable[tuple[str, Iterable[bytes]]]
+Lines = Iterator[bytes]
+SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 
 
-def find_texts(source: Path, patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def find_texts(
+    source: Path, patterns: Sequence[str] | None = None, *, allow_binary: bool = False
+) -> tuple[list[Path], list[Path]]:
     """Return the text files below `source` in order of their paths, and the files passed over.
+
+    Hidden files and folders, whose names start with a dot, are neither.
 
     Args:
         source: a folder, searched recursively, or one file, taken whatever its name is.
         patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
+            None: every file whose first bytes are text.
+        allow_binary: without patterns, take every file.
 
     Raises:
-        UserError: if `source` does not exist or holds no file of such a name.
+        UserError: if `source` does not exist or holds no such file.
     """
     if source.is_file():
         return [source], []
     if not source.is_dir():
-        raise UserError(f"SOURCE {source}: no such file or folder")
+        raise bad_option("SOURCE", source, "a folder of text, or one file", "does not exist")
     texts, others = [], []
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         if any(part.startswith(".") for part in path.relative_to(source).parts):
             continue
-        names = (path.name, path.stem if path.suffix in _OPENERS else path.name)
-        known = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
-        (texts if known else others).append(path)
+        if patterns:
+            names = (path.name, path.stem if path.suffix in _OPENERS else path.name)
+            wanted = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
+        else:
+            wanted = allow_binary or not _is_binary(path)
+        (texts if wanted else others).append(path)
     if not texts:
-        held = f"only {names_of(others)}" if others else "no file at all"
-        raise UserError(
-            f"SOURCE {source}: no text file, {held}; allowed are the names {' '.join(patterns)} "
-            "(also .xz, .gz, .bz2), or give others with --pattern"
-        )
+        held = f"no text file, only {names_of(others)}" if others else "no file at all"
+        allowed = "a folder of text files, also as .xz, .gz or .bz2; --pattern chooses by name"
+        raise bad_option("SOURCE", source, allowed, held)
     return texts, others
 
 
+def _is_binary(path: Path) -> bool:
+    """Whether a file begins as a PDF file, or with a NUL byte in its first 8 kB."""
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            start = file.read(8192)
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile):
+        return False  # to be reported when it is read
+    return start.startswith(b"%PDF-") or b"\0" in start
+
+
 def names_of(paths: Sequence[Path], most: int = 3) -> str:
-    """Return the first names of `paths`, and the number of the others, for a message."""
+    """Return the first names of `paths` and how many more there are, for a message."""
     names = ", ".join(path.name for path in paths[:most])
     return names if len(paths) <= most else f"{names} and {len(paths) - most} more"
 
 
 def read_lines(path: Path, *, allow_binary: bool = False) -> Iterator[bytes]:
-    """Yield a file's lines, unpacked; the last one is given its newline if it has none.
+    """Yield a file's lines, unpacked. The last line gets its newline if it has none.
 
     Raises:
         UserError: if the file cannot be read or unpacked or, unless `allow_binary`, at the first
@@ -96,7 +112,8 @@ def _check_text(line: bytes, path: Path, offset: int) -> None:
     if position >= 0:
         raise UserError(
             f"{path}: byte 0x{line[position]:02X} at offset {offset + position:,} is not UTF-8 "
-            "text; allowed is UTF-8 without NUL bytes, or any bytes with --bytes --allow-binary"
+            "text; allowed: UTF-8 without NUL bytes; --bytes --allow-binary takes any bytes, and "
+            "--pattern chooses the files"
         )
 
 
@@ -113,8 +130,8 @@ class Reader:
     allow_binary: bool = False
     separators_seen: int = field(default=0, init=False)
 
-    def documents(self, texts: Iterable[Path]) -> Iterator[Document]:
-        """Yield the documents that are not empty; each is to be read before the next."""
+    def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
+        """Yield the documents that are not empty. Read each before you take the next."""
         for path in texts:
             lines = read_lines(path, allow_binary=self.allow_binary)
             for number, document in itertools.groupby(lines, self._document_number):
@@ -129,10 +146,10 @@ class Reader:
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the files of each split if files or folders right in `source` are named for it.
+    """Return the files of each split, if files or folders right in `source` are named so.
 
-    ``train.txt``, ``train-00.txt.xz`` and all below ``train/`` belong to train. Empty if no
-    name is a split's.
+    ``train.txt``, ``train-00.txt.xz`` and all below ``train/`` belong to train. The result is
+    empty if no file has such a name.
 
     Raises:
         UserError: if there are files for one split but not for another.
@@ -144,27 +161,25 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
     present = [split for split in SPLITS if split in files]
     missing = [split for split in SPLITS if split not in files]
     if present and missing:
-        raise UserError(
-            f"SOURCE {source}: files for {' and '.join(present)} but none for "
-            f"{' and '.join(missing)}; allowed are all three (as train-00.txt.xz, valid.txt, "
-            "test.txt), or give --split documents or --split contiguous to split it anew"
-        )
+        problem = f"files for {' and '.join(present)} but none for {' and '.join(missing)}"
+        allowed = "all three (as train-00.txt.xz, valid.txt, test.txt), or --split documents or "
+        raise bad_option("SOURCE", source, allowed + "--split contiguous", problem)
     return dict(files)
 
 
-def by_file(files: dict[str, list[Path]], reader: Reader) -> Pieces:
-    """Yield every document with the split its file is named for."""
+def by_file(files: dict[str, list[Path]], reader: Reader) -> SplitLines:
+    """Yield every document with the split that its file is named after."""
     for split in SPLITS:
         for document in reader.documents(files[split]):
             yield split, document
 
 
-def by_document(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> Pieces:
-    """Yield every document with a split drawn from its text alone: whole, and always the same.
+def by_document(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> SplitLines:
+    """Yield every document, whole, with a split that depends on the documents' texts alone.
 
-    Documents are ranked by the SHA-256 of their text. The first ones are valid, the next ones
-    test, each as long as they are within its fraction of the bytes, and one at least; the others
-    are train. Equal documents come to the same split.
+    Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
+    ones test, within their fractions of the bytes; where the first is too long, only the shortest
+    document. All others become train. Equal documents come to the same split.
 
     Args:
         fractions: of all bytes, for "valid" and for "test".
@@ -178,22 +193,28 @@ def by_document(texts: Sequence[Path], reader: Reader, fractions: dict[str, floa
         digests.append(digest.digest())
         sizes[digests[-1]] += size
     if len(sizes) < len(SPLITS):
-        raise UserError(
-            f"--split documents: {len(sizes)} different document(s), 3 or more are needed; give "
-            "a --document-separator that occurs, or --split contiguous to cut at line ends"
+        raise bad_option(
+            "--split",
+            "documents",
+            "3 different documents or more; or give a --document-separator that occurs, or "
+            "--split contiguous to cut at line ends",
+            f"SOURCE has {len(sizes)}",
         )
     ranked, split_of = sorted(sizes, reverse=True), {}
     for split, others in (("valid", 2), ("test", 1)):
-        room, first = fractions[split] * sizes.total(), True
-        while len(ranked) > others and (first or sizes[ranked[-1]] <= room):
-            room, first = room - sizes[ranked[-1]], False
+        room = fractions[split] * sizes.total()
+        if sizes[ranked[-1]] > room:
+            ranked.append(ranked.pop(ranked.index(min(ranked, key=sizes.get))))
+            room = sizes[ranked[-1]]
+        while len(ranked) > others and sizes[ranked[-1]] <= room:
+            room -= sizes[ranked[-1]]
             split_of[ranked.pop()] = split
     for digest, document in zip(digests, reader.documents(texts), strict=True):
         yield split_of.get(digest, "train"), document
 
 
-def contiguous(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> Pieces:
-    """Yield the text in its order: train first, then valid, then test, cut at line ends."""
+def contiguous(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> SplitLines:
+    """Yield the text in its order, cut at line ends: train, then valid, then test."""
     total = sum(map(len, itertools.chain.from_iterable(reader.documents(texts))))
     position, train_end = 0, (1 - fractions["valid"] - fractions["test"]) * total
 
@@ -208,14 +229,14 @@ def contiguous(texts: Sequence[Path], reader: Reader, fractions: dict[str, float
         yield from itertools.groupby(document, split_of)
 
 
-def write_splits(pieces: Pieces, folder: Path, *, train_bytes: int | None = None) -> dict:
-    """Write ``train.txt``, ``valid.txt`` and ``test.txt``, documents in order, nothing between.
+def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = None) -> dict:
+    """Write ``train.txt``, ``valid.txt`` and ``test.txt``: documents in order, nothing between.
 
     Args:
         train_bytes: keep only the first lines of train, at most this many bytes.
 
     Returns:
-        for each split, the number of documents (also of those it has a part of), lines and bytes.
+        for each split, the number of documents (parts of one count as one), lines and bytes.
 
     Raises:
         UserError: if a split comes out empty.
@@ -224,7 +245,7 @@ def write_splits(pieces: Pieces, folder: Path, *, train_bytes: int | None = None
     room = {"train": train_bytes or math.inf, "valid": math.inf, "test": math.inf}
     with ExitStack() as stack:
         files = {s: stack.enter_context(open(folder / f"{s}.txt", "wb")) for s in SPLITS}
-        for split, lines in pieces:
+        for split, lines in parts:
             count, before = counts[split], counts[split]["lines"]
             for line in lines:
                 room[split] -= len(line)
@@ -237,8 +258,9 @@ def write_splits(pieces: Pieces, folder: Path, *, train_bytes: int | None = None
     for split, count in counts.items():
         if not count["bytes"]:
             if split == "train" and room["train"] < 0:
-                raise UserError(f"--train-bytes {train_bytes}: the first line alone is longer")
-            raise UserError(f"SOURCE: no text for {split}; allowed is one byte or more a split")
+                problem = "the first line alone is longer"
+                raise bad_option("--train-bytes", train_bytes, "a larger number", problem)
+            raise UserError(f"SOURCE has no text for {split}; allowed: at least one byte")
     return counts
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.corpora.question_answering.records import Drops, Record, Unusable
 from fairseq_clusterformer.corpora.parallel import parallel
+from fairseq_clusterformer.corpora.question_answering.records import Drops, Record, Unusable
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import Example, QAWriter, load_dictionary
 
