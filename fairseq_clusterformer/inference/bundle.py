@@ -1,29 +1,164 @@
 """A bundle: one folder with all that a model needs, without pickle.
 
 ``bundle.json``        its format, the options of the training, and what made it
-``model.safetensors``  parameters and buffers; a tensor of several names is in it once
-dictionaries, the subword model and ``prepared.json``, as in the data folder that it stands for
+``model.safetensors``  parameters and buffers; a tensor that has several names is in it once
+and the dictionaries, the subword model and the recipe of the data folder that it stands for
 """
 
 import json
+import os
+import shutil
+import tempfile
 from argparse import Namespace
+from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
+from fairseq.dataclass import configs
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import bad_option
+
+if TYPE_CHECKING:
+    from .load import Loaded
 
 FORMAT = 1
 MARK = "bundle.json"
 WEIGHTS = "model.safetensors"
-_ALLOWED = "a bundle that clusterformer bundle wrote"
+RECORD = "prepared.json"
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+#: what a model reads from its data folder, whatever its task
+_FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
+_FILES = (*_FILES, "sentencepiece.model", "encoder.json", "vocab.bpe")
+_SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
+#: options of where and how a training ran, which models of argparse have among their own
+_OF_A_RUN = {
+    field.name
+    for section in ("Common", "CommonEval", "Checkpoint", "DistributedTraining")
+    for field in fields(getattr(configs, f"{section}Config"))
+    if field.name != "_name"
+}
 
 
 def is_bundle(path: Path | str) -> bool:
     """Whether a folder bears the mark of a bundle."""
     return (Path(path) / MARK).is_file()
+
+
+def write_bundle(
+    loaded: "Loaded", out: Path | str, *, dtype: str = "float32", force: bool = False
+) -> Path:
+    """Write a model and all that it needs into one new folder.
+
+    Args:
+        out: the folder; it is complete or not there at all.
+        dtype: of the parameters in the file, one of `DTYPES`. Buffers keep their own.
+        force: replace a bundle that is there.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: if `out` is there, or another type of numbers is asked for.
+    """
+    out = Path(out)
+    if dtype not in DTYPES:
+        raise bad_option("--dtype", dtype, ", ".join(DTYPES))
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        if not is_bundle(out):
+            raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
+        if not force:
+            raise bad_option("OUT", out, "a new folder, or --force to replace it", "it is there")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent) as work:
+        new = Path(work) / "new"
+        new.mkdir()
+        _write(loaded, new, dtype)
+        if out.exists():
+            os.rename(out, Path(work) / "before")
+        os.rename(new, out)
+    return out
+
+
+def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
+    tensors, shared = _distinct(loaded.model.state_dict())
+    parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
+    for name, tensor in tensors.items():
+        if name in parameters and tensor.is_floating_point():
+            tensors[name] = tensor.to(DTYPES[dtype])
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    sections, namespaces = _plain(loaded)
+    record = {
+        "format": FORMAT,
+        "task": sections["task"]["_name"],
+        "arch": sections["model"]["_name"],
+        "made by": {
+            "fairseq_clusterformer": __version__,
+            "fairseq-fixed": version("fairseq-fixed"),
+            "torch": torch.__version__,
+            "checkpoint": loaded.path.name,
+        },
+        "updates": loaded.updates,
+        "dtype": dtype,
+        "shared": shared,
+        "namespaces": namespaces,
+        "cfg": sections,
+    }
+    (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for pattern in _FILES:
+        for file in loaded.folder.glob(pattern):
+            copy = folder / file.relative_to(loaded.folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+    if (loaded.folder / RECORD).is_file():
+        recipe = json.loads((loaded.folder / RECORD).read_text(encoding="utf-8"))["recipe"]
+        text = json.dumps({"recipe": recipe}, indent=1) + "\n"
+        (folder / RECORD).write_text(text, encoding="utf-8")
+
+
+def _distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors that lie in different places, and the other names that some of them have.
+
+    What is no tensor serves training alone, such as a memory bank, and is left out.
+    """
+    tensors, shared, first = {}, {}, {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        if tensor.numel() and place in first:
+            shared[name] = first[place]
+        else:
+            first[place] = name
+            tensors[name] = tensor.detach().cpu().contiguous()
+    return tensors, shared
+
+
+def _plain(loaded: "Loaded") -> tuple[dict[str, dict], list[str]]:
+    """The options as JSON has them, and which sections are namespaces, as of argparse."""
+    cfg = OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True)
+    sections, namespaces = {}, []
+    for name in _SECTIONS:
+        section = cfg.get(name)
+        if isinstance(section, Namespace):
+            namespaces.append(name)
+            section = {k: v for k, v in vars(section).items() if k not in _OF_A_RUN}
+        if section is not None:
+            sections[name] = section
+    for section in sections.values():
+        if isinstance(section, dict) and "data" in section:
+            section["data"] = None
+    task = loaded.task.cfg if hasattr(loaded.task, "cfg") else loaded.task.args
+    for side in ("source_lang", "target_lang"):  # fairseq infers them from the data's files
+        if side in sections["task"]:
+            sections["task"][side] = getattr(task, side)
+    return sections, namespaces
 
 
 def read_bundle(folder: Path, option: str) -> dict:
@@ -32,31 +167,27 @@ def read_bundle(folder: Path, option: str) -> dict:
     Raises:
         UserError: files that are missing, damaged or newer than this version.
     """
+    allowed = "a bundle that clusterformer bundle wrote"
     try:
         record = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        if record["format"] > FORMAT:
-            raise bad_option(
-                option,
-                folder,
-                "one of this version, or a newer fairseq_clusterformer",
-                f"a bundle of format {record['format']}, and this version reads {FORMAT}",
-            )
+        if record["format"] != FORMAT:
+            problem = f"a bundle of format {record['format']}, and this version reads {FORMAT}"
+            raise bad_option(option, folder, "one of this version", problem)
         weights = load_file(folder / WEIGHTS)
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
         cfg = _options(record["cfg"], record["namespaces"], folder)
-        updates = record["updates"]
+        history = [{"num_updates": int(record["updates"])}]
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        reason = f"damaged ({type(error).__name__}: {error})"
-        raise bad_option(option, folder, _ALLOWED, reason) from None
-    history = [{"num_updates": updates}]
+        problem = f"damaged ({type(error).__name__}: {error})"
+        raise bad_option(option, folder, allowed, problem) from None
     return {"cfg": cfg, "args": None, "model": weights, "optimizer_history": history}
 
 
 def _options(sections: dict, namespaces: list[str], folder: Path) -> DictConfig:
-    sections = {
-        name: Namespace(**section) if name in namespaces else section
-        for name, section in sections.items()
-    }
-    cfg = OmegaConf.create(sections, flags={"allow_objects": True})
-    cfg.task.data = str(folder)
-    return cfg
+    """The options as a checkpoint has them, with the bundle as the data folder."""
+    for section in sections.values():
+        if isinstance(section, dict) and "data" in section:
+            section["data"] = str(folder)
+    for name in namespaces:
+        sections[name] = Namespace(**sections[name])
+    return OmegaConf.create(sections, flags={"allow_objects": True})

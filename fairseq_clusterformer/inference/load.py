@@ -14,6 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_ar
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our models, allows fairseq's types
 from fairseq_clusterformer.errors import bad_option
@@ -35,6 +36,7 @@ class Loaded:
         cfg: all options of the training.
         folder: the data folder, or the bundle itself.
         path: the checkpoint or the bundle.
+        updates: how many the training had made.
     """
 
     model: BaseFairseqModel
@@ -42,6 +44,7 @@ class Loaded:
     cfg: DictConfig
     folder: Path
     path: Path
+    updates: int
 
 
 def load_checkpoint(
@@ -82,6 +85,7 @@ def load_checkpoint(
         )
     try:
         loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
+        loaded_task.load_state_dict(state.get("task_state", {}))
     except Exception as error:
         # fairseq raises a plain Exception where a dictionary cannot be read
         if type(error) is not Exception and not isinstance(error, (OSError, ValueError)):
@@ -89,10 +93,14 @@ def load_checkpoint(
         raise bad_option(
             "--data", folder, f"the folder that {path} was trained on", reason_of(error)
         ) from None
+    updates = state["optimizer_history"][-1]["num_updates"]
     try:
-        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
-            [str(path)], task=loaded_task, state=state
-        )
+        model = loaded_task.build_model(cfg.model, from_checkpoint=True)
+        model.set_num_updates(updates)  # before loading: a model commits to what it has seen
+        if is_bundle(path):  # what serves training alone, such as a memory bank, is in no bundle
+            own = model.state_dict()
+            state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
+        model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError) as error:
         raise bad_option(
             option,
@@ -101,7 +109,7 @@ def load_checkpoint(
             "on (--data)",
             f"does not fit the data in {folder} or this version ({reason_of(error)})",
         ) from error
-    return Loaded(model.eval(), loaded_task, cfg, folder, path)
+    return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
 
 
 def read_tensors(path: Path, option: str) -> dict:
