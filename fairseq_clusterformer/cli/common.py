@@ -31,6 +31,13 @@ class Parser(argparse.ArgumentParser):
             message = f"{option} is {value}; allowed: {allowed}"
         self.exit(2, f"{self.prog}: error: {message}; {usage}\n")
 
+    def parse_known_args(self, *given, **options):
+        """As `argparse` does, but a parser of one corpus reports what it does not know itself."""
+        namespace, unknown = super().parse_known_args(*given, **options)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
     def corpora(self) -> argparse._SubParsersAction:
         """Return where to add a parser for each corpus; what is chosen becomes ``corpus``."""
         return self.add_subparsers(
