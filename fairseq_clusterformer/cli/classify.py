@@ -1,0 +1,109 @@
+"""Label texts, or pairs of texts, with a trained classifier.
+
+  clusterformer classify --checkpoint checkpoint_best.pt "A fine film." "Dull."
+  clusterformer classify --checkpoint checkpoint_best.pt --input reviews.txt --top 3
+  cat pairs.tsv | clusterformer classify --checkpoint BUNDLE --json
+
+Each text gets one line: its most likely label, a tab, and the label's probability; with --top N,
+the N most likely labels. A file and stdin hold one text per line. A model of pairs takes two
+texts from the command line for each pair, and lines with a tab between both texts.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.errors import UserError
+
+if TYPE_CHECKING:
+    from fairseq_clusterformer.inference.classify import Classification
+
+Texts = tuple[str, ...]  # one text, or the two of a pair
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="clusterformer classify", description=__doc__)
+    add = parser.add_argument
+    add("texts", metavar="TEXT", nargs="*", help="a text to label (default: the lines of stdin)")
+    add("--checkpoint", required=True, metavar="PATH", help="a classifier's, or a bundle")
+    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add("--input", metavar="FILE", type=Path, help="label its lines")
+    add("--top", metavar="N", type=whole_number, default=1, help="labels per text (default: 1)")
+    add("--json", action="store_true", help="write one JSON object per line")
+    add("--batch-size", metavar="N", type=whole_number, default=32, help="default: %(default)s")
+    add("--cpu", action="store_true", help="do not use an accelerator")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Label texts; returns the exit status.
+
+    Raises:
+        UserError: if the checkpoint, its data or a text is wrong.
+    """
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.texts and args.input:
+        parser.error(f"--input is {args.input}, and there are texts; allowed: one of both")
+
+    from fairseq_clusterformer.inference.classify import TASK, TextClassifier
+    from fairseq_clusterformer.inference.load import load_checkpoint
+
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASK)
+    classifier = TextClassifier(loaded, cpu=args.cpu)
+    typed = not args.texts and not args.input and sys.stdin.isatty()
+    rows = _rows(args.texts, args.input, classifier.is_pair)
+    cut = 0
+    while batch := list(itertools.islice(rows, 1 if typed else args.batch_size)):
+        for row, found in zip(batch, classifier.classify(batch), strict=True):
+            print(_json(row, found, args.top) if args.json else _line(found, args.top))
+            cut += found.is_cut
+        sys.stdout.flush()
+    if cut:
+        print(
+            f"{parser.prog}: {cut:,} texts were longer than the model reads, and lost their end",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _rows(texts: Sequence[str], path: Path | None, is_pair: bool) -> Iterator[Texts]:
+    """Yield what is to be labelled."""
+    width = 1 + is_pair
+    if texts:
+        if len(texts) % width:
+            raise UserError(
+                f"TEXT: there are {len(texts)}; allowed: two per pair, as the model was trained "
+                "on pairs"
+            )
+        yield from zip(*[iter(texts)] * width, strict=True)
+        return
+    with open(path, encoding="utf-8") if path else nullcontext(sys.stdin) as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                row = tuple(line.rstrip("\r\n").split("\t")) if is_pair else (line.strip(),)
+                if len(row) != width:
+                    raise UserError(
+                        f"{path or 'stdin'}: line {number:,}: {len(row)} columns; allowed: two "
+                        "texts with a tab between them, as the model was trained on pairs"
+                    )
+                yield row
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path or 'stdin'}: {error}; allowed: UTF-8 text") from None
+
+
+def _line(found: "Classification", top: int) -> str:
+    pairs = list(found.probabilities.items())[:top]
+    return "\t".join(f"{label}\t{probability:.4f}" for label, probability in pairs)
+
+
+def _json(row: Texts, found: "Classification", top: int) -> str:
+    texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
+    probabilities = dict(list(found.probabilities.items())[:top])
+    record = {**texts, "label": found.label, "probability": found.probability}
+    return json.dumps({**record, "probabilities": probabilities}, ensure_ascii=False)
