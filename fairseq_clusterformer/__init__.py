@@ -6,3 +6,34 @@ fairseq_clusterformer.plugin`` does.
 """
 
 __version__ = "0.1.0"
+
+
+def load(path, *, device=None, dtype=None, data=None):
+    """Load a trained model, to use it.
+
+        model = fairseq_clusterformer.load("bundle")
+        print(model.generate("The cat", max_tokens=100, temperature=0.8))
+
+    Args:
+        path: a checkpoint that fairseq wrote, or a bundle that ``clusterformer bundle`` made.
+        device: such as "cpu" or "cuda:1"; None: a GPU if there is one.
+        dtype: of the parameters, such as torch.bfloat16; None: float32.
+        data: the prepared data folder; None: that of the training, or the bundle itself.
+
+    Returns:
+        An object with what the model can do. All have ``encode(texts)``. A language model has
+        ``generate(prompt)`` and ``perplexity(text)``, a translation model ``translate(texts)``, a
+        reader ``answer(question, documents)``, a classifier ``classify(texts)``.
+
+    Raises:
+        UserError: a file or a folder that is missing, is something else, or does not fit.
+    """
+    import logging
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    from .inference.pretrained import load as load_pretrained
+
+    root.handlers[:] = handlers
+    root.setLevel(level)  # one of fairseq's modules asks for DEBUG
+    return load_pretrained(path, device=device, dtype=dtype, data=data)

@@ -1,38 +1,182 @@
-"""Lets a byte-level language model write, one byte a step."""
+"""A language model that writes: text in, text out, a token per step."""
 
 from collections.abc import Iterator
 
 import torch
+from fairseq.modules import LearnedPositionalEmbedding
+from torch import Tensor
 
-from fairseq_clusterformer.data.bytes import decode, encode
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .load import Loaded
+from .perplexity import blocks_of, compare, leaks_future, tokens_of
+from .pretrained import Pretrained
 
 
-@torch.no_grad()
-def sample_bytes(
-    model, dictionary, prompt: bytes, length: int, *, temperature: float, seed: int
-) -> Iterator[bytes]:
-    """Continue a prompt through the incremental path, a token a step.
+class LanguageModel(Pretrained):
+    """Continues texts, and tells how likely they are.
 
-    Args:
-        model: fairseq language model in eval mode.
-        dictionary: of the 256 bytes.
-        prompt: one byte or more.
-        length: bytes to write.
-        temperature: divides the logits.
-        seed: the same text for the same seed.
-
-    Yields:
-        The next byte.
+    Each step reads a state of bounded size (dense attention: of all tokens so far). Sinusoidal
+    positions go on beyond the length of the training's texts, which the model has not learned.
     """
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.tensor([[dictionary.index(symbol) for symbol in encode(prompt)]])
-    state: dict = {}
-    while tokens.size(1) < len(prompt) + length:
-        start = 1 if not state else tokens.size(1)
-        for end in range(start, tokens.size(1) + 1):
-            logits, _ = model.decoder(tokens[:, :end], incremental_state=state)
-        logits = logits[0, -1].float() / temperature
-        logits[: dictionary.nspecial] = -torch.inf  # </s> and its like are no bytes
-        token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-        tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
-        yield decode([dictionary[int(token)]])
+
+    kind = "language model"
+    abilities = ("generate", "perplexity", "encode")
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
+        self.dictionary = loaded.task.source_dictionary
+        self.coding = TextCoding.from_folder(loaded.folder, self.dictionary)
+
+    def generate(
+        self,
+        prompt: str = "",
+        max_tokens: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        num_samples: int | None = None,
+        stream: bool = False,
+    ) -> str | list[str] | Iterator[str]:
+        """Continue a text.
+
+        Args:
+            prompt: its beginning; empty: a new text.
+            max_tokens: how many to write: bytes, pieces or words, as the model was trained.
+            temperature: the lower, the likelier each token; 0: always the likeliest.
+            top_k: draw among this many of the likeliest tokens; None: among all.
+            top_p: draw among the likeliest tokens that together have this probability.
+            seed: the same text for the same seed, on any device; None: another one each time.
+            num_samples: return a list of this many texts.
+            stream: return an iterator that gives the prompt, then what each token adds.
+
+        Returns:
+            The prompt and what follows it.
+
+        Raises:
+            UserError: a value that is not allowed, or more tokens than the model has positions.
+        """
+        for name, value, fits, allowed in (
+            ("max_tokens", max_tokens, max_tokens >= 1, "1 or more"),
+            ("temperature", temperature, temperature >= 0, "0 or more"),
+            ("top_k", top_k, top_k is None or top_k >= 1, "1 or more"),
+            ("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1"),
+            ("num_samples", num_samples, num_samples is None or num_samples >= 1, "1 or more"),
+            ("stream", stream, not (stream and num_samples), "without num_samples"),
+        ):
+            if not fits:
+                raise bad_option(name, value, allowed)
+        given = self._begin(self.coding.encode(prompt, "prompt"))
+        self._check(len(given), max_tokens)
+        generator = torch.Generator()
+        generator.seed() if seed is None else generator.manual_seed(seed)
+
+        def pick(log_probs: Tensor) -> Tensor:
+            return draw(log_probs, generator, temperature, top_k, top_p)
+
+        rows = self._tokens(given, max_tokens, num_samples or 1, pick)
+        after = int(given[-1])
+        if stream:
+            return self._stream(prompt, (int(row) for row in rows), after)
+        texts = [
+            prompt + self.coding.decode(tokens, after)
+            for tokens in torch.stack(list(rows), dim=1).tolist()
+        ]
+        return texts if num_samples else texts[0]
+
+    def _stream(self, prompt: str, tokens: Iterator[int], after: int) -> Iterator[str]:
+        yield prompt
+        yield from self.coding.stream(tokens, after)
+
+    def _begin(self, tokens: Tensor) -> Tensor:
+        """Tokens with what a text begins by: ``</s>``, which among bytes is rare."""
+        if self.coding.unit == "byte" and len(tokens):
+            return tokens
+        return torch.cat([torch.tensor([self.dictionary.eos()]), tokens])
+
+    def _check(self, given: int, more: int) -> None:
+        """Refuse a model that cannot write, and texts of more tokens than it has positions."""
+        decoder = self.model.decoder
+        if leaks_future(self.model):
+            raise UserError(
+                f"{self.loaded.path} has --cluster-rule leaking-chunk, by which later tokens "
+                "change earlier outputs: it cannot generate; allowed: a model that is causal"
+            )
+        learned = isinstance(decoder.embed_positions, LearnedPositionalEmbedding)
+        if learned and given + more - 1 > decoder.max_positions():
+            raise bad_option(
+                "max_tokens",
+                more,
+                f"up to {max(0, decoder.max_positions() - given + 1)} after this prompt",
+                f"the prompt has {given} tokens, the model {decoder.max_positions()} positions",
+            )
+
+    @torch.no_grad()
+    def _tokens(self, given: Tensor, more: int, rows: int, pick) -> Iterator[Tensor]:
+        """Yield the tokens that follow `given` [N] in each row, int64 [rows], `more` times."""
+        decoder, state = self.model.decoder, {}
+        tokens = torch.empty(rows, len(given) + more, dtype=torch.int64, device=self.device)
+        tokens[:, : len(given)] = given.to(self.device)
+        special = set(range(self.dictionary.nspecial))
+        if self.coding.unit != "byte":
+            special.remove(self.dictionary.eos())  # the end of a line
+        forbidden = torch.tensor(sorted(special))
+        for end in range(1, len(given) + more):
+            # all rows read the same until the first token is drawn
+            alive = rows if end > len(given) else 1
+            out = decoder(tokens[:alive, :end], incremental_state=state)
+            if end < len(given):
+                continue
+            log_probs = self.model.get_normalized_probs(out, log_probs=True)[:, -1].float().cpu()
+            log_probs[:, forbidden] = -torch.inf
+            if end == len(given) and rows > 1:
+                log_probs = log_probs.expand(rows, -1)
+                same = torch.zeros(rows, dtype=torch.int64, device=self.device)
+                decoder.reorder_incremental_state_scripting(state, same)
+            token = pick(log_probs)
+            tokens[:, end] = token.to(self.device)
+            yield token
+
+    def perplexity(self, text: str) -> float:
+        """Perplexity per token of a text, in blocks of the training's length.
+
+        Raises:
+            UserError: if there is no text.
+        """
+        tokens = tokens_of(self.coding, text)
+        if not len(tokens):
+            raise bad_option("text", repr(text), "a text of one token or more")
+        blocks = blocks_of(tokens, self.model.max_positions(), self.dictionary.eos())
+        return compare(self.model, blocks, stepwise=False)["teacher-forced perplexity"]
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        tokens = self._begin(self.coding.encode(text, "text"))
+        self._check(len(tokens), 1)
+        states, _ = self.model.decoder(tokens[None].to(self.device), features_only=True)
+        return states[0]
+
+
+def draw(
+    log_probs: Tensor,
+    generator: torch.Generator,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+) -> Tensor:
+    """Draw a token for each row of log-probabilities [B, V]: int64 [B]. See `generate`."""
+    if temperature == 0:
+        return log_probs.argmax(-1)
+    scores = log_probs / temperature
+    if top_k is not None and top_k < scores.size(-1):
+        least = scores.topk(top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if top_p < 1:
+        ranked, order = scores.sort(descending=True)
+        share = ranked.softmax(-1)
+        ranked = ranked.masked_fill(share.cumsum(-1) - share >= top_p, -torch.inf)
+        scores = scores.scatter(-1, order, ranked)
+    return torch.multinomial(scores.softmax(-1), 1, generator=generator).squeeze(-1)
