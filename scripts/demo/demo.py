@@ -11,7 +11,6 @@ each model. They appear when all is done; ``unfinished`` holds what an interrupt
 """
 
 import argparse
-import codecs
 import fcntl
 import json
 import logging
@@ -115,7 +114,7 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
 
         from fairseq_clusterformer.cli.draw import draw
 
-        label = draw(checkpoint, data, work / "passage.txt", work)
+        label = draw(checkpoint, work / "passage.txt", work, data=data)
         record = {
             "options": {"out": str(out), "updates": updates, "context": context, "rows": rows},
             "text bytes": size,
@@ -186,27 +185,14 @@ def compare(runners: list[Runner], speeds: list[float]) -> str:
 
 def write_text(checkpoint: Path, data: Path) -> str:
     """Let a checkpoint continue the prompt, printing each character when it is there."""
-    from fairseq_clusterformer.inference.language_model import sample_bytes
-    from fairseq_clusterformer.visual.language_model import (
-        load_language_model,  # imports fairseq, which takes seconds
-    )
+    from fairseq_clusterformer.inference.language_model import LanguageModel
+    from fairseq_clusterformer.inference.load import load_checkpoint
 
-    model, task = load_language_model(checkpoint, data)
-    text = PROMPT
-    print(PROMPT, end="", flush=True)
-    steps = sample_bytes(
-        model,
-        task.source_dictionary,
-        PROMPT.encode(),
-        LENGTH,
-        temperature=TEMPERATURE,
-        seed=1,
-    )
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for byte in steps:
-        shown = decoder.decode(byte)
-        if not shown.isprintable() and shown != "\n":  # it could command the terminal
-            shown = "\ufffd"
+    model = LanguageModel(load_checkpoint(checkpoint, data=data), device="cpu")
+    text = ""
+    for shown in model.generate(PROMPT, LENGTH, temperature=TEMPERATURE, seed=1, stream=True):
+        # an unprintable character could command the terminal
+        shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in shown)
         text += shown
         print(shown, end="", flush=True)
     print("\n", flush=True)
