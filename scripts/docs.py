@@ -3,7 +3,7 @@
 python -m scripts.docs            write all of it
 python -m scripts.docs --check    say what is not current, and end with status 1
 
-A table of options.md follows a line ``<!-- options: ... -->``, which names its dataclasses.
+A table of options.md follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
 """
 
 import argparse
@@ -16,6 +16,23 @@ from pathlib import Path
 from unittest import mock
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+_LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
+#: the options of ``module:Class``; a class that begins with ``-`` only takes options away
+TABLES = {
+    "language model": "-fairseq.models.transformer_lm:TransformerLanguageModelConfig"
+    " models.clusterformer_lm:ClusterformerLanguageModelConfig",
+    "translation": "-models.options:ClusteringOptions models.clusterformer:ClusterformerOptions",
+    "classifier": "-models.encoder_only:EncoderOnlyOptions"
+    " models.clusterformer_classifier:ClusterformerClassifierConfig",
+    "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
+    "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
+    " models.clusterformer_reader:ClusterformerReaderConfig",
+    "questions": f"tasks.clusterformer_qa:ClusterformerQAConfig -{_LOSSES}"
+    " criterions.clusterformer_qa:ClusterformerQAConfig",
+    "losses": _LOSSES,
+    "ranking": f"-{_LOSSES}"
+    " criterions.clusterformer_sentence_prediction:ClusterformerSentencePredictionConfig",
+}
 _TABLE = re.compile(r"(<!-- options: (.+?) -->\n)(?:\|.*\n)*")
 
 
@@ -79,12 +96,7 @@ def _arguments(
 
 
 def option_table(owners: list[str]) -> str:
-    """The options that these dataclasses have, and earlier ones of the list do not.
-
-    Args:
-        owners: ``module:Class`` below fairseq_clusterformer; one that begins with ``-`` only
-            takes options away.
-    """
+    """The options that these dataclasses have, and earlier ones of the list do not."""
     rows, known = ["| option | default | meaning |", "| --- | --- | --- |"], set()
     for owner in owners:
         module, name = owner.removeprefix("-").split(":")
@@ -111,7 +123,7 @@ def options(page: str) -> str:
     """docs/options.md with today's tables."""
     import fairseq_clusterformer.plugin  # noqa: F401  registers all dataclasses
 
-    return _TABLE.sub(lambda found: found[1] + option_table(found[2].split()), page)
+    return _TABLE.sub(lambda found: found[1] + option_table(TABLES[found[2]].split()), page)
 
 
 def main() -> int:
