@@ -1,59 +1,71 @@
-"""Translation data for fairseq: Multi30k, IWSLT14 or WMT14, German and English.
+"""Translation data for fairseq: your own pairs of sentences, Multi30k, IWSLT14 or WMT14.
 
-Called by ``prepare_multi30k.sh``, ``prepare_iwslt14.sh`` and ``prepare_wmt14_en2de.sh``. DEST
-becomes a folder as fairseq's ``translation`` task wants it, for both directions: ``dict.de.txt``
-and ``dict.en.txt`` (the same, of both languages), ``train``, ``valid`` and ``test`` (and
-``test1``) as ``.bin`` and ``.idx``. Beside them are the model of the subwords, in ``raw`` the text
-of valid and test as it was, to compare translations with, and ``prepared.json``: what was asked
-for, and what was kept and dropped of each split. DEST appears when it is complete: run the same
-command again after an interruption. Once it is there, the command does nothing.
+DEST becomes a folder for fairseq's translation task, in both directions: one dictionary for both
+languages, and train, valid and test (and test1) as .bin and .idx. It also holds the model of the
+subwords, and in raw/ the original text of valid and test, to compare translations with. Its
+prepared.json says what was asked for, and what was kept and dropped of each split. DEST appears
+when it is complete. After an interruption, run the same command again. Where DEST is complete, the
+command does nothing.
 """
 
-import sys
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, prepare_folder, whole_number
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_dest,
+    fraction,
+    prepare_folder,
+    whole_number,
+)
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.translation.build import prepare
+from fairseq_clusterformer.corpora.translation.build import SUBWORDS, prepare
 from fairseq_clusterformer.corpora.translation.corpora import (
     IWSLT14,
     MULTI30K,
     WMT14,
-    Corpus,
+    ParallelCorpus,
     iwslt14,
     multi30k,
+    own_pairs,
     wmt14_en2de,
 )
-from fairseq_clusterformer.text import VOCABULARIES
+
+_FILES = (
+    "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
+    "file of lines with {2}; plain, .gz, .xz, .bz2 or .zip"
+)
 
 
 @dataclass(frozen=True)
-class _Command:
-    """A corpus as its command offers it: its function, defaults and help."""
+class _Known:
+    """A known corpus as its command offers it: its function, defaults and help."""
 
-    corpus: Callable[[Path | None], Corpus]
+    corpus: Callable[[Path | None], ParallelCorpus]
+    about: str
     archives: Sequence[Archive]
-    dest: str
     operations: int
     source: str = ""
 
 
-_COMMANDS = {
-    "multi30k": _Command(multi30k, MULTI30K, "multi30k", 4_000),
-    "iwslt14": _Command(
+_KNOWN = {
+    "multi30k": _Known(
+        multi30k, "29,000 captions of pictures, German and English", MULTI30K, 4_000
+    ),
+    "iwslt14": _Known(
         iwslt14,
+        "160,000 pairs from TED talks, German and English",
         [IWSLT14],
-        "iwslt14",
         10_000,
         ", unpacked or not, or split and tokenised text: train.de-en.de, train.de-en.en, valid... "
         "and test..., plain or .gz",
     ),
-    "wmt14_en2de": _Command(
+    "wmt14-en-de": _Known(
         wmt14_en2de,
+        "4.5 million pairs, English and German",
         WMT14,
-        "wmt14-en-de",
         32_000,
         ", unpacked or not, or tokenised text: src-train.txt (English), tgt-train.txt (German), "
         "...-val.txt and ...-test.txt",
@@ -61,40 +73,69 @@ _COMMANDS = {
 }
 
 
-def _parser(name: str) -> Parser:
-    command = _COMMANDS[name]
-    parser = Parser(prog=f"prepare_{name}.sh", description=__doc__)
-    add = parser.add_argument
-    add(
-        "dest",
-        metavar="DEST",
-        type=Path,
-        nargs="?",
-        default=Path("data-bin", command.dest),
-        help="the folder to make (default: %(default)s)",
-    )
-    places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in command.archives)
-    checked = all(archive.checksum for archive in command.archives)
+def _parser() -> Parser:
+    parser = Parser(prog="clusterformer prepare translation", description=__doc__)
+    corpora = parser.corpora()
+    own = corpora.add_parser("text", help="your own pairs of sentences", description=__doc__)
+    add_dest(own)
+    _add_own_options(own.add_argument)
+    _add_shared_options(own.add_argument, None, "sentencepiece")
+    for name, known in _KNOWN.items():
+        corpus = corpora.add_parser(name, help=known.about, description=__doc__)
+        add_dest(corpus, name)
+        _add_known_options(corpus.add_argument, known)
+        _add_shared_options(corpus.add_argument, known.operations, "subword-nmt")
+    return parser
+
+
+def _language(text: str) -> str:
+    if not text.replace("_", "").isalnum():
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: letters, digits and _, such as en")
+    return text
+
+
+def _add_own_options(add: Callable[..., object]) -> None:
+    for side in ("source", "target"):
+        add(
+            f"--{side}-lang",
+            metavar="LANG",
+            type=_language,
+            required=True,
+            help=f"the code of the {side} language, such as fr or en",
+        )
+    files = _FILES.format("SOURCE_LANG", "TARGET_LANG", "source<TAB>target")
+    for split in ("train", "valid", "test"):
+        drawn = "" if split == "train" else " (default: drawn from --train)"
+        add(
+            f"--{split}",
+            metavar="PREFIX",
+            type=Path,
+            nargs="+",
+            default=[],
+            required=split == "train",
+            help=files if split == "train" else f"as --train{drawn}",
+        )
+    for split in ("valid", "test"):
+        add(
+            f"--{split}-fraction",
+            metavar="F",
+            type=fraction,
+            help=f"the part of all different pairs that becomes {split} (default: 0.05, 2,000 "
+            "pairs at most); a training pair that shares a sentence with valid or test is dropped",
+        )
+    add("--lowercase", action="store_true", help="make all text lower case")
+
+
+def _add_known_options(add: Callable[..., object], known: _Known) -> None:
+    places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
+    checked = all(archive.checksum for archive in known.archives)
     add(
         "--source",
         metavar="DIR",
         type=Path,
-        help=f"a folder that holds {', '.join(archive.name for archive in command.archives)}"
-        f"{command.source}; without it, they are downloaded from {' and '.join(places)}"
-        + ("" if checked else "; no checksum is known: what is downloaded cannot be verified"),
-    )
-    add(
-        "--bpe-operations",
-        metavar="N",
-        type=whole_number,
-        default=command.operations,
-        help="merges to learn, or pieces with sentencepiece (default: %(default)s)",
-    )
-    add(
-        "--vocabulary",
-        choices=[kind.replace("_", "-") for kind in VOCABULARIES],
-        default="subword-nmt",
-        help="subwords of Moses' tokens (the default), or a sentencepiece model of the text",
+        help=f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
+        f"{known.source}; without it, they are downloaded from {' and '.join(places)}"
+        + ("" if checked else "; nobody publishes a checksum to verify the download with"),
     )
     add(
         "--extra-train",
@@ -102,9 +143,30 @@ def _parser(name: str) -> Parser:
         type=Path,
         action="append",
         default=[],
-        help="more training text, raw, treated as the corpus's: PREFIX.de and PREFIX.en (or .gz), "
-        "or a .tsv, .txt or .zip of lines English<TAB>German, as Tatoeba's; pairs of which one "
-        "side is in valid or test are dropped; may be repeated",
+        help="more training text, not tokenised: "
+        + _FILES.format("de", "en", "English<TAB>German")
+        + "; a pair that shares a sentence with valid or test is dropped; may be repeated",
+    )
+
+
+def _add_shared_options(
+    add: Callable[..., object], operations: int | None, vocabulary: str
+) -> None:
+    default = "%(default)s" if operations else f"{SUBWORDS}, or fewer where the text gives fewer"
+    add(
+        "--bpe-operations",
+        metavar="N",
+        type=whole_number,
+        default=operations,
+        help=f"subwords to learn: merges of subword-nmt, or pieces of sentencepiece (default: "
+        f"{default})",
+    )
+    add(
+        "--vocabulary",
+        choices=("subword-nmt", "sentencepiece"),
+        default=vocabulary,
+        help="subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
+        "sentencepiece: subwords of the text as it is, in any language (default: %(default)s)",
     )
     add(
         "--workers",
@@ -113,18 +175,18 @@ def _parser(name: str) -> Parser:
         default=1,
         help="processes that tokenise (default: %(default)s)",
     )
-    return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``prepare_<arguments[0]>.sh``; a user's mistake is one line on stderr and status 1."""
-    name, *arguments = arguments
-    parser = _parser(name)
-    options = vars(parser.parse_args(arguments))
+    """Prepare a corpus; raises UserError for a user's mistake."""
+    options = vars(_parser().parse_args(arguments))
     options["bpe"] = options.pop("vocabulary").replace("-", "_")
-    options["corpus"] = _COMMANDS[name].corpus(options.pop("source"))
+    name = options["corpus"]
+    if name == "text":
+        languages = options.pop("source_lang"), options.pop("target_lang")
+        files = {split: options.pop(split) for split in ("train", "valid", "test")}
+        fractions = {split: options.pop(f"{split}_fraction") for split in ("valid", "test")}
+        options["corpus"] = own_pairs(languages, files, fractions, options.pop("lowercase"))
+    else:
+        options["corpus"] = _KNOWN[name].corpus(options.pop("source"))
     return prepare_folder({"prepare": prepare, **options})
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

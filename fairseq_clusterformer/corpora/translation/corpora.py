@@ -1,10 +1,10 @@
-"""The corpora of translation: Multi30k, IWSLT14 and WMT14, German and English.
+"""The corpora of translation: your own pairs, and Multi30k, IWSLT14 and WMT14 (German, English).
 
-Each is a function of --source's folder that returns a `Corpus`: what is done to its text, and how
-its pairs are had.
+Each is a function that returns a `ParallelCorpus`: where its pairs come from, and what is done to
+its text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -12,24 +12,29 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.download import Archive, obtain
 from fairseq_clusterformer.corpora.translation.pairs import (
-    LANGUAGES,
     Pairs,
+    draw,
+    file_sizes,
+    pair_files,
+    pairs_of,
     read_pairs,
     read_segments,
     read_talks,
 )
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.text import TextPipeline
+
+GERMAN_ENGLISH = ("de", "en")
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which training pairs are kept: as Moses' ``clean-corpus-n``.
+    """Which training pairs are kept, as in Moses' ``clean-corpus-n``.
 
     Args:
-        unit: what is counted, "tokens" or "subwords"; one on each side is the least.
+        unit: what is counted, "tokens" or "subwords"; each side has one at least.
         most: the most on one side; None: any number.
-        ratio: the most of the longer side to the shorter one; None: any.
+        ratio: the most on the longer side for each one on the shorter side; None: any number.
     """
 
     unit: str = "tokens"
@@ -37,7 +42,7 @@ class Cleaning:
     ratio: float | None = None
 
     def keeps(self, pair: tuple[str, str]) -> bool:
-        """Return whether a pair of lines of such units is kept."""
+        """Return whether to keep a pair of lines of such units."""
         short, long = sorted(len(line.split()) for line in pair)
         return (
             short > 0
@@ -47,17 +52,22 @@ class Cleaning:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class ParallelCorpus:
     """A corpus to prepare.
 
     Args:
         name: for ``prepared.json``.
-        read: returns the raw pairs of each split, "train" first; takes a folder to work in.
-        pipeline: what is done to its text; without a model.
+        read: takes a folder to work in, and returns the raw pairs of each split.
+        pipeline: what is done to its text, and its languages; without a model.
         test_sets: the names of "test", "test1"...
-        tokenised: the text has been tokenised before; `pipeline` says how.
-        hold_out: every such pair of train is valid; None: `read` returns a "valid".
-        cleaning: of train, and of the valid held out from it.
+        tokenised: the text was tokenised before; `pipeline` says how.
+        hold_out: every such pair of train becomes valid; None: `read` returns a "valid".
+        drawn: the splits that come out of train, and are cleaned as train is.
+        disjoint: a training pair is dropped if one of its sides is in valid or test, which
+            `read` must return before train.
+        cleaning: of train.
+        expected: how many pairs `read` yields for a split, for downloads without a checksum.
+        facts: more for ``prepared.json``.
     """
 
     name: str
@@ -66,7 +76,61 @@ class Corpus:
     test_sets: dict[str, str]
     tokenised: bool = False
     hold_out: int | None = None
+    drawn: tuple[str, ...] = ()
+    disjoint: bool = False
     cleaning: Cleaning = field(default_factory=Cleaning)
+    expected: dict[str, int] = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)
+
+
+def own_pairs(
+    languages: tuple[str, str],
+    files: dict[str, Sequence[Path]],
+    fractions: dict[str, float | None],
+    lowercase: bool = False,
+) -> ParallelCorpus:
+    """Return a corpus of the user's own pairs.
+
+    Args:
+        languages: source and target.
+        files: what --train, --valid and --test give; see `pair_files`. Without files, valid and
+            test are drawn from train.
+        fractions: of train, for "valid" and "test"; see `draw`.
+
+    Raises:
+        UserError: if files are missing.
+    """
+    if languages[0] == languages[1]:
+        raise bad_option("--target-lang", languages[1], "another language than --source-lang")
+    found = {
+        split: [pair_files(path, languages, f"--{split}") for path in paths]
+        for split, paths in files.items()
+    }
+    drawn = {split: fractions[split] for split in ("valid", "test") if not found[split]}
+    for split in fractions.keys() - drawn.keys():
+        if fractions[split] is not None:
+            problem = f"--{split} is given"
+            raise bad_option(f"--{split}-fraction", fractions[split], "one of both", problem)
+
+    def pairs(split: str) -> Pairs:
+        return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
+
+    def read(_work: Path) -> dict[str, Pairs]:
+        part = draw(partial(pairs, "train"), drawn) if drawn else pairs
+        others = {split: (part if split in drawn else pairs)(split) for split in fractions}
+        return {**others, "train": part("train")}
+
+    sizes = {split: file_sizes(chain.from_iterable(parts)) for split, parts in found.items()}
+    return ParallelCorpus(
+        "text",
+        read,
+        TextPipeline(languages, lowercase=lowercase),
+        {"test": "test"},
+        drawn=tuple(drawn),
+        disjoint=True,
+        cleaning=Cleaning("subwords", 250, 9),
+        facts={"files": sizes, "fractions": drawn},
+    )
 
 
 # Multi30k
@@ -88,7 +152,7 @@ MULTI30K = [
 ]
 
 
-def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> Corpus:
+def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> ParallelCorpus:
     """Return Multi30k: lower case, tests 2016 and 2017."""
     names = {
         "train": "train",
@@ -100,12 +164,12 @@ def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> Corpus:
     def read(work: Path) -> dict[str, Pairs]:
         files = _obtain_all(archives, source, work)
         return {
-            split: read_pairs([files[f"{name}.{lang}.gz"] for lang in LANGUAGES])
+            split: read_pairs([files[f"{name}.{lang}.gz"] for lang in GERMAN_ENGLISH])
             for split, name in names.items()
         }
 
-    pipeline = TextPipeline(LANGUAGES, normalize_punctuation=True, lowercase=True)
-    return Corpus("multi30k", read, pipeline, {"test": "test2016", "test1": "test2017"})
+    pipeline = TextPipeline(GERMAN_ENGLISH, normalize_punctuation=True, lowercase=True)
+    return ParallelCorpus("multi30k", read, pipeline, {"test": "test2016", "test1": "test2017"})
 
 
 # IWSLT14
@@ -114,28 +178,32 @@ _IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "
 IWSLT14 = Archive(
     "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
     None,
-    {f"train.tags.de-en.{lang}": None for lang in LANGUAGES}
-    | {f"IWSLT14.{t}.de-en.{lang}.xml": None for t in _IWSLT14_TESTS for lang in LANGUAGES},
+    {f"train.tags.de-en.{lang}": None for lang in GERMAN_ENGLISH}
+    | {f"IWSLT14.{t}.de-en.{lang}.xml": None for t in _IWSLT14_TESTS for lang in GERMAN_ENGLISH},
 )
 
 
-def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> Corpus:
+# What fairseq's recipe finds in the archive, whose checksum nobody publishes.
+IWSLT14_PAIRS = {"train": 174_443, "test": 6_750}
+
+
+def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> ParallelCorpus:
     """Return IWSLT14 as fairseq's recipe has it, or the split and tokenised files in `source`."""
     corpus = partial(
-        Corpus,
+        ParallelCorpus,
         "iwslt14",
-        pipeline=TextPipeline(LANGUAGES, escape=True, lowercase=True),
+        pipeline=TextPipeline(GERMAN_ENGLISH, escape=True, lowercase=True),
         test_sets={"test": "dev2010+dev2012+tst2010+tst2011+tst2012"},
         cleaning=Cleaning("tokens", 175, 1.5),
     )
-    if source and any(_split_files(source, "train", lang) for lang in LANGUAGES):
+    if source and any(_split_files(source, "train", lang) for lang in GERMAN_ENGLISH):
         return corpus(read=lambda _: _read_split_files(source), tokenised=True)
 
     def read(work: Path) -> dict[str, Pairs]:
         files = obtain(archive, source, work)
 
         def pairs(name: str, reader: Callable[[Path], Iterator[str]]) -> Pairs:
-            return read_pairs([files[name.format(lang)] for lang in LANGUAGES], reader)
+            return read_pairs([files[name.format(lang)] for lang in GERMAN_ENGLISH], reader)
 
         def segments(path: Path) -> Iterator[str]:  # fairseq's recipe: plain apostrophes
             return (line.replace("’", "'") for line in read_segments(path))
@@ -146,7 +214,8 @@ def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> Corpus:
             "test": chain.from_iterable(tests),
         }
 
-    return corpus(read=read, hold_out=23)
+    expected = {} if source else IWSLT14_PAIRS
+    return corpus(read=read, hold_out=23, drawn=("valid",), expected=expected)
 
 
 def _split_files(source: Path, split: str, lang: str) -> list[Path]:
@@ -159,13 +228,12 @@ def _split_files(source: Path, split: str, lang: str) -> list[Path]:
 def _read_split_files(source: Path) -> dict[str, Pairs]:
     pairs = {}
     for split in ("train", "valid", "test"):
-        found = [_split_files(source, split, lang) for lang in LANGUAGES]
-        for lang, files in zip(LANGUAGES, found, strict=True):
+        found = [_split_files(source, split, lang) for lang in GERMAN_ENGLISH]
+        for lang, files in zip(GERMAN_ENGLISH, found, strict=True):
             if len(files) != 1:
-                raise UserError(
-                    f"--source {source}: {len(files)} files for {split} in {lang}; allowed is "
-                    f"one, {split}.de-en.{lang} or {split}.sample.de-en.{lang}, plain or .gz"
-                )
+                names = f"{split}.de-en.{lang} or {split}.sample.de-en.{lang}"
+                problem = f"{len(files)} files for {split} in {lang}"
+                raise bad_option("--source", source, f"one, {names}, plain or .gz", problem)
         pairs[split] = read_pairs([files[0] for files in found])
     return pairs
 
@@ -174,29 +242,41 @@ def _read_split_files(source: Path) -> dict[str, Pairs]:
 
 
 def _both(name: str) -> list[str]:
-    return [f"{name}.de-en.{lang}" for lang in LANGUAGES]
+    return [f"{name}.de-en.{lang}" for lang in GERMAN_ENGLISH]
 
 
 _WMT14_TRAIN = ("europarl-v7", "commoncrawl", "news-commentary-v9")
 _WMT14_TEST = ("newstest2014-deen-ref.de.sgm", "newstest2014-deen-src.en.sgm")
+# Checksums of the archives as TensorFlow Datasets (sha256) and sacreBLEU (md5) list them.
 WMT14 = [
-    Archive(f"https://www.statmt.org/{place}", None, dict.fromkeys(members))
-    for place, members in {
-        "wmt13/training-parallel-europarl-v7.tgz": _both("europarl-v7"),
-        "wmt13/training-parallel-commoncrawl.tgz": _both("commoncrawl"),
-        "wmt14/training-parallel-nc-v9.tgz": _both("news-commentary-v9"),
-        "wmt14/test-full.tgz": _WMT14_TEST,
-    }.items()
+    Archive(f"https://www.statmt.org/{place}", checksum, dict.fromkeys(members))
+    for place, checksum, members in (
+        (
+            "wmt13/training-parallel-europarl-v7.tgz",
+            "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+            _both("europarl-v7"),
+        ),
+        (
+            "wmt13/training-parallel-commoncrawl.tgz",
+            "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+            _both("commoncrawl"),
+        ),
+        (
+            "wmt14/training-parallel-nc-v9.tgz",
+            "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+            _both("news-commentary-v9"),
+        ),
+        ("wmt14/test-full.tgz", "md5:a8cd784e006feb32ac6f3d9ec7eb389a", _WMT14_TEST),
+    )
 ]
 
 
-def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Corpus:
+def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> ParallelCorpus:
     """Return WMT14 as fairseq's recipe has it, or the tokenised files in `source`.
 
-    Other than there, punctuation is normalised in the test set too: all text that is to be
-    translated is treated alike.
+    Unlike there, punctuation is normalised in the test set too, so that all text is treated alike.
     """
-    corpus = partial(Corpus, "wmt14-en-de", cleaning=Cleaning("subwords", 250, 1.5))
+    corpus = partial(ParallelCorpus, "wmt14-en-de", cleaning=Cleaning("subwords", 250, 1.5))
     tokenised = {"train": "train", "valid": "val", "test": "test"}
     if source and (source / "src-train.txt").is_file():
         return corpus(
@@ -204,7 +284,7 @@ def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Corpus:
                 split: read_pairs([source / f"{side}-{name}.txt" for side in ("tgt", "src")])
                 for split, name in tokenised.items()
             },
-            pipeline=TextPipeline(LANGUAGES, escape=True),
+            pipeline=TextPipeline(GERMAN_ENGLISH, escape=True),
             test_sets={"test": "newstest2014 as it is in --source"},
             tokenised=True,
         )
@@ -215,8 +295,16 @@ def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Corpus:
         test = read_pairs([files[name] for name in _WMT14_TEST], read_segments)
         return {"train": chain.from_iterable(train), "test": test}
 
-    pipeline = TextPipeline(LANGUAGES, normalize_punctuation=True, dash_splits=True, escape=True)
-    return corpus(read=read, pipeline=pipeline, test_sets={"test": "newstest2014"}, hold_out=100)
+    pipeline = TextPipeline(
+        GERMAN_ENGLISH, normalize_punctuation=True, dash_splits=True, escape=True
+    )
+    return corpus(
+        read=read,
+        pipeline=pipeline,
+        test_sets={"test": "newstest2014"},
+        hold_out=100,
+        drawn=("valid",),
+    )
 
 
 def _obtain_all(archives: list[Archive], source: Path | None, work: Path) -> dict[str, Path]:

@@ -1,24 +1,23 @@
-"""Parallel text in: pairs of lines from files, from two columns, from the TED talks' markup.
+"""Parallel text: pairs of lines from two files, from two columns, from the TED talks' markup.
 
-Every reader yields lines without their ends and refuses what is not UTF-8, with file and line;
-no more than a line is held in memory.
+Every reader yields lines without their ends. What is not UTF-8 is an error that names the file and
+the line. Memory holds one line at a time.
 """
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import IO
 
-from fairseq_clusterformer.errors import UserError
-
-LANGUAGES = ("de", "en")
+from fairseq_clusterformer.errors import UserError, bad_option
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]
@@ -39,7 +38,7 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} is not UTF-8; "
-            "allowed is UTF-8 text"
+            "allowed: UTF-8 text"
         ) from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
@@ -51,10 +50,11 @@ def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
         texts = [
             name
             for name in archive.namelist()
-            if Path(name).suffix in (".tsv", ".txt") and not Path(name).name.startswith("_")
+            if not name.endswith("/") and not name.startswith("_")  # Tatoeba's _about.txt
         ]
         if len(texts) != 1:
-            raise UserError(f"{path}: holds {texts or 'no text'}; allowed is one .tsv or .txt")
+            held = ", ".join(texts) or "nothing"
+            raise UserError(f"{path} holds {held}; allowed: one text file")
         with archive.open(texts[0]) as file:
             yield file
 
@@ -76,42 +76,90 @@ def read_pairs(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = re
             lines[longer] += 1 + sum(1 for _ in readers[longer])
             raise UserError(
                 f"{files[0]} has {lines[0]:,} lines and {files[1]} has {lines[1]:,}; "
-                "allowed is the same number, line by line each other's translation"
+                "allowed: the same number, each line the translation of the other"
             )
         yield pair
 
 
-def read_columns(path: Path) -> Pairs:
-    """Yield (German, English) of lines ``English<TAB>German``; more columns are passed over."""
-    for number, line in enumerate(read_lines(path), 1):
-        columns = line.split("\t")
-        if len(columns) < 2:
-            raise UserError(f"{path}: line {number:,}: {line!r}; allowed is English<TAB>German")
-        yield columns[1], columns[0]
+def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
+    """Return the file of two columns, or the two files of lines, that an option's value means.
 
-
-def extra_files(given: Path) -> list[Path]:
-    """Return the one or two files that ``--extra-train GIVEN`` stands for.
+    Args:
+        given: a file of two columns, or what the names of the two files have before ``.LANGUAGE``.
 
     Raises:
         UserError: if there are none.
     """
-    if given.is_file() and {".tsv", ".txt", ".zip"} & set(given.suffixes[-2:]):
+    if given.is_file():
         return [given]
-    places = [[Path(f"{given}.{lang}{end}") for end in ("", ".gz")] for lang in LANGUAGES]
-    files = [path for two in places for path in two if path.is_file()]
-    if [path.name.removesuffix(".gz")[-2:] for path in files] != list(LANGUAGES):
-        raise UserError(
-            f"--extra-train {given}: found {' '.join(map(str, files)) or 'nothing'}; allowed is "
-            "a PREFIX with PREFIX.de and PREFIX.en (or .de.gz, .en.gz), or a .tsv, .txt or .zip "
-            "of lines English<TAB>German"
-        )
+    files = []
+    for language, end in product(languages, ("", *_OPENERS)):
+        if (path := Path(f"{given}.{language}{end}")).is_file():
+            files.append(path)
+    names = " and ".join(f"PREFIX.{language}" for language in languages)
+    if [path.name.removeprefix(f"{given.name}.").split(".")[0] for path in files] != [*languages]:
+        found = " and ".join(path.name for path in files)
+        allowed = f"a PREFIX with {names} (or as .gz, .xz, .bz2, .zip), or a file of two columns"
+        raise bad_option(option, given, allowed, f"found {found or 'nothing'}")
     return files
 
 
-def extra_pairs(files: Sequence[Path]) -> Pairs:
-    """Yield the pairs of what `extra_files` returned."""
-    return read_columns(files[0]) if len(files) == 1 else read_pairs(files)
+def file_sizes(files: Iterable[Path]) -> dict[str, int]:
+    """Return the sizes of files by their names, with their folders', for ``prepared.json``."""
+    paths = [path.resolve() for path in files]
+    return {f"{path.parent.name}/{path.name}": path.stat().st_size for path in paths}
+
+
+def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[str]) -> Pairs:
+    """Yield the pairs of what `pair_files` returned, in the order of `languages`.
+
+    Args:
+        columns: the languages of the columns, if it is one file; more columns are passed over.
+
+    Raises:
+        UserError: if lines or columns are missing.
+    """
+    if len(files) == 2:
+        yield from read_pairs(files)
+        return
+    order = [columns.index(language) for language in languages]
+    for number, line in enumerate(read_lines(files[0]), 1):
+        fields = line.split("\t")
+        if len(fields) < 2:
+            raise UserError(
+                f"{files[0]}: line {number:,} is {line!r}; allowed: {'<TAB>'.join(columns)}, the "
+                "two languages' sentences with a tab between them"
+            )
+        yield fields[order[0]], fields[order[1]]
+
+
+def draw(read: Callable[[], Pairs], parts: dict[str, float | None]) -> Callable[[str], Pairs]:
+    """Draw pairs by a checksum of their text, so that equal pairs come to the same part.
+
+    Args:
+        read: reads all pairs anew at each call.
+        parts: for each part its fraction of the different pairs; None: 5 %, 2,000 at most.
+
+    Returns:
+        a function that yields the pairs of a part; those of no part are "train".
+
+    Raises:
+        UserError: if there are too few different pairs.
+    """
+    keys = sorted(set(map(_key, read())))
+    if len(keys) <= len(parts):
+        allowed = f"more than {len(parts)}, to draw {' and '.join(parts)} from"
+        raise UserError(f"--train has {len(keys)} different pairs; allowed: {allowed}")
+    part_of: dict[int, str] = {}
+    for part, fraction in parts.items():
+        wanted = min(0.05 * len(keys), 2000) if fraction is None else fraction * len(keys)
+        first = len(part_of)
+        part_of |= dict.fromkeys(keys[first : first + max(1, round(wanted))], part)
+    return lambda part: (pair for pair in read() if part_of.get(_key(pair), "train") == part)
+
+
+def _key(pair: Pair) -> int:
+    return int.from_bytes(hashlib.sha256("\t".join(pair).encode()).digest()[:8])
 
 
 # Markup of the TED talks (IWSLT14) and of WMT's test sets
@@ -122,7 +170,7 @@ _SEGMENT = re.compile(r"<seg [^>]*>\s*(.*?)\s*</seg>")
 
 
 def read_talks(path: Path) -> Iterator[str]:
-    """Yield the lines of ``train.tags.*``, titles and descriptions too, other headers not."""
+    """Yield the lines of ``train.tags.*``, with titles and descriptions, without other headers."""
     for line in read_lines(path):
         if not any(tag in line for tag in _PASSED_OVER):
             yield _TITLE_TAGS.sub("", line).strip()
