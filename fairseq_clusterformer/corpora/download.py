@@ -1,12 +1,9 @@
 """Corpora as their authors offer them: archives, checksums, downloads that can be resumed."""
 
 import hashlib
-import http.client
 import shutil
 import sys
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -121,16 +118,17 @@ def download(archive: Archive, folder: Path) -> Path:
     Raises:
         UserError: if it cannot be downloaded, or its checksum is wrong.
     """
+    from http.client import HTTPException  # http and urllib.request would slow down each --help
+
     path, part = folder / archive.name, folder / f"{archive.name}.part"
     if path.exists():
         return path
     folder.mkdir(exist_ok=True)
     try:
         _fetch(archive.url, part)
-    except (OSError, http.client.HTTPException) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    except (OSError, HTTPException) as error:
         raise UserError(
-            f"could not download {archive.url}: {reason}; run again to go on, or get it elsewhere "
+            f"could not download {archive.url}: {error}; run again to go on, or get it elsewhere "
             "and pass --source DIR"
         ) from None
     try:
@@ -152,6 +150,10 @@ def download(archive: Archive, folder: Path) -> Path:
 
 
 def _fetch(url: str, part: Path) -> None:
+    import http
+    import urllib.error
+    import urllib.request
+
     from tqdm import tqdm
 
     start = part.stat().st_size if part.exists() else 0

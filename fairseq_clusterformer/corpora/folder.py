@@ -8,13 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from fairseq_clusterformer.corpora.download import digest
 from fairseq_clusterformer.errors import bad_option
-
-# importing fairseq makes every logger print its debugging messages
-logging.getLogger("filelock").setLevel(logging.WARNING)
 
 RECORD = "prepared.json"
 # In the working folder: what marks it as ours (the second name: older versions), and its lock.
@@ -115,6 +110,10 @@ def _is_ours(work: Path) -> bool:
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
     """Lock the working folder and clear it. Remove it at the end, unless it holds downloads."""
+    from filelock import FileLock, Timeout  # here, since it would slow down each --help
+
+    # importing fairseq makes every logger print its debugging messages
+    logging.getLogger("filelock").setLevel(logging.WARNING)
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:

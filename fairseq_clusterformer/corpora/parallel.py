@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 
 BATCH = 100_000  # items handed to the workers at a time
 
@@ -25,6 +24,8 @@ def parallel(
         label: of the progress bar, which counts in `unit`.
         batch: how many items may be read ahead of what is yielded (default: `BATCH`).
     """
+    from concurrent.futures import ProcessPoolExecutor
+
     from tqdm import tqdm
 
     with contextlib.ExitStack() as stack:
@@ -36,7 +37,7 @@ def parallel(
         yield from tqdm(results, desc=label, unit=unit, disable=None, leave=False)
 
 
-def _batches(pool: ProcessPoolExecutor, items: Iterator, size: int) -> Iterator:
+def _batches(pool, items: Iterator, size: int) -> Iterator:
     while batch := list(itertools.islice(items, size)):
         yield from pool.map(_call, batch, chunksize=max(1, size // 100))
 

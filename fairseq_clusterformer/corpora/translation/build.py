@@ -12,7 +12,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.folder import make_folder
@@ -76,6 +75,8 @@ def prepare(
     }
 
     def build(work: Path, out: Path) -> dict:
+        from importlib.metadata import version
+
         job = _Job(corpus, replace(pipeline, model=out / recipe["bpe_model"]), work, out, workers)
         job.tokenise(extra)
         learn_subwords(job.files(work, "train"), bpe_operations, job.pipeline)
