@@ -1,4 +1,4 @@
-"""Trains two language models at the same time with fairseq's own programs, and measures both."""
+"""Trains language models at the same time with fairseq's own programs, and measures each."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 from fairseq_clusterformer.errors import UserError
-from scripts.experiments.language_models import command_line
+from scripts.experiments.scores import command_line
 
 
 @dataclass
@@ -23,21 +23,23 @@ class Runner:
     """One of the models that race.
 
     Attributes:
-        name: also of its folder.
-        options: of ``fairseq-train``, its own beside the shared ones.
-        progress: when each log line came, and the updates done by then.
+        name: of the model, and of its folder.
+        options: of ``fairseq-train``, in addition to the shared ones.
+        progress: for each log line its time, the updates done by then, and bits per byte.
+        peak_memory: MiB of the training.
+        bits_per_byte: on the held-out text.
     """
 
     name: str
     options: dict
-    progress: list[tuple[float, int]] = field(default_factory=list)
+    progress: list[tuple[float, int, float]] = field(default_factory=list)
     parameters: int = 0
-    peak_memory: float = 0.0  # MiB
+    peak_memory: float = 0.0
     bits_per_byte: float = 0.0
 
 
 class Programs:
-    """Programs that run side by side; none outlives :meth:`stop`."""
+    """Programs that run at the same time; none outlives :meth:`stop`."""
 
     def __init__(self, threads: int):
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -103,7 +105,7 @@ def race(
 
     Args:
         shared: options of ``fairseq-train`` for all of them.
-        work: gets a folder for each, with its checkpoint and logs.
+        work: gets a folder for each model, with its checkpoint and logs.
         threads: of each model.
 
     Raises:
@@ -111,8 +113,8 @@ def race(
     """
     programs = Programs(threads)
     bars = [ProgressBar(r, shared["max-update"], i) for i, r in enumerate(runners)]
-    # An interruption can fall anywhere in this thread: between the locks of concurrent.futures it
-    # would leave one locked for ever.
+    # An interruption can come anywhere in this thread: in the middle of concurrent.futures it
+    # would leave a lock locked for ever.
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run_lane(runner: Runner, bar: ProgressBar) -> None:
@@ -150,8 +152,9 @@ def _train_and_test(
     def listen(line: str) -> None:
         if "| train_inner | {" in line:
             record = json.loads(line[line.index("{") :])
-            runner.progress.append((time.monotonic(), int(record["num_updates"])))
-            bar.show(float(record["loss"]), float(record["wps"]))
+            updates, loss = int(record["num_updates"]), float(record["loss"])
+            runner.progress.append((time.monotonic(), updates, loss))
+            bar.show(loss, float(record["wps"]))
         elif "num. shared model params: " in line:
             count = line.split("num. shared model params: ")[1].split()[0]
             runner.parameters = int(count.replace(",", ""))
@@ -181,7 +184,7 @@ def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
     """Speed of each model while all of them trained, so that none had the machine to itself.
 
     Args:
-        tokens: of an update.
+        tokens: tokens of an update.
     """
     begin = max(runner.progress[0][0] for runner in runners)
     end = min(runner.progress[-1][0] for runner in runners)
@@ -190,20 +193,20 @@ def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
         together = [point for point in runner.progress if begin <= point[0] <= end]
         if len(together) < 2:  # a race of a few updates
             together = runner.progress
-        (first, updates), (last, more) = together[0], together[-1]
+        (first, updates, _), (last, more, _) = together[0], together[-1]
         speeds.append((more - updates) * tokens / max(last - first, 1e-9))
     return speeds
 
 
 class ProgressBar:
-    """Progress of one model: a bar on a terminal, now and then a line elsewhere."""
+    """Progress of one model: a bar on a terminal, ten lines elsewhere."""
 
     def __init__(self, runner: Runner, updates: int, position: int):
         self.runner, self.updates = runner, updates
         self.next_line = 0.0
         self.bar = tqdm(
             total=updates,
-            desc=f"{runner.name:16}",
+            desc=f"{runner.name:8}",
             position=position,
             disable=not sys.stderr.isatty(),
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining}{postfix}",
@@ -215,7 +218,7 @@ class ProgressBar:
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
         if self.bar.disable and done >= self.next_line:
-            print(f"  {self.runner.name:16} {text}", flush=True)
+            print(f"  {self.runner.name:8} {text}", flush=True)
             self.next_line = done + self.updates / 10
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.experiments.tables import cell, lookup
+
 # of Okabe and Ito, which colour-blind readers can tell apart
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 HEIGHT, WIDTH = 4.2, 5.2  # inches of a panel
@@ -70,6 +72,56 @@ def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     figure.savefig(partial, format=path.suffix[1:] or "png")
     pyplot.close(figure)
     partial.replace(path)
+
+
+def draw_grid(grid: dict, results: Sequence[tuple[str, str, dict]], path: Path) -> None:
+    """Draw what the grid's ``plot`` asks for, a panel for each data set.
+
+    Keys of ``plot``: ``points`` (key of a list of [x, y] in each result, or the start of
+    keys such as ``EM at 500``), ``x``, ``y``, ``title``, ``log``, ``limits``, ``end`` (key of a
+    score to print after each row's name, and its digits), ``bounds`` (dotted lines: height by
+    name), ``panels`` (the end of the rows' names that share a panel, by the panel's title).
+
+    Args:
+        grid: what ``grids.load_grid`` returns.
+        results: row, data set and result of each run that is there.
+    """
+    plot = grid["plot"]
+    panels = []
+    for title, ending in plot.get("panels", {"": ""}).items():
+        for data in dict.fromkeys(data for _, data, _ in results):
+            rows: dict[str, list[dict]] = {}
+            for row, its_data, result in results:
+                if its_data == data and row.endswith(ending):
+                    name = row.removesuffix(ending).rstrip(" ,") if ending else row
+                    rows.setdefault(name, []).append(result)
+            lines = [_line(name, of_row, plot) for name, of_row in rows.items()]
+            xs = [x for line in lines for x in line.points]
+            for name, height in plot.get("bounds", {}).items():
+                bound = {x: [height] for x in (min(xs), max(xs))}
+                lines.append(Line(name, bound, bound=True))
+            described = {key: plot[key] for key in ("x", "y", "log", "limits") if key in plot}
+            panels.append(Panel(lines, title=title or data, **described))
+    draw(panels, path, plot["title"])
+
+
+def _line(name: str, results: Sequence[dict], plot: dict) -> Line:
+    points: dict[float, list[float]] = {}
+    for result in results:
+        key = plot["points"]
+        start = len(key)
+        pairs = (
+            result[key]
+            if key in result
+            else [(int(k[start:]), value) for k, value in result.items() if k.startswith(key)]
+        )
+        for x, y in pairs:
+            points.setdefault(x, []).append(y)
+    label = name
+    if "end" in plot:
+        score, digits = plot["end"]
+        label += " " + cell([v for r in results if (v := lookup(r, score)) is not None], digits)
+    return Line(name, points, label)
 
 
 def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:

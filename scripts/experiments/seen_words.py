@@ -1,20 +1,19 @@
-#!/usr/bin/env python3
-"""What a word of a text sees in each row of table 2, before training.
+"""What a word of a text sees in each row of CF22's table 2, before training.
 
-    python scripts/seen_words.py --data DATA --only 20news
-    python scripts/seen_words.py --data DATA --only mr --attention neural+neural+neural+neural
+    python -m scripts.experiments.seen_words --data DATA --only 20news
+    python -m scripts.experiments.seen_words --data DATA --only mr --attention neural gated
 
-DATA is as for ``scripts/reproduce.py``. The model of each row of
-``examples/classification/table2.yaml``, and one for each SPEC of ``--attention`` with the options
-that all rows share, is built with random weights (one draw) and reads the first texts of the
-validation set that have one of the ``--lengths``. A line of the table has means over the texts of
-what is, of a text, the mean over its words:
+DATA holds the data sets that `clusterformer prepare classification` made. The model of each row of
+examples/classification/table2.yaml is built with random weights (one draw), and so is one for each
+SPEC of --attention, with the options that all rows share. Each reads the first texts of the
+validation set that have one of the --lengths. The table has means over these texts. Of a text, it
+is the mean over its words:
 
 tokens      that a word sees in the first layer, in any head
-words       of them that differ
-same word   share of what is seen in the first layer, the word itself left out, that is the same
+words       how many of them differ
+same word   share of what is seen in the first layer, without the word itself, that is the same
             word; heads that share an order count once
-reached     share of the text that reaches a word through all layers, residuals among them
+reached     share of the text that reaches a word through all layers, with their residuals
 """
 
 import statistics
@@ -24,7 +23,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-import yaml
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from tqdm import tqdm
@@ -32,9 +30,14 @@ from tqdm import tqdm
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.data.sentences import SentenceDataset
-from fairseq_clusterformer.errors import UserError
-from scripts.experiments.reproduce import EXAMPLES
-from scripts.experiments.reproduce_runs import ROOT, Training, runs_of
+from fairseq_clusterformer.errors import UserError, bad_option
+from scripts.experiments.grids import Run, load_grid, runs_of
+from scripts.experiments.provenance import ROOT
+from scripts.experiments.scores import fairseq
+from scripts.experiments.tables import markdown
+
+PROGRAM = "python -m scripts.experiments.seen_words"
+GRID = ROOT / "examples" / "classification" / "table2.yaml"
 
 
 def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
@@ -59,7 +62,7 @@ def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
     }
 
 
-def build(run: Training, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]:
+def build(run: Run, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]:
     """The untrained model of a run, and its validation set.
 
     Raises:
@@ -68,7 +71,7 @@ def build(run: Training, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]
     from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    words = run.words(data, plugin=str(ROOT / "fairseq_clusterformer"))[1:]
+    words = fairseq("fairseq-train", data / run.folder, run.options)[1:]
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
     task = tasks.setup_task(cfg.task)
@@ -81,7 +84,7 @@ def build(run: Training, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]
     return model.eval(), task.dataset("valid")
 
 
-def measure(run: Training, args: Namespace) -> dict[str, float]:
+def measure(run: Run, args: Namespace) -> dict[str, float]:
     """Means over the texts."""
     model, texts = build(run, args.data)
     low, high = args.lengths
@@ -94,59 +97,55 @@ def measure(run: Training, args: Namespace) -> dict[str, float]:
             layers.setdefault(name.rpartition(".routers.")[0], []).append(seen[0])
         found.append(what_is_seen(list(layers.values()), inputs["src_tokens"][0]))
     if not found:
-        raise UserError(
-            f"--lengths is {low} {high}, which no text of {run.data} has; allowed: lengths of its "
-            "validation set"
-        )
+        allowed = f"lengths of texts in the validation set of {run.data}"
+        raise bad_option("--lengths", f"{low} {high}", allowed)
     return {key: statistics.mean(one[key] for one in found) for key in found[0]}
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="seen_words.py", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of prepared data sets")
-    parser.add_argument("--only", metavar="NAME", required=True, help="data set")
-    parser.add_argument("--attention", nargs="+", metavar="SPEC", default=[], help="more rows")
-    parser.add_argument("--texts", type=whole_number, default=30, help="how many (default: 30)")
-    parser.add_argument(
-        "--lengths",
-        nargs=2,
-        type=whole_number,
-        metavar=("LOW", "HIGH"),
-        default=(1, 100_000),
-        help="tokens that a text may have (default: any)",
-    )
+    parser = Parser(prog=PROGRAM, description=__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of prepared data sets")
+    add("--only", metavar="NAME", required=True, help="data set")
+    add("--attention", nargs="+", metavar="SPEC", default=[], help="more rows")
+    add("--texts", type=whole_number, default=30, help="how many (default: 30)")
+    lengths = {"nargs": 2, "type": whole_number, "metavar": ("LOW", "HIGH")}
+    add("--lengths", **lengths, default=(1, 100_000), help="tokens of a text (default: any)")
     return parser
 
 
-def settle(parser: Parser, args: Namespace) -> list[Training]:
-    """The runs whose models are looked at; refuses what cannot be done."""
-    suite = yaml.safe_load((EXAMPLES / "classification" / "table2.yaml").read_text())
-    if args.only not in suite["data"]:
-        parser.error(f"--only is {args.only}; allowed: {', '.join(suite['data'])}")
-    suite["data"] = {args.only: suite["data"][args.only]}
+def settle(args: Namespace) -> list[Run]:
+    """The runs whose models are looked at, one for each row.
+
+    Raises:
+        UserError: for a data set that is not there.
+    """
+    grid = load_grid(GRID)
+    if args.only not in grid["data"]:
+        raise bad_option("--only", args.only, ", ".join(grid["data"]))
+    grid["data"] = {args.only: grid["data"][args.only]}
     for spec in args.attention:
-        suite["rows"][f"`{spec}`"] = {"options": {"encoder-attention": spec}}
-    runs = runs_of(suite, quick=True)  # one a row; its few updates change no model
-    if not runs[0].needs(args.data).exists():
-        parser.error(
-            f"--data is {args.data}, which has no {runs[0].data}; allowed: {Training.allowed}"
-        )
+        grid["rows"][f"`{spec}`"] = {"encoder-attention": spec}
+    runs = runs_of(grid, quick=True)  # its few updates change no model
+    if not (args.data / runs[0].folder / "input0").is_dir():
+        allowed = f"a folder with {runs[0].folder}, made by clusterformer prepare classification"
+        raise bad_option("--data", args.data, allowed)
     return runs
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    runs = settle(parser, args)
-    lines = ["| model | tokens | words | same word | reached |", "| --- |" + " ---: |" * 4]
+    """Run the command; a user's mistake is one line on stderr and status 1."""
+    args = make_parser().parse_args(argv)
+    rows = []
     try:
-        for run in tqdm(runs, desc=args.only):
+        for run in tqdm(settle(args), desc=args.only):
             seen = measure(run, args)
-            numbers = f"{seen['tokens']:.1f} | {seen['words']:.1f} | {seen['same word']:.1%}"
-            lines.append(f"| {run.row} | {numbers} | {seen['reached']:.0%} |")
+            numbers = (f"{seen['tokens']:.1f}", f"{seen['words']:.1f}", f"{seen['same word']:.1%}")
+            rows.append((run.row, *numbers, f"{seen['reached']:.0%}"))
     except UserError as error:
-        parser.error(str(error))
-    print("\n".join(lines))
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 1
+    print(markdown(["model", "tokens", "words", "same word", "reached"], rows))
     return 0
 
 

@@ -1,14 +1,14 @@
 """Documents of real passages with questions that take two facts, a known distance apart.
 
-A document tells where several people went ("Sullivan went to Denmark.") and, so many tokens before
-or behind, of one of them: "Sullivan won." Asked where the winner went, a reader must find both:
-which of the sentences counts is told by a name that is not in the question. A reader that sees one
-of the two at a time can but guess.
+A document says where several people went ("Sullivan went to Denmark.") and, many tokens before or
+after, "Sullivan won." The question is where the winner went. A reader must find both facts,
+because the name that connects them is not in the question. A reader that sees only one of the two
+at a time can only guess.
 """
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 NAMES = """Sullivan Smith Johnson Jones Jackson Brooks Russell Wilson Robinson Morris Brown Turner
@@ -33,8 +33,8 @@ class Stage:
             logarithmically.
         zone: tokens over which people are scattered, as a share of the distance.
         people: who went somewhere; chance is one in so many.
-        losers: of how many others "lost" is told as far from where they went, drawn from this
-            range; with none, the winner's is the name that stands twice.
+        losers: how many others lost, which stands as far from where they went, drawn from this
+            range. With none, the winner's is the only name that stands twice.
     """
 
     documents: int
@@ -44,17 +44,6 @@ class Stage:
     losers: tuple[int, int] = (0, 0)
 
 
-def choose_words(number: int) -> tuple[list[str], list[str]]:
-    """The first names and the first places.
-
-    Raises:
-        ValueError: if there are not as many.
-    """
-    if number > (most := min(len(NAMES), len(PLACES))):
-        raise ValueError(f"{number}; allowed: up to {most}")
-    return NAMES[:number], PLACES[:number]
-
-
 def sentences(passage: str) -> list[str]:
     """Split where a capital follows the end of a sentence."""
     return re.split(r"(?<=[.!?]) (?=[A-Z])", passage)
@@ -62,7 +51,7 @@ def sentences(passage: str) -> list[str]:
 
 def make_document(
     stage: Stage,
-    words: tuple[list[str], list[str]],
+    words: tuple[Sequence[str], Sequence[str]],
     filler: Iterator[Sentence],
     tokens: Tokens,
     draw: random.Random,

@@ -1,4 +1,4 @@
-"""The recall of ``scripts/recall_task.py``: its rows, a model, and one training.
+"""The recall task: its rows, a model, and one training.
 
 Importing this registers the kind ``near``.
 
@@ -23,6 +23,7 @@ from fairseq_clusterformer.attention import (
 )
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.clustering import cluster_use
+from fairseq_clusterformer.errors import bad_option
 
 LENGTH = 96
 PAIRS = 8
@@ -31,7 +32,7 @@ SYMBOLS = 16  # different keys, different values, different noise tokens
 GAP = LENGTH - PAIRS - PAIRS_END  # every query is further than this from every pair
 WIDTH, HEADS, LAYERS, NEAR = 64, 2, 2, 8
 BATCH, LEARNING_RATE, WARMUP = 32, 1e-3, 100
-TEST_ROWS, TEST_SEED = 512, 0  # --seeds begin at 1
+TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
 
 
 @register_attention("near")
@@ -80,7 +81,7 @@ def make_rows(rows: int, generator: torch.Generator, value_first: bool = False) 
 
 @dataclass(frozen=True)
 class Setting:
-    """What differs between runs, besides the seed; options of the command line in the singular."""
+    """What differs between runs, apart from the seed: the options of the command."""
 
     kind: str
     cluster_normalizer: str = "average"
@@ -134,8 +135,15 @@ class Model(nn.Module):
         rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
         angle = torch.arange(LENGTH).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
-        kinds = parse_attention(setting.kind, num_layers=LAYERS, num_heads=HEADS)
+        kinds = parse_attention(setting.kind, num_layers=LAYERS, num_heads=HEADS, option="KIND")
         self.layers = nn.ModuleList(Layer(k, setting.attention()) for k in kinds)
+        routers = [list(layer.attention.routers) for layer in self.layers]
+        reach = sum(max(r.window or LENGTH for r in of_layer) - 1 for of_layer in routers)
+        local = all(isinstance(router, Window) for of_layer in routers for router in of_layer)
+        if local and reach > GAP:
+            problem = f"a query of {setting.kind} is reached from {reach} tokens away"
+            allowed = f"{GAP // LAYERS + 1} or less"
+            raise bad_option("--attention-window", setting.attention_window, allowed, problem)
         self.norm = nn.LayerNorm(WIDTH)
         self.classify = nn.Linear(WIDTH, SYMBOLS)
 
@@ -154,7 +162,7 @@ def train(setting: Setting, seed: int) -> dict:
     model = Model(setting).train()
     rows_drawn = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
-    curve, begin = {}, time.perf_counter()
+    curve, begin = [], time.perf_counter()
     progress = tqdm(
         range(1, setting.steps + 1), desc=f"{setting.kind}, seed {seed}", mininterval=1
     )
@@ -174,8 +182,8 @@ def train(setting: Setting, seed: int) -> dict:
         optimizer.step()
         if step % 500 == 0 or step == setting.steps:
             result = evaluate(model, setting.value_first)
-            curve[step] = result["accuracy"]
-            progress.set_postfix(loss=f"{loss.item():.3f}", accuracy=f"{curve[step]:.3f}")
+            curve.append([step, result["accuracy"]])
+            progress.set_postfix(loss=f"{loss.item():.3f}", accuracy=f"{result['accuracy']:.3f}")
     return {**result, "curve": curve, "seconds": round(time.perf_counter() - begin)}
 
 

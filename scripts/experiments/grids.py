@@ -1,0 +1,136 @@
+"""Grids of trainings: what each run of a YAML file is, and which were asked for.
+
+A grid is a YAML file with these keys:
+
+``score``    how a trained model is scored, of ``scores.TASKS``
+``shared``   options of ``fairseq-train`` that all runs share
+``rows``     for each row of the table, the options of its own. These keys of a row are no options:
+             ``seeds``, ``folder`` and ``from`` stand for the grid's, ``paper`` has the paper's
+             number for each column
+``seeds``    of every row (default: 1)
+``folder``   what to train on, a folder below ``--data`` (default: ``--data`` itself)
+``from``     the run whose last checkpoint a training starts from
+``data``     instead of ``folder``, several data sets: of each, ``options``, ``folds``, ``seeds``,
+             and ``best``, the validation score that chooses the epoch
+``test``, ``tests``    what is scored after training, see ``scores``
+``columns``  of the table, see ``tables``
+``plot``     what ``--plot`` draws, see ``run``
+"""
+
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import yaml
+
+from fairseq_clusterformer.errors import bad_option
+
+OF_ROW = ("seeds", "folder", "from", "paper")
+#: options of a run that only shows that everything works
+QUICK = {"max-update": 3, "max-epoch": 1, "log-interval": 1, "max-valid-steps": 3}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a row of the table, on one data set and fold, with one seed.
+
+    Attributes:
+        row: as the table names it.
+        data: the data set and fold, such as ``mr/fold0``; empty where the grid names none.
+        seed: of the program.
+        folder: what it trains on, below ``--data``.
+        options: of the program, the seed among them.
+        start: name of the run whose weights it starts from, or empty.
+        best: validation score that chooses the epoch.
+    """
+
+    row: str
+    data: str
+    seed: int
+    folder: str
+    options: dict = field(hash=False)
+    start: str = ""
+    best: str = "accuracy"
+
+    @property
+    def name(self) -> str:
+        """Of the result's file and of the run's folder."""
+        parts = [self.row, self.data] if self.data else [self.row]
+        return f"{'-'.join(parts)}@{self.seed}".replace("/", "-")
+
+
+def load_grid(path: Path) -> dict:
+    """Read a grid.
+
+    Raises:
+        UserError: if it is something else.
+    """
+    try:
+        grid = yaml.safe_load(path.read_text())
+        named_runs(grid)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+        raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
+    return grid
+
+
+def runs_of(grid: dict, quick: bool = False) -> list[Run]:
+    """Every run of a grid: all rows with one fold and seed, then with the next, so that an
+    unfinished table compares rows that had the same."""
+    found = []
+    for data, described in grid.get("data", {"": {}}).items():
+        folds = [f"{data}/fold{n}" for n in range(described.get("folds", 0))] or [data]
+        seeds = described.get("seeds", grid.get("seeds", [1]))
+        places = list(product(folds, seeds))
+        for row, own in grid["rows"].items():
+            of_row = [place for place in places if place[1] in own.get("seeds", seeds)]
+            for fold, seed in of_row[:1] if quick else of_row:
+                run = _run(grid, row, fold, seed, described)
+                if quick:
+                    run.options.update(grid.get("quick", QUICK))
+                found.append((places.index((fold, seed)), run))
+    return [run for _, run in sorted(found, key=lambda pair: pair[0])]
+
+
+def _run(grid: dict, row: str, fold: str, seed: int, described: dict) -> Run:
+    own = grid["rows"][row]
+    options = {**grid["shared"], **described.get("options", {}), **own}
+    options = {key: value for key, value in options.items() if key not in OF_ROW}
+    return Run(
+        row=row,
+        data=fold,
+        seed=seed,
+        folder=own.get("folder", grid.get("folder", fold)),
+        options={**options, "seed": seed},
+        start=own.get("from", grid.get("from", "")),
+        best=described.get("best", "accuracy"),
+    )
+
+
+def named_runs(grid: dict) -> dict[str, Run]:
+    """All runs, by their names."""
+    return {run.name: run for run in runs_of(grid)}
+
+
+def chosen(runs: list[Run], only: list[str] | None) -> list[Run]:
+    """The runs that ``--only`` asks for: by name, by row, by data set or fold, or by both.
+
+    Raises:
+        UserError: for a word that names nothing.
+    """
+    words = set(only or ())
+    known = {"runs": set(), "rows": set(), "data": set()}
+    for run in runs:
+        known["runs"].add(run.name)
+        known["rows"].add(run.row)
+        known["data"] |= {run.data, run.data.split("/")[0]} - {""}
+    if unknown := sorted(words.difference(*known.values())):
+        names = [*known["rows"], *known["data"]] or known["runs"]
+        raise bad_option("--only", ", ".join(unknown), ", ".join(sorted(names)))
+    rows, data = words & known["rows"], words & known["data"]
+    found = []
+    for run in runs:
+        of_row = not rows or run.row in rows
+        of_data = not data or data & {run.data, run.data.split("/")[0]}
+        if not words or run.name in words or (rows or data) and of_row and of_data:
+            found.append(run)
+    return found

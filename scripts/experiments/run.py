@@ -1,0 +1,303 @@
+"""Train and score models that differ in one thing, and print their table.
+
+    python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS --workers 2
+    python -m scripts.experiments.run GRID.yaml --out RESULTS --table --plot curves.png
+
+GRID is a file such as examples/language_model/grid_attention.yaml; scripts/experiments/grids.py
+explains its keys. DATA is a folder that a prepare command made, or holds the folders that the
+grid names. Each run is one training with one seed. Its result is one JSON file in RESULTS, with
+the commands that make it; it is written when all of it is known.
+
+A run that has a result is not made again, so you can stop this command and give it again. A
+result of other options is refused: nothing is overwritten. With --keep, checkpoints and logs stay
+in KEEP/RUN. A training that was interrupted then goes on from its last checkpoint, and a finished
+one is only scored. Nothing in KEEP is ever deleted.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+
+from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from scripts.experiments.grids import Run, chosen, load_grid, runs_of
+from scripts.experiments.plots import draw_grid
+from scripts.experiments.provenance import provenance
+from scripts.experiments.scores import TASKS, Place, argv, options_of
+from scripts.experiments.tables import table
+
+MARK = "experiment.json"  # in KEEP/RUN
+
+
+def run_command(words: Sequence[str], log: Path, threads: int) -> tuple[float, float]:
+    """Run a command to its end, with its output at the end of ``log``.
+
+    Returns:
+        wall seconds, and peak memory in MiB.
+
+    Raises:
+        UserError: if it fails, with the last line of the log.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    begin = time.perf_counter()
+    with open(log, "a") as out:
+        process = subprocess.Popen(
+            argv(words), stdout=out, stderr=subprocess.STDOUT, env=environment
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        last = (log.read_text().split("\n")[-2:] or [""])[0]
+        raise UserError(f"{words[0]} ended with status {process.returncode}: {last} (log: {log})")
+    return time.perf_counter() - begin, usage.ru_maxrss / 1024
+
+
+def commands(place: Place) -> dict:
+    """The commands that make a run's result, as its record has them."""
+    task = TASKS[place.grid["score"]]
+    scoring = [place.shown(words) for words in task.tests(place).values()]
+    return {"command": place.shown(task.train(place)), "scored by": scoring}
+
+
+def differences(there: dict, here: dict) -> str:
+    """The first option of a record's commands that is not as in the grid's, or nothing."""
+    before, now = ([of["command"], *of["scored by"]] for of in (there, here))
+    for old, new in zip_longest(before, now, fillvalue=""):
+        was, is_now = options_in(old), options_in(new)
+        for name in sorted(was | is_now):
+            values = [of.get(name, "not given") for of in (was, is_now)]
+            if values[0] != values[1]:
+                return f"{name} is {values[0]} there, and {values[1]} in the grid"
+    return ""
+
+
+def options_in(command: str) -> dict[str, str]:
+    """The options of a command line by name, and its other words before them."""
+    found, name = {"command": ""}, "command"
+    for word in shlex.split(command):
+        if word.startswith("-") and not word[1:2].isdigit():
+            name = word
+            found[name] = ""
+        else:
+            found[name] = f"{found[name]} {word}".strip()
+    return found
+
+
+def result_of(place: Place, out: Path) -> dict | None:
+    """The result of a run, if there is one.
+
+    Raises:
+        UserError: for a file that is no result, or of other options.
+    """
+    path = out / f"{place.run.name}.json"
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        other = differences(result, commands(place))
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise bad_option("--out", path, "results of this grid", "not a result") from None
+    if other:
+        raise bad_option("--out", path, "another folder for other options", other)
+    return result
+
+
+@contextmanager
+def folder_of(run: Run, keep: Path | None) -> Iterator[Path]:
+    """A run's folder: in ``--keep``, or one that is gone afterwards."""
+    if keep is not None:
+        folder = keep / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary)
+
+
+def kept(place: Place) -> dict:
+    """What the mark in a run's folder says; empty for a new folder.
+
+    Raises:
+        UserError: if the folder is someone else's, or of other options or data.
+    """
+    mark = place.folder / MARK
+    if not place.folder.is_dir() or not any(place.folder.iterdir()):
+        return {}
+    if not mark.is_file():
+        problem = f"no {MARK} in it, so it is not of this command"
+        raise bad_option("--keep", place.folder, "a folder of this command, or a new one", problem)
+    state = json.loads(mark.read_text())
+    here = {"command": commands(place)["command"], "scored by": []}
+    problem = differences({"command": state["command"], "scored by": []}, here)
+    if state["data"] != str(place.data.resolve()):
+        problem = f"trained on {state['data']}"
+    if problem:
+        raise bad_option("--keep", place.folder, "another folder for other options", problem)
+    return state
+
+
+def train(place: Place, threads: int) -> dict:
+    """Train, or go on with a training; one that is finished is not touched.
+
+    Returns:
+        what the log says.
+    """
+    state = kept(place)
+    if "trained" in state:
+        return state["trained"]
+    task, mark = TASKS[place.grid["score"]], place.folder / MARK
+    command = commands(place)["command"]
+    state = {"command": command, "data": str(place.data.resolve())}
+    write_aside(mark, json.dumps(state, indent=1) + "\n")
+    resumed = Path(place.checkpoint()).exists()
+    words = task.train(place) + options_of(task.unshown(place))
+    seconds, memory = run_command(words, place.log, threads)
+    record = task.read(place)
+    record |= {"seconds": round(seconds), "peak memory MiB": round(memory)}
+    if resumed:
+        record["resumed"] = "seconds are of the last part"
+    write_aside(mark, json.dumps({**state, "trained": record}, indent=1) + "\n")
+    return record
+
+
+def perform(run: Run, grid: dict, args: Namespace) -> dict:
+    """One run, from nothing to its result."""
+    task = TASKS[grid["score"]]
+    with folder_of(run, args.keep) as folder:
+        place = Place(run, grid, args.data, folder, args.keep)
+        record = train(place, args.threads)
+        for test, words in task.tests(place).items():
+            log = folder / f"{test}.log"
+            log.unlink(missing_ok=True)  # of an earlier scoring
+            run_command(words, log, args.threads)
+            record |= task.scores(place, test)
+        shown = commands(place)
+    named = {"name": run.name, "row": run.row, "data": run.data, "seed": run.seed}
+    record |= {
+        "scored by": shown["scored by"],
+        **provenance(shown["command"], threads=args.threads),
+    }
+    return {key: value for key, value in {**named, **record}.items() if value != ""}
+
+
+def check(runs: list[Run], grid: dict, args: Namespace) -> None:
+    """Refuse what cannot be done, before anything is.
+
+    Raises:
+        UserError: for data, a start or a folder that is missing or not of this grid.
+    """
+    task = TASKS[grid["score"]]
+    for run in runs:
+        folder = (args.data or Path("")) / run.folder
+        if task.needs and (args.data is None or not any(folder.glob(task.needs))):
+            allowed = f"a folder with {run.folder}/{task.needs}".replace("//", "/").replace(
+                " /", " "
+            )
+            raise bad_option("--data", args.data, f"{allowed}, made by {task.made_by}")
+        if args.keep is not None:
+            kept(Place(run, grid, args.data, args.keep / run.name, args.keep))
+        if run.start:
+            mark = args.keep and args.keep / run.start / MARK
+            ended = mark and mark.is_file() and "trained" in json.loads(mark.read_text())
+            if not (ended or args.keep and run.start in {r.name for r in runs}):
+                allowed = f"a folder with {run.start}, which {run.name} starts from"
+                raise bad_option("--keep", args.keep, allowed)
+
+
+def perform_all(runs: list[Run], grid: dict, args: Namespace) -> list[str]:
+    """Make the results that are missing; what went wrong, a line for each."""
+    failures = []
+    args.out.mkdir(parents=True, exist_ok=True)
+    # runs that start from another one's weights come after all others
+    for wave in ([r for r in runs if not r.start], [r for r in runs if r.start]):
+        with ThreadPoolExecutor(args.workers) as pool:
+            waiting = {pool.submit(perform, run, grid, args): run for run in wave}
+            try:
+                for done in as_completed(waiting):
+                    run = waiting[done]
+                    try:
+                        result = done.result()
+                    except (UserError, OSError, LookupError, ValueError) as error:
+                        failures.append(f"{run.name}: {error}")
+                        print(f"{run.name}: failed", flush=True)
+                        continue
+                    path = args.out / f"{run.name}.json"
+                    write_aside(path, json.dumps(result, indent=1, default=str) + "\n")
+                    print(f"{run.name}: {result['seconds']} s", flush=True)
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)  # the trainings got the signal too
+                raise
+    return failures
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="python -m scripts.experiments.run", description=__doc__)
+    add = parser.add_argument
+    add("grid", metavar="GRID", type=Path, help="YAML file")
+    add("--data", type=Path, help="folder of prepared data")
+    add("--out", type=Path, required=True, help="folder of results")
+    add("--only", nargs="+", metavar="NAME", help="rows, data sets, folds or runs; default: all")
+    add("--workers", type=whole_number, default=1, help="runs at a time; default: 1")
+    add("--threads", type=whole_number, default=1, help="of each run; default: 1")
+    add("--keep", type=Path, help="keep checkpoints and logs in this folder")
+    add("--quick", action="store_true", help="one fold and seed, 3 updates, to see that it works")
+    add("--table", action="store_true", help="train nothing, print the table of what is there")
+    add("--plot", type=Path, metavar="FILE", help="train nothing, also draw what is there")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    args.data, args.keep = (path and path.resolve() for path in (args.data, args.keep))
+    try:
+        grid = load_grid(args.grid)
+        runs = chosen(runs_of(grid, args.quick), args.only)
+        failures = []
+        done = results(runs, grid, args)
+        if not args.table and not args.plot:
+            todo = [run for run in runs if run.name not in done]
+            print(*(f"{name}: done before\n" for name in done), sep="", end="", flush=True)
+            check(todo, grid, args)
+            failures = perform_all(todo, grid, args)
+            done = results(runs, grid, args)
+        if not done and not failures:
+            raise bad_option("--out", args.out, "a folder with results of the grid", "no result")
+        found = [
+            (run.row, run.data.split("/")[0], done[run.name]) for run in runs if run.name in done
+        ]
+        if args.plot:
+            draw_grid(grid, found, args.plot)
+    except UserError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    print(table(grid, found))
+    for failure in failures:
+        print(f"{parser.prog}: error: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def results(runs: list[Run], grid: dict, args: Namespace) -> dict[str, dict]:
+    """The results that are there, by the names of their runs."""
+    places = [
+        Place(run, grid, args.data or Path("DATA"), Path(f"KEEP/{run.name}")) for run in runs
+    ]
+    found = {place.run.name: result_of(place, args.out) for place in places}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,378 @@
+"""How the runs of a grid are trained and scored: one :class:`Task` for each kind of model."""
+
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq_clusterformer.errors import UserError
+from scripts.experiments.grids import Run
+from scripts.experiments.provenance import ROOT
+
+PLUGIN = str(ROOT / "fairseq_clusterformer")
+#: programs as a user types them, and as this Python runs them
+PROGRAMS = {
+    "fairseq-train": [sys.executable, "-m", "fairseq_cli.train"],
+    "fairseq-eval-lm": [sys.executable, "-m", "fairseq_cli.eval_lm"],
+    "clusterformer": [sys.executable, "-m", "fairseq_clusterformer"],
+    "python": [sys.executable],
+}
+BITS = "bits per symbol"
+CLUSTERS = ("clustering_loss", "sorting_loss", "cluster_effective", "cluster_largest")
+SAVE_EVERY = 200  # updates, with --keep
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run, and where it works.
+
+    Attributes:
+        run: what is trained.
+        grid: what the run belongs to.
+        data: the folder of ``--data``.
+        folder: for the run's checkpoints and logs.
+        keep: the folder of ``--keep``, or None.
+    """
+
+    run: Run
+    grid: dict
+    data: Path
+    folder: Path
+    keep: Path | None = None
+
+    @property
+    def log(self) -> Path:
+        """Of the training."""
+        return self.folder / "train.log"
+
+    def checkpoint(self, which: str = "last") -> str:
+        return str(self.folder / f"checkpoint_{which}.pt")
+
+    def shown(self, words: list[str]) -> str:
+        """A command as a reader types it, with DATA and KEEP for the folders."""
+        folders = {str(self.folder): f"KEEP/{self.run.name}", str(self.data): "DATA"}
+        folders |= {
+            PLUGIN: "fairseq_clusterformer",
+            **({str(self.keep): "KEEP"} if self.keep else {}),
+        }
+        return shlex.join(_replaced(word, folders) for word in words)
+
+
+def _replaced(word: str, folders: dict[str, str]) -> str:
+    for folder, name in folders.items():
+        if word == folder or word.startswith(folder + "/"):
+            return name + word[len(folder) :]
+    return word
+
+
+def options_of(options: dict) -> list[str]:
+    """Words of a command line; True is a flag, None and False are left out."""
+    words = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def fairseq(program: str, data: Path, options: dict) -> list[str]:
+    """Words of one of fairseq's programs."""
+    return [program, str(data), "--user-dir", PLUGIN, *options_of(options)]
+
+
+def argv(words: list[str]) -> list[str]:
+    """A command as this Python runs it."""
+    return [*PROGRAMS[words[0]], *words[1:]]
+
+
+def command_line(program: str, data: Path, options: dict) -> list[str]:
+    """Argument list of one of fairseq's programs."""
+    return argv(fairseq(program, data, options))
+
+
+def train_with_fairseq(place: Place) -> list[str]:
+    options = dict(place.run.options)
+    if place.run.start:
+        start = (place.keep or Path("KEEP")) / place.run.start
+        options["finetune-from-model"] = start / "checkpoint_last.pt"
+    return fairseq("fairseq-train", place.data / place.run.folder, options)
+
+
+def saving(place: Place) -> dict:
+    """Options of a training that change where and how often it saves, but no result."""
+    options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
+    if place.keep and "save-interval-updates" not in place.run.options:
+        options |= {"save-interval-updates": SAVE_EVERY, "keep-interval-updates": 1}
+        # fairseq validates whenever it saves; only the last validation counts here
+        options["validate-after-updates"] = place.run.options.get("max-update")
+    return options
+
+
+def json_records(log: Path, tag: str) -> list[dict]:
+    """fairseq's JSON log lines of one kind ("train_inner", "valid", ...), one for each update.
+
+    A log of a resumed training has some updates twice: the later ones count.
+    """
+    found = {}
+    for line in log.read_text().splitlines():
+        if f"| {tag} | {{" in line:
+            record = json.loads(line[line.index("{") :])
+            updates = record.get("num_updates") or record[f"{tag}_num_updates"]
+            found[int(updates)] = record
+    return [found[updates] for updates in sorted(found)]
+
+
+def training_record(log: Path) -> dict:
+    """What every training's log says: size, curve, speed.
+
+    Raises:
+        UserError: if it has no update.
+    """
+    inner = json_records(log, "train_inner")
+    if not inner:
+        raise UserError(f"{log} has no update; allowed: a log-interval below their number")
+    parameters = log.read_text().split("num. shared model params: ")[1].split()[0]
+    return {
+        "parameters": int(parameters.replace(",", "")),
+        "updates": int(inner[-1]["num_updates"]),
+        "curve": [[int(r["num_updates"]), float(r["loss"])] for r in inner],
+        "tokens per second": round(statistics.median(float(r["wps"]) for r in inner)),
+    }
+
+
+def numbers(record: dict, prefix: str, names: tuple[str, ...] = ()) -> dict[str, float]:
+    """Scores of a validation, without the prefix: those named, or all but speeds."""
+    speed = ("wps", "wpb", "bsz", "num_updates", "best")
+    named = {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
+    return {
+        k: float(v) for k, v in named.items() if (k in names if names else not k.startswith(speed))
+    }
+
+
+@dataclass(frozen=True)
+class Task:
+    """How one kind of model is trained and scored.
+
+    Attributes:
+        needs: pattern of a file in the folder that a run trains on.
+        made_by: the command that makes that folder.
+        train: words of the training's command.
+        unshown: more options of it, which change no result.
+        read: what the training's log and folder say.
+        tests: words of the commands that score the model, by the test's name.
+        scores: what a test's files say.
+    """
+
+    needs: str
+    made_by: str
+    read: Callable[[Place], dict]
+    train: Callable[[Place], list[str]] = train_with_fairseq
+    unshown: Callable[[Place], dict] = saving
+    tests: Callable[[Place], dict[str, list[str]]] = field(default=lambda place: {})
+    scores: Callable[[Place, str], dict] = field(default=lambda place, test: {})
+
+
+# Language models: bits on validation, and on the test set by fairseq-eval-lm with the options of
+# the grid's `test`.
+
+
+def read_language_model(place: Place) -> dict:
+    record = training_record(place.log)
+    record["train " + BITS] = record["curve"][-1][1]
+    for valid in json_records(place.log, "valid")[-1:]:
+        record["valid " + BITS] = float(valid["valid_loss"])
+        record |= numbers(valid, "valid_", CLUSTERS)
+    return record
+
+
+def test_language_model(place: Place) -> dict[str, list[str]]:
+    if "test" not in place.grid:
+        return {}
+    options = {**place.grid["test"], "path": place.checkpoint()}
+    return {"test": fairseq("fairseq-eval-lm", place.data / place.run.folder, options)}
+
+
+def bits_on_test(place: Place, test: str) -> dict:
+    log = (place.folder / f"{test}.log").read_text()
+    return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
+
+
+# Translation: the checkpoint with the best BLEU on validation translates the sets of the grid's
+# `test`, a map of a split to its name; its `options` are words of `evaluate translation`.
+
+
+def read_translation(place: Place) -> dict:
+    valid = json_records(place.log, "valid")
+    best = max(valid, key=lambda record: float(record["valid_bleu"]))
+    curve = [[int(r["valid_num_updates"]), float(r["valid_bleu"])] for r in valid]
+    return {
+        **training_record(place.log),
+        "valid loss": float(best["valid_loss"]),
+        "valid BLEU": float(best["valid_bleu"]),
+        "updates of the best checkpoint": int(best["valid_num_updates"]),
+        "valid BLEU by updates": curve,
+        **numbers(best, "valid_", CLUSTERS),
+    }
+
+
+def test_translation(place: Place) -> dict[str, list[str]]:
+    commands = {}
+    for split, test in place.grid["test"]["sets"].items():
+        options = {
+            "checkpoint": place.checkpoint("best"),
+            "data": place.data / place.run.folder,
+            "source-lang": place.run.options["source-lang"],
+            "target-lang": place.run.options["target-lang"],
+            "split": split,
+            "out": place.folder / "generated",
+            "json": place.folder / f"{test}.json",
+        }
+        words = ["clusterformer", "evaluate", "translation", *options_of(options)]
+        commands[test] = words + [str(word) for word in place.grid["test"]["options"]]
+    return commands
+
+
+def bleu(place: Place, test: str) -> dict:
+    found = json.loads((place.folder / f"{test}.json").read_text())["scores"]
+    return {f"{test} BLEU": found["sacreBLEU"]["bleu"], f"{test} scores": found}
+
+
+# Question answering: the grid's `tests` name folders, whose validation sets are answered.
+
+
+def test_qa(place: Place) -> dict[str, list[str]]:
+    return {
+        test: [
+            *("clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", place.checkpoint()),
+            *("--data", str(place.data / folder), "--out", str(place.folder / test)),
+        ]
+        for test, folder in place.grid["tests"].items()
+    }
+
+
+def em_and_f1(place: Place, test: str) -> dict:
+    found = json.loads((place.folder / test / "scores.json").read_text())
+    if "em" in found:  # HotpotQA's and 2Wiki's scripts have shares
+        return {f"{test} EM": 100 * found["em"], f"{test} F1": 100 * found["f1"]}
+    exact = found.get("exact_match", found.get("exact"))
+    return {f"{test} EM": exact, f"{test} F1": found["f1"]}
+
+
+# The distance task: exact match for each distance between the two facts of a question.
+
+
+def test_distance(place: Place) -> dict[str, list[str]]:
+    words = ["python", "-m", "scripts.experiments.distance", "score", place.checkpoint()]
+    data, scores = place.data / place.run.folder, place.folder / "distance.json"
+    return {"distance": [*words, "--data", str(data), "--json", str(scores)]}
+
+
+def em_by_distance(place: Place, test: str) -> dict:
+    found = json.loads((place.folder / f"{test}.json").read_text())
+    return {f"EM at {distance}": score for distance, score in found.items()}
+
+
+# Classification: the test scores of the epoch with the best validation score. The grids have
+# `valid-subset: valid,test`, so the training's log has both.
+
+
+def read_classifier(place: Place) -> dict:
+    valid, test = (json_records(place.log, split) for split in ("valid", "test"))
+    score = f"valid_{place.run.best}"
+    best = max(range(len(valid)), key=lambda i: float(valid[i][score]))
+    return {
+        "best epoch": best + 1,
+        "valid": numbers(valid[best], "valid_"),
+        "test": numbers(test[best], "test_"),
+        "epochs": [numbers(record, "valid_") for record in valid],
+        **training_record(place.log),
+    }
+
+
+def saving_classifier(place: Place) -> dict:
+    options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
+    return options | ({} if place.keep else {"no-save": True})
+
+
+# Clustering by itself, of the images of mnist/.
+
+
+def fit_clusters(place: Place) -> list[str]:
+    mnist = place.data / place.run.folder
+    part = {
+        f"{split} {what}": str(mnist / f"{split}-{what}-ubyte.gz")
+        for split in ("train", "t10k")
+        for what in ("images-idx3", "labels-idx1")
+    }
+    words = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]
+    words += [part["train images-idx3"], "--labels", part["train labels-idx1"]]
+    words += ["--test", part["t10k images-idx3"], "--test-labels", part["t10k labels-idx1"]]
+    return words + options_of(place.run.options)
+
+
+def read_clusters(place: Place) -> dict:
+    (row,) = json.loads((place.folder / "clusters.json").read_text())["rows"]
+    return {"test": {key: row.pop(key) for key in ("accuracy", "effective", "empty")}, **row}
+
+
+# Recall: a model and a training of its own.
+
+
+def train_recall(place: Place) -> list[str]:
+    options = {**place.run.options}
+    kind = options.pop("kind")
+    return ["python", "-m", "scripts.experiments.recall", kind, *options_of(options)]
+
+
+TASKS = {
+    "language_model": Task(
+        needs="dict.txt",
+        made_by="clusterformer prepare lm",
+        read=read_language_model,
+        tests=test_language_model,
+        scores=bits_on_test,
+    ),
+    "translation": Task(
+        needs="dict.*.txt",
+        made_by="clusterformer prepare translation",
+        read=read_translation,
+        tests=test_translation,
+        scores=bleu,
+    ),
+    "qa": Task(
+        needs="dict.txt",
+        made_by="clusterformer prepare qa",
+        read=lambda place: training_record(place.log),
+        tests=test_qa,
+        scores=em_and_f1,
+    ),
+    "distance": Task(
+        needs="dict.txt",
+        made_by="clusterformer prepare qa",
+        read=lambda place: training_record(place.log),
+        tests=test_distance,
+        scores=em_by_distance,
+    ),
+    "classification": Task(
+        needs="input0",
+        made_by="clusterformer prepare classification",
+        read=read_classifier,
+        unshown=saving_classifier,
+    ),
+    "clustering": Task(
+        needs="train-images-idx3-ubyte.gz",
+        made_by="a download of MNIST's four files",
+        read=read_clusters,
+        train=fit_clusters,
+        unshown=lambda place: {"json": place.folder / "clusters.json"},
+    ),
+    "recall": Task(
+        needs="",
+        made_by="",
+        read=lambda place: json.loads((place.folder / "recall.json").read_text()),
+        train=train_recall,
+        unshown=lambda place: {"json": place.folder / "recall.json"},
+    ),
+}

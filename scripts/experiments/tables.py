@@ -1,0 +1,90 @@
+"""Markdown tables of results.
+
+One convention for seeds: three or more give their mean ± their standard deviation (n - 1) and
+their number; below three, each seed is printed.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+SEVERAL = 3
+
+
+def cell(values: Sequence[float], digits: int = 1) -> str:
+    """What the values of some seeds are in a table."""
+    if not values:
+        return "-"
+    shown = [f"{value:.{digits}f}" for value in values]
+    if digits == 0 and len(set(shown)) == 1:  # a count, such as of parameters
+        return shown[0]
+    if len(values) < SEVERAL:
+        return ", ".join(shown)
+    mean, spread = statistics.mean(values), statistics.stdev(values)
+    return f"{mean:.{digits}f} ± {spread:.{digits}f} ({len(values)})"
+
+
+def markdown(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """A table whose columns but the first hold numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def lookup(result: dict, key: str) -> float | None:
+    """A number of a result; ``test/accuracy`` is ``accuracy`` of its ``test``."""
+    for part in key.split("/"):
+        if isinstance(result, list) and int(part) < len(result):
+            result = result[int(part)]
+        elif isinstance(result, dict) and part in result:
+            result = result[part]
+        else:
+            return None
+    return result
+
+
+def table(grid: dict, results: Sequence[tuple[str, str, dict]]) -> str:
+    """The table of a grid.
+
+    The grid's ``columns`` are, by their heads, a number of digits, or a map of ``score`` (the key
+    of a result; default: the head), ``digits`` (default: 1), ``data`` (its data set) and
+    ``percent`` (of a share). Columns without a number are left out. Where a row has the paper's
+    numbers, they follow each column. ``mean`` adds the mean of all columns.
+
+    Args:
+        grid: what ``grids.load_grid`` returns.
+        results: row, data set and result of each run that is there.
+    """
+    columns = {
+        head: of if isinstance(of, dict) else {"digits": of}
+        for head, of in grid["columns"].items()
+    }
+    papers = {row: own.get("paper", {}) for row, own in grid["rows"].items()}
+    in_paper = {head for paper in papers.values() for head in paper}
+    cells: dict[tuple[str, str], list[float]] = {}
+    for row in grid["rows"]:
+        for head, column in columns.items():
+            values = [
+                lookup(result, column.get("score", head))
+                for its_row, data, result in results
+                if its_row == row and column.get("data", data) == data
+            ]
+            scale = 100 if column.get("percent") else 1
+            cells[row, head] = [scale * value for value in values if value is not None]
+    used = [head for head in columns if any(cells[row, head] for row in papers)]
+    rows = [row for row in papers if any(cells[row, head] for head in used)]
+    with_mean = grid.get("mean", False) and len(used) > 1
+    lines = []
+    for row in rows:
+        line = [row]
+        for head in used:
+            line.append(cell(cells[row, head], columns[head].get("digits", 1)))
+            if head in in_paper:
+                line.append(papers[row].get(head, "-"))
+        if with_mean:
+            measured = [statistics.mean(cells[row, head]) for head in used if cells[row, head]]
+            paper = [papers[row][head] for head in used if head in papers[row]]
+            for numbers in (measured, paper):
+                complete = len(numbers) == len(used)
+                line.append(f"{statistics.mean(numbers):.1f}" if complete else "-")
+        lines.append(line)
+    heads = [part for h in used for part in ((h, "paper") if h in in_paper else (h,))]
+    return markdown(["model", *heads, *(("mean", "paper") if with_mean else ())], lines)
