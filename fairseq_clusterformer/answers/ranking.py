@@ -128,11 +128,14 @@ class Answers:
         types: the probability of each of :data:`TYPES`.
         short: best first: those of the likelier type (spans, yes, no), and of these the likelier.
         long: paragraphs with the logarithm of their probability, in nats, best first.
+        evidence: the logarithm of exp(start logit + end logit), summed over all pairs of tokens:
+            unlike the probabilities, it can be compared with that of another document.
     """
 
     types: dict[str, float]
     short: list[Answer]
     long: list[tuple[int, float]]
+    evidence: float = 0.0
 
     @property
     def type(self) -> str:
@@ -171,6 +174,7 @@ def ranked_answers(
         max_answer_length: tokens of a short answer.
         within_long: spans of the best paragraph alone, as Natural Questions has them.
     """
+    evidence = (logits.start.logsumexp(-1) + logits.end.logsumexp(-1)).tolist()
     # of a batch on another device, one transfer
     start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
     types = logits.type.log_softmax(-1).tolist()
@@ -206,7 +210,7 @@ def ranked_answers(
             if score > -torch.inf
         ]
         probabilities = {name: math.exp(value) for name, value in log_probs.items()}
-        found.append(Answers(probabilities, short[:top], long))
+        found.append(Answers(probabilities, short[:top], long, evidence[row]))
     return found
 
 

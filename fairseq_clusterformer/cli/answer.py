@@ -1,42 +1,75 @@
-#!/usr/bin/env python3
-"""Answer questions from files: text, HTML and PDF of any length.
+"""Answer questions from your documents: text, Markdown, HTML and PDF files, and folders of them.
 
-    python scripts/answer.py --checkpoint C --document a.txt b.html c.pdf --question "Who ...?"
-    python scripts/answer.py --checkpoint C --document a.txt --interactive
+    clusterformer answer --checkpoint C --document letters report.pdf --question "Who ...?"
+    clusterformer answer --checkpoint C --document a.txt --interactive
 
-Prints the best answers of all files: how probable each is in its document, its logarithm (the
-score), its file, paragraph (from 1) and characters [first, last) of the paragraph, in which blanks
-and line ends count as single blanks, and the sentence around it. Where the model holds it for
-likeliest that nothing answers, this is said first.
+The reader is extractive: it finds a piece of a document, and writes no sentence of its own. For
+each answer this prints how probable it is among all answers in all documents and "no answer", the
+logarithm of its odds against no answer (the score), its file, paragraph (from 1) and characters
+[first, last) in the paragraph, where blanks and line ends count as single blanks, and the sentence
+around it. If most likely nothing answers the question, this is said first.
 
-A document of more than --tokens-at-once subwords is read in parts, which know nothing of each
-other, in memory that grows no further. --html writes a page of the documents that the answers are
-from, with the tokens that shared an answer's cluster.
+Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
+and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
 
---interactive reads questions from stdin, a line each. Model and documents stay loaded, in tokens;
-they are read anew for each question, which stands in every window and reaches every state.
+A document of more than --tokens-at-once subwords is read in sections, which know nothing of each
+other, so memory does not grow with its length. --html writes a page of the documents that the
+answers are from, which shows the tokens in one cluster with the answer's main word.
+
+--interactive reads questions from stdin, one on each line. Model and documents stay loaded.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import UserError, write_aside
-from fairseq_clusterformer.inference.documents import read_source
+from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.read import DocumentReader, Found, Part
-
-TOKENS_AT_ONCE = 100_000  # subwords of a document
+    from fairseq_clusterformer.inference.read import DocumentReader, FoundAnswer, Section
 
 
-def questions(args: argparse.Namespace) -> Iterator[str]:
+def main(arguments: Sequence[str]) -> int:
+    """Run the command.
+
+    Raises:
+        UserError: for a mistake of the user's.
+    """
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if not args.question and not args.interactive:
+        parser.error("there is no question; allowed: --question TEXT, or --interactive")
+    if args.tokens_at_once < 2:
+        parser.error(f"--tokens-at-once is {args.tokens_at_once}; allowed: 2 or more")
+
+    from fairseq_clusterformer.inference.documents import read_sources
+
+    def say(line: str) -> None:
+        print(f"{parser.prog}: {line}", file=sys.stderr)
+
+    sources = read_sources(args.document, args.encoding, main_text=args.main_text, report=say)
+    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.inference.read import TASK, DocumentReader
+
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASK)
+    reader = DocumentReader(loaded, cpu=args.cpu)
+    sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
+    for question in _questions(args):
+        try:
+            _answer(reader, sections, question, args)
+        except UserError as error:
+            if not args.interactive:
+                raise
+            say(f"error: {error}")
+    return 0
+
+
+def _questions(args: argparse.Namespace) -> Iterator[str]:
     """Those of the command line; then those of stdin, if asked for. Where there may be several,
-    each is printed, unless it is typed where it is seen."""
+    each is printed, unless the user has just typed it."""
     typed = args.interactive and sys.stdin.isatty()
     for question in args.question:
         if args.interactive or len(args.question) > 1:
@@ -54,105 +87,80 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
             yield line
 
 
-def answer(
-    reader: "DocumentReader", parts: Sequence["Part"], question: str, args: argparse.Namespace
+def _answer(
+    reader: "DocumentReader",
+    sections: Sequence["Section"],
+    question: str,
+    args: argparse.Namespace,
 ) -> None:
-    """Print the best answers, and write the page if one is asked for.
+    """Print the best answers, and write the page if one is asked for."""
+    from fairseq_clusterformer.inference.read import confidence
 
-    Raises:
-        UserError: for a question that cannot be asked, or a page that cannot be written.
-    """
-    from fairseq_clusterformer.inference.read import figures, ranked
-
-    tokens = reader.question(question)
-    reads = [reader.read(tokens, part, args.top) for part in parts]
-    found = ranked(reads, args.top)
-    if not any(each.is_meant for each in found):
-        none = min(read.answers.types["none"] for read in reads)
-        print(f"No answer: with probability {figures(none)} nothing answers this.", end=" ")
-        print("Next likely:" if found else "")
-    for place, each in enumerate(found, 1):
-        print("\n".join(_lines(place, each)))
+    ranking = reader.ask(question, sections, args.top)
+    if not ranking.is_answered:
+        print(f"Most likely, no answer here ({confidence(ranking.no_answer)}).", end=" ")
+        print("The best guesses are:" if ranking.answers else "")
+    for place, found in enumerate(ranking.answers, 1):
+        print("\n".join(_lines(place, found)))
     sys.stdout.flush()
     if args.html:
-        from fairseq_clusterformer.visual.answer_page import page
+        from fairseq_clusterformer.visual.pages import answer_page
 
         try:
-            write_aside(args.html, page(question.strip(), found))
+            write_aside(args.html, answer_page(question.strip(), ranking))
         except OSError as error:
-            raise UserError(
-                f"--html is {args.html}: {error.strerror}; allowed: a file to write to"
-            ) from None
+            raise bad_option("--html", args.html, "a file to write to", error.strerror) from None
 
 
-def _lines(place: int, found: "Found") -> Iterator[str]:
+def _lines(place: int, found: "FoundAnswer") -> Iterator[str]:
     """What is printed of an answer."""
-    from fairseq_clusterformer.inference.read import figures
+    from fairseq_clusterformer.inference.read import confidence
 
-    before, text, behind = found.sentence()
+    before, text, behind = found.around()
     yield f"{place}. {text}"
-    source = found.read.part.source.name
-    if found.number is not None:
-        first, last = found.answer.characters
-        source += f", paragraph {found.number + 1}, characters [{first}, {last})"
-    yield f"   {figures(found.probability)} (score {found.answer.score:.2f}): {source}"
+    where = found.file
+    if found.paragraph is not None:
+        first, last = found.characters
+        where += f", paragraph {found.paragraph + 1}, characters [{first}, {last})"
+    yield f"   {confidence(found.probability)} (score {found.score:.2f}): {where}"
     if before or behind:
         yield f"   {before}[{text}]{behind}"
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="answer.py", description=__doc__)
+    parser = Parser(prog="clusterformer answer", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="FILE", help="a reader's")
-    add("--document", required=True, nargs="+", type=Path, metavar="FILE")
+    add("--checkpoint", required=True, metavar="PATH", help="a reader's checkpoint or bundle")
+    add(
+        "--document",
+        required=True,
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="files of text, Markdown, HTML or PDF, and folders of them",
+    )
     add("--question", action="append", default=[], metavar="TEXT", help="may be repeated")
     add("--interactive", action="store_true", help="read questions from stdin")
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add(
+        "--data",
+        metavar="FOLDER",
+        help="the prepared folder of the training (default: where the checkpoint says)",
+    )
     add("--top", type=whole_number, default=3, help="answers to print (default: %(default)s)")
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
     add("--encoding", metavar="NAME", help="of text and HTML (default: their own, else UTF-8)")
     add(
+        "--main-text",
+        action="store_true",
+        help="of HTML, read the main text alone, without menus, by trafilatura (default: all "
+        "text that the page shows)",
+    )
+    add(
         "--tokens-at-once",
         type=whole_number,
-        default=TOKENS_AT_ONCE,
+        default=100_000,
         metavar="N",
-        help="of a document; a longer one is read in parts (default: %(default)s)",
+        help="subwords of a document that are read at once (default: %(default)s)",
     )
-    add("--cpu", action="store_true", help="even if there is an accelerator")
+    add("--cpu", action="store_true", help="do not use an accelerator")
     return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status; a user's mistake is one line on stderr and status 1."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
-    if not args.question and not args.interactive:
-        parser.error("there is no question; allowed: --question TEXT, or --interactive")
-    if args.tokens_at_once < 2:
-        parser.error(f"--tokens-at-once is {args.tokens_at_once}; allowed: 2 or more")
-    try:
-        sources = [read_source(path, args.encoding) for path in args.document]
-        from fairseq_clusterformer.inference.read import (
-            DocumentReader,  # imports fairseq, which takes seconds
-        )
-
-        reader = DocumentReader(args.checkpoint, args.data, cpu=args.cpu)
-        parts = [part for each in sources for part in reader.parts(each, args.tokens_at_once)]
-        for question in questions(args):
-            try:
-                answer(reader, parts, question, args)
-            except UserError as error:
-                if not args.interactive:
-                    raise
-                print(f"{parser.prog}: error: {error}", file=sys.stderr)
-    except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130  # the shell's status for a run ended by SIGINT
-    return 0
-
-
-if __name__ == "__main__":
-    logging.disable(logging.INFO)
-    sys.exit(main())

@@ -1,23 +1,45 @@
-"""Files that people have, as paragraphs of text: plain text, HTML and PDF.
+"""Documents that people have, as paragraphs of text: plain text, Markdown, HTML and PDF.
 
-Plain text has blank lines between its paragraphs, HTML its block elements; of a PDF, which tells
-nothing of paragraphs, each page is one unless blank lines divide it. In a paragraph blanks and
-line ends are single blanks.
+What divides paragraphs depends on the kind of file:
+
+- plain text: blank lines;
+- Markdown: blank lines, headings, items of lists, and rows of tables;
+- HTML: block elements, which rows of tables are too;
+- PDF: blank lines, lines that end early, and the ends of pages. A longer paragraph is divided
+  between sentences.
+
+Within a paragraph, blanks and line ends are single blanks.
 """
 
 import codecs
 import io
 import logging
+import os
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 
-ALLOWED = "a file of text, HTML (.html, .htm, .xhtml) or PDF (.pdf)"
+ALLOWED = "a file of text, Markdown (.md), HTML (.html) or PDF, or a folder of them"
+_TEXT = (".txt", ".text")
+_MARKDOWN = (".md", ".markdown")
 _HTML = (".html", ".htm", ".xhtml", ".xht")
+_PDF = (".pdf",)
+#: what is read of a folder; a file that is named itself may have any ending
+ENDINGS = (*_TEXT, *_MARKDOWN, *_HTML, *_PDF)
+
+SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
+_LONGEST = 1200  # characters of a paragraph of a PDF
 _BLANK_LINE = re.compile(r"\n\s*\n|\f")
+_TABLE_RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")
+_MARKDOWN_RULE = re.compile(r"\s*([-=*_]\s?){3,}\s*")
+_MARKDOWN_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)[\s#]*")
+_MARKDOWN_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s")
+_BROKEN_WORD = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16's does
@@ -37,14 +59,18 @@ _BLANKS = {"br", "td", "th"}  # between words, not paragraphs
 _UNSEEN = {"noscript", "script", "select", "style", "svg", "template", "textarea", "title"}
 
 
-@dataclass(frozen=True)
-class Source:
-    """A file's text.
+class _Unreadable(Exception):
+    """Why a file cannot be read, without its name."""
 
-    Args:
-        name: of the file, as it was given.
-        title: an HTML page's or a PDF's own, else the file's name without its ending.
-        paragraphs: none of them empty.
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The text of a document.
+
+    Attributes:
+        name: the file as it was given, or what the caller calls a text.
+        title: of an HTML page or a PDF; else the file's name without its ending.
+        paragraphs: none of them is empty.
     """
 
     name: str
@@ -52,43 +78,127 @@ class Source:
     paragraphs: tuple[str, ...]
 
 
-def read_source(path: Path, encoding: str | None = None) -> Source:
-    """Read a file.
+def text_source(text: str, name: str) -> Source:
+    """A text that is no file; blank lines divide its paragraphs.
+
+    Raises:
+        UserError: if there is no text in it.
+    """
+    paragraphs = _joined(_BLANK_LINE.split(text))
+    if not paragraphs:
+        raise bad_option("documents", name, "text", "is empty")
+    return Source(name, "", paragraphs)
+
+
+def read_source(
+    path: Path, encoding: str | None = None, *, main_text: bool = False, option: str = "--document"
+) -> Source:
+    """Read a file. Its ending says what it is; a PDF is also known by its first bytes.
 
     Args:
-        path: what it is, its ending tells, or its first bytes.
-        encoding: of text and HTML; None: as a byte order mark or, of HTML, the page itself says,
+        encoding: of text and HTML; None: what a byte order mark or the HTML page itself says,
             else UTF-8.
+        main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
+        option: what named the file, for messages.
 
     Raises:
         UserError: naming the file and what is wrong with it.
     """
-    if path.is_dir():
-        raise UserError(f"--document is {path}: is a folder; allowed: {ALLOWED}")
+    try:
+        return _read(path, encoding, main_text)
+    except _Unreadable as error:
+        raise bad_option(option, path, ALLOWED, str(error)) from None
+
+
+def read_sources(
+    paths: Sequence[Path],
+    encoding: str | None = None,
+    *,
+    main_text: bool = False,
+    report: Callable[[str], None],
+) -> list[Source]:
+    """Read files, and the files of folders and all folders below; each file once.
+
+    In a folder, hidden files and files with other endings than `ENDINGS` are skipped, and so is
+    what cannot be read. A file that is named itself must be readable.
+
+    Args:
+        encoding, main_text: as of :func:`read_source`.
+        report: takes one line for each folder, and one for each file that cannot be read.
+
+    Raises:
+        UserError: a named file that cannot be read, or a folder without a document.
+    """
+    sources: dict[Path, Source] = {}
+    for path in paths:
+        if not path.is_dir():
+            if path.resolve() not in sources:
+                sources[path.resolve()] = read_source(path, encoding, main_text=main_text)
+            continue
+        found, skipped = _files(path)
+        unreadable = 0
+        for file in found:
+            try:
+                if file.resolve() not in sources:
+                    sources[file.resolve()] = _read(file, encoding, main_text)
+            except _Unreadable as error:
+                unreadable += 1
+                report(f"skipped {file}: {error}")
+        read = len(found) - unreadable
+        what = (
+            f"{read} read, {unreadable} unreadable, {skipped} skipped (hidden or of other kinds)"
+        )
+        if not read:
+            raise bad_option("--document", path, ALLOWED, f"no document in this folder: {what}")
+        report(f"{path}: {what}")
+    return list(sources.values())
+
+
+def _files(folder: Path) -> tuple[list[Path], int]:
+    """The documents below a folder in order, and how many other files there are."""
+    found, skipped = [], 0
+    for place, folders, names in os.walk(folder):
+        hidden = [name for name in folders if name.startswith(".")]
+        folders[:] = sorted(set(folders) - set(hidden))
+        for name in sorted(names):
+            if name.startswith(".") or Path(name).suffix.lower() not in ENDINGS:
+                skipped += 1
+            else:
+                found.append(Path(place) / name)
+    return found, skipped
+
+
+def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
+    ending = path.suffix.lower()
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"--document is {path}: {error.strerror}; allowed: {ALLOWED}") from None
-    if path.suffix.lower() == ".pdf" or data.startswith(b"%PDF-"):
-        title, texts = _of_pdf(path, data)
-    elif path.suffix.lower() in _HTML:
+        raise _Unreadable("is a folder" if path.is_dir() else error.strerror) from None
+    if ending in _PDF or data.startswith(b"%PDF-"):
+        title, texts = _of_pdf(data)
+    elif ending in _HTML:
         declared = _DECLARED.search(data[:4096])
-        title, texts = _of_html(_decoded(path, data, encoding, declared))
+        title, texts = _of_html(_decoded(data, encoding, declared), main_text)
     else:
-        title, texts = "", _BLANK_LINE.split(_decoded(path, data, encoding))
-    paragraphs = tuple(filter(None, (" ".join(text.split()) for text in texts)))
+        split = _of_markdown if ending in _MARKDOWN else _BLANK_LINE.split
+        title, texts = "", split(_decoded(data, encoding))
+    paragraphs = _joined(texts)
     if not paragraphs:
-        raise UserError(f"--document is {path}: holds no text; allowed: {ALLOWED}")
+        raise _Unreadable("holds no text")
     return Source(str(path), " ".join(title.split()) or path.stem, paragraphs)
 
 
-def _decoded(
-    path: Path, data: bytes, encoding: str | None, declared: re.Match[bytes] | None = None
-) -> str:
+def _joined(texts: Sequence[str]) -> tuple[str, ...]:
+    """Paragraphs with single blanks, without the empty ones."""
+    return tuple(filter(None, (" ".join(text.split()) for text in texts)))
+
+
+def _decoded(data: bytes, encoding: str | None, declared: re.Match[bytes] | None = None) -> str:
     """The text of a file, with line ends as Python has them.
 
     Raises:
-        UserError: for an encoding that there is not, or that the file is not in.
+        UserError: for an encoding that does not exist.
+        _Unreadable: if the file is not in its encoding.
     """
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     own = marked or (declared and declared[1].decode()) or "utf-8"
@@ -97,20 +207,38 @@ def _decoded(
         text = io.TextIOWrapper(io.BytesIO(data), encoding=used).read()
         text.encode()  # some encodings know halves of characters
     except LookupError:
-        says = f"--encoding is {encoding}" if encoding else f"{path}: says it is in {own}"
-        raise UserError(f"{says}, which is unknown; allowed: utf-8, latin-1, cp1252 ...") from None
+        if encoding:
+            raise bad_option("--encoding", encoding, "utf-8, latin-1, cp1252 ...") from None
+        raise _Unreadable(f"says that it is in {own}, which is unknown") from None
     except UnicodeError as error:
-        at = getattr(error, "start", 0)
-        raise UserError(
-            f"--document is {path}: is not in {used} (byte {at:,}); allowed: {ALLOWED}, and "
-            "--encoding NAME for text in another encoding than UTF-8"
-        ) from None
+        at = f" (byte {error.start:,})" if isinstance(error, UnicodeDecodeError) else ""
+        raise _Unreadable(f"is not in {used}{at}; --encoding NAME names another") from None
     if "\0" in text:
-        raise UserError(
-            f"--document is {path}: holds the character NUL, so it is no text in {used}; allowed: "
-            f"{ALLOWED}, and --encoding NAME for text in another encoding than UTF-8"
-        )
+        raise _Unreadable(f"holds the character NUL, so it is no text in {used}")
     return text
+
+
+def _of_markdown(text: str) -> list[str]:
+    """Paragraphs: what blank lines divide, and headings, items of lists and rows of tables."""
+    found = []
+    for block in _BLANK_LINE.split(text):
+        lines = block.split("\n")
+        is_table = any(map(_TABLE_RULE.fullmatch, lines))
+        found.append("")
+        for line in lines:
+            if is_table and "|" in line:
+                if not _TABLE_RULE.fullmatch(line):
+                    cells = line.strip().removeprefix("|").removesuffix("|").split("|")
+                    found += [" | ".join(cell.strip() for cell in cells), ""]
+            elif heading := _MARKDOWN_HEADING.fullmatch(line):
+                found += [heading[1], ""]
+            elif _MARKDOWN_RULE.fullmatch(line):
+                found.append("")
+            elif _MARKDOWN_ITEM.match(line):
+                found.append(line)
+            else:
+                found[-1] += f"\n{line}"
+    return found
 
 
 class _Page(HTMLParser):
@@ -148,39 +276,71 @@ class _Page(HTMLParser):
             self.lines.append(" ")
 
 
-def _of_html(text: str) -> tuple[str, list[str]]:
-    """Title and paragraphs: what stands between the borders of block elements."""
+def _of_html(text: str, main_text: bool) -> tuple[str, list[str]]:
+    """Title and paragraphs: what stands between the borders of block elements.
+
+    Raises:
+        UserError: if `main_text` is asked for, and trafilatura is not installed.
+    """
     page = _Page()
     page.feed(text)
     page.close()
-    return page.title, "".join(page.lines).split("\n")
+    if not main_text:
+        return page.title, "".join(page.lines).split("\n")
+    try:
+        import trafilatura
+    except ImportError:
+        raise UserError(
+            "--main-text needs trafilatura, which is not installed; allowed: pip install "
+            '"fairseq_clusterformer[documents]", or no --main-text'
+        ) from None
+    return page.title, (trafilatura.extract(text, include_comments=False) or "").split("\n")
 
 
-def _of_pdf(path: Path, data: bytes) -> tuple[str, list[str]]:
+def _of_pdf(data: bytes) -> tuple[str, list[str]]:
     """Title and paragraphs.
 
     Raises:
-        UserError: if a library is missing, or for what is no PDF or is locked.
+        _Unreadable: for what is no PDF or needs a password.
     """
-    try:
-        import pypdf
-        from pypdf import errors
-    except ModuleNotFoundError:
-        raise UserError(
-            f"--document is {path}: pypdf is needed to read PDF, and is not installed; allowed: "
-            f'{ALLOWED} after pip install "fairseq_clusterformer[documents]"'
-        ) from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong is told below
+    import pypdf
+    from pypdf import errors
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong is reported below
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         pages = [page.extract_text() for page in reader.pages]
         title = (reader.metadata and reader.metadata.title) or ""
+    except errors.FileNotDecryptedError:
+        raise _Unreadable("needs a password") from None
     except (
         *(errors.PyPdfError, errors.DependencyError, ArithmeticError, AttributeError),
         *(LookupError, NotImplementedError, RecursionError, TypeError, ValueError),
-    ) as error:
+    ) as error:  # a damaged file may end in any of them
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"--document is {path}: cannot be read as PDF ({reason}); allowed: {ALLOWED}"
-        ) from None
-    return title, [text for page in pages for text in _BLANK_LINE.split(page)]
+        raise _Unreadable(f"cannot be read as PDF ({reason})") from None
+    return title, [text for page in pages for text in _of_page(page)]
+
+
+def _of_page(page: str) -> Iterator[str]:
+    """Paragraphs of a page of a PDF, which says nothing of paragraphs."""
+    for block in _BLANK_LINE.split(_BROKEN_WORD.sub("", page)):
+        lines = [line.strip() for line in block.split("\n") if line.strip()]
+        width = sorted(map(len, lines))[int(0.9 * len(lines))] if lines else 0
+        text = lines[0] if lines else ""
+        for line, following in pairwise(lines):
+            ends = len(line) < 0.8 * width and not following[0].islower()
+            text += ("\n\n" if ends else " ") + following
+        for paragraph in text.split("\n\n"):
+            yield from _at_most(paragraph, _LONGEST)
+
+
+def _at_most(text: str, most: int) -> Iterator[str]:
+    """A text in pieces of whole sentences, which are no longer than `most` where one is not."""
+    start = end = 0
+    for sentence_end in [*(match.end() for match in SENTENCE_END.finditer(text)), len(text)]:
+        if sentence_end - start > most and end > start:
+            yield text[start:end]
+            start = end
+        end = sentence_end
+    yield text[start:]

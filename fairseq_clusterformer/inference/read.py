@@ -1,39 +1,57 @@
-"""Reads files with a trained reader, and answers questions from all of them."""
+"""Reads documents with a trained reader, and answers questions from all of them.
+
+The reader is extractive: an answer is a piece of a document, never a new sentence.
+"""
 
 import functools
 import json
 import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import regex
 import torch
-from fairseq import utils
 from torch import Tensor
 
-from fairseq_clusterformer.answers import Answer, Answers, Document, ranked_answers
+from fairseq_clusterformer.answers import TYPES, Answer, Answers, Document, ranked_answers
 from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.corpora.question_answering.encode import led_by_start, symbols_of
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
-from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.documents import Source
-from fairseq_clusterformer.inference.load import load_reader
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.inference.documents import (
+    SENTENCE_END,
+    Source,
+    read_sources,
+    text_source,
+)
+from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.models.reader import Reading
 from fairseq_clusterformer.models.windows import put_back
 
-_SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
+TASK = "clusterformer_qa"
+TOKENS_AT_ONCE = 100_000  # of a document; a longer one is read in sections
+
+# Numbers with their points, and words with apostrophes but for an 's. Scripts that put no blanks
+# between words have no words that could be found.
+WORD = regex.compile(
+    r"(?V1)\d+(?:[.,]\d+)+"
+    r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
+    r"(?:['\u2019](?!s\b)\p{L}+)*"
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What a model reads at once: paragraphs of a file.
+class Section:
+    """What a model reads at once: paragraphs of a document.
 
-    Args:
-        source: the file.
-        numbers: of the paragraphs, in the file; those of a piece of a paragraph, of the whole.
+    Attributes:
+        source: the document.
+        numbers: of the paragraphs in the document, from 0. A piece of a paragraph that is too
+            long has the number of the whole.
         tokens: int64 [N].
         document: what they stand for.
     """
@@ -43,119 +61,203 @@ class Part:
     tokens: Tensor
     document: Document
 
+    def shown(self) -> list[str]:
+        """What each token shows: joined, it is the text of the paragraphs.
+
+        The first of several tokens that are bytes of one character shows it. ``<s>`` and titles
+        show nothing.
+        """
+        shown = [""] * len(self.tokens)
+        starts, ends = self.document.characters.tolist()
+        bounds = [*self.document.starts.tolist(), len(shown)]
+        for number, text in enumerate(self.document.texts):
+            place = None
+            for token in range(bounds[number], bounds[number + 1]):
+                if starts[token] < 0:
+                    continue
+                place = starts[token] if place is None else place
+                if ends[token] > place:
+                    shown[token] = text[place : ends[token]]
+                    place = ends[token]
+        return shown
+
 
 @dataclass(frozen=True, eq=False)
-class PartRead:
-    """What a model makes of a part and a question.
+class SectionRead:
+    """What a model makes of a section and a question.
 
-    Args:
-        clusters: of each token, by the name of a layer (and head) that clusters, int64 [N].
+    Attributes:
+        clusters: the cluster of each token, int64 [N], for each layer (and head) that clusters:
+            its number from 0, and its label.
     """
 
-    part: Part
+    section: Section
     answers: Answers
-    clusters: dict[str, Tensor]
+    clusters: dict[tuple[int, str], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """One answer among all.
+class FoundAnswer:
+    """One answer among all that were found.
 
-    Args:
-        read: where it is from.
-        answer: a span, yes or no, or a paragraph as a whole.
-        type: of `fairseq_clusterformer.answers.TYPES`.
+    Attributes:
+        text: whole words as they stand in the document; or "yes", "no".
+        type: "short" for a span, "long" for a paragraph as a whole, "yes" or "no".
+        score: the logarithm of its odds against no answer; see :func:`ranked`.
+        probability: among all answers in all documents, and no answer.
+        file: the name of the document.
+        paragraph: its number in the document, from 0; None of yes and no.
+        characters: [start, end) of the paragraph; None of yes and no.
+        read: the section that it is from.
     """
 
-    read: PartRead
-    answer: Answer
+    text: str
     type: str
+    score: float
+    probability: float
+    file: str
+    paragraph: int | None
+    characters: tuple[int, int] | None
+    read: SectionRead = field(repr=False)
 
     @property
-    def is_meant(self) -> bool:
-        """Whether the model holds an answer of this type for the likeliest."""
-        return self.type == self.read.answers.type
+    def context(self) -> str:
+        """The sentence around the answer."""
+        return "".join(self.around())
 
-    @property
-    def probability(self) -> float:
-        """In its part."""
-        return math.exp(self.answer.score)
-
-    @property
-    def number(self) -> int | None:
-        """Of its paragraph in the file; None of yes and no."""
-        paragraph = self.answer.paragraph
-        return None if paragraph is None else self.read.part.numbers[paragraph]
-
-    def sentence(self, most: int = 160) -> tuple[str, str, str]:
-        """What stands before it in its sentence, the answer, and what behind it; none of yes, no.
+    def around(self, most: int = 160) -> tuple[str, str, str]:
+        """What stands before the answer in its sentence, the answer, and what stands behind it.
 
         Args:
             most: characters before and behind.
         """
-        if self.answer.characters is None:
-            return "", self.answer.text, ""
-        text = self.read.part.document.texts[self.answer.paragraph]
-        start, end = self.answer.characters
-        ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+        if self.characters is None:
+            return "", self.text, ""
+        text = self.read.section.source.paragraphs[self.paragraph]
+        start, end = self.characters
+        ends = [match.end() for match in SENTENCE_END.finditer(text)]
         before = text[max((place for place in ends if place <= start), default=0) : start]
         behind = text[end : min((place for place in ends if place > end), default=len(text))]
         before = before if len(before) <= most else "\u2026" + before[-most:]
         behind = behind if len(behind) <= most else behind[:most] + "\u2026"
         return before, text[start:end], behind.rstrip()
 
+    def overlaps(self, other: "FoundAnswer") -> bool:
+        """Whether both are spans that share a character."""
+        return (
+            self.type == other.type == "short"
+            and self.read.section.source is other.read.section.source
+            and self.paragraph == other.paragraph
+            and self.characters[0] < other.characters[1]
+            and other.characters[0] < self.characters[1]
+        )
 
-def figures(probability: float) -> str:
-    """A probability with three decimals; one that has none of them with two figures, 1.2e-05."""
-    return f"{probability:.3f}" if probability >= 0.001 else f"{probability:.1e}"
+
+class Ranking(NamedTuple):
+    """Attributes: ``answers``, best first, and ``no_answer``, the probability that there is none
+    in any of the documents."""
+
+    answers: list[FoundAnswer]
+    no_answer: float
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether some answer is more likely than none."""
+        return self.no_answer < 0.5 and bool(self.answers)
+
+
+def confidence(probability: float) -> str:
+    """A probability in figures, and in words what they are worth."""
+    figures = (
+        f"probability {probability:.3f}" if probability >= 0.001 else "probability below 0.001"
+    )
+    if probability >= 0.5:
+        return figures
+    return f"{figures}, {'low' if probability >= 0.1 else 'very low'} confidence"
 
 
 class DocumentReader:
     """A trained reader, and the subwords and the dictionary of its data.
 
     Args:
-        checkpoint: of the task clusterformer_qa.
-        data: the folder of the training data; None: where the checkpoint was trained on.
+        loaded: a checkpoint or a bundle of the task clusterformer_qa.
         cpu: do not use an accelerator.
 
     Raises:
-        UserError: files that are missing, or something else.
+        UserError: if the data folder is something else.
     """
 
-    def __init__(self, checkpoint: str, data: str | None = None, *, cpu: bool = False):
-        self.model, self.task = load_reader(checkpoint, data)
+    def __init__(self, loaded: Loaded, *, cpu: bool = False):
+        self.model, self.task, folder = loaded.model, loaded.task, loaded.folder
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model.to(self.device)
-        folder = Path(utils.split_paths(self.task.cfg.data)[0])
         try:
             pieces = subwords.load_prepared(folder)
             self._titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"--data is {folder}: {error}; allowed: a folder that scripts/prepare_qa.py has "
-                "prepared"
-            ) from None
+            allowed = "a folder that clusterformer prepare qa has made"
+            raise bad_option("--data", folder, allowed, str(error)) from None
         dictionary = self.task.source_dictionary
         self._to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
         self._encode = functools.lru_cache(1)(pieces.encode)  # of a title that comes again
 
-    def parts(self, source: Source, most: int) -> list[Part]:
-        """A file in parts of whole paragraphs; of one that is too long, in pieces.
+    def answer(
+        self,
+        question: str,
+        documents: str | Path | Sequence[str | Path],
+        *,
+        top: int = 3,
+        report: Callable[[str], None] | None = None,
+    ) -> list[FoundAnswer]:
+        """Answer a question from documents.
 
         Args:
-            most: tokens of a part.
+            documents: one or several; a string is a text itself, a `Path` is a file or a folder.
+            top: answers to return.
+            report: takes a line for what is skipped in a folder; None: it is printed nowhere.
+
+        Returns:
+            The best answers first. Their probabilities may all be small: then most likely there
+            is no answer.
+
+        Raises:
+            UserError: for a question that cannot be asked, or a file that cannot be read.
         """
-        parts: list[Part] = []
+        sources: list[Source] = []
+        for document in [documents] if isinstance(documents, str | Path) else documents:
+            if isinstance(document, Path):
+                sources += read_sources([document], report=report or (lambda line: None))
+            else:
+                sources.append(text_source(document, f"text {len(sources)}"))
+        sections = [part for source in sources for part in self.sections(source)]
+        return self.ask(question, sections, top).answers
+
+    def ask(self, question: str, sections: Sequence[Section], top: int) -> Ranking:
+        """Answer a question from sections, which are read one after another.
+
+        Raises:
+            UserError: for a question that cannot be asked.
+        """
+        tokens = self.question(question)
+        return ranked([self.read(tokens, section, top) for section in sections], top)
+
+    def sections(self, source: Source, most: int = TOKENS_AT_ONCE) -> list[Section]:
+        """A document in sections of whole paragraphs; a paragraph that is too long, in pieces.
+
+        Args:
+            most: tokens of a section.
+        """
+        sections: list[Section] = []
         numbers, ids, characters, length = [], [], [], 0
         for number, paragraph in self._pieces(source, most):
             if numbers and length + len(paragraph[0]) > most:
-                parts.append(self._part(source, numbers, ids, characters))
+                sections.append(self._section(source, numbers, ids, characters))
                 numbers, ids, characters, length = [], [], [], 0
             numbers.append(number)
             ids.append(paragraph[0])
             characters.append(paragraph[1])
             length += len(paragraph[0])
-        return [*parts, self._part(source, numbers, ids, characters)]
+        return [*sections, self._section(source, numbers, ids, characters)]
 
     def question(self, text: str) -> Tensor:
         """Tokens, int64 [Q].
@@ -163,30 +265,36 @@ class DocumentReader:
         Raises:
             UserError: if there is nothing to ask, or too much.
         """
-        if not text.strip():
-            raise UserError("--question is empty; allowed: a question")
+        shown = text.strip() if len(text) <= 60 else f"{text.strip()[:60]}..."
+        if not shown:
+            raise bad_option("--question", "empty", "a question")
         try:
             ids = self._encode(text.strip()).ids
         except UnicodeEncodeError:
-            raise UserError("--question is not valid Unicode; allowed: a question") from None
-        most = self.task.cfg.max_question_positions
-        if len(ids) + 2 > most:
-            raise UserError(
-                f"--question has {len(ids)} subwords; allowed: {most - 2} or fewer, which the "
-                "model has been trained for"
+            raise bad_option("--question", ascii(shown), "a question", "no Unicode") from None
+        most = self.task.cfg.max_question_positions - 2
+        if len(ids) > most:
+            raise bad_option(
+                "--question",
+                shown,
+                f"{most} subwords or fewer, as the model was trained",
+                f"has {len(ids)} subwords",
             )
         tokens = torch.from_numpy(self._to_index[ids])
-        return framed(tokens, self.task.source_dictionary, most)
+        return framed(tokens, self.task.source_dictionary, most + 2)
 
     @torch.no_grad()
-    def read(self, question: Tensor, part: Part, top: int) -> PartRead:
-        """Read a part for a question; `top` of the answers in it are told."""
-        rows = (question, part.tokens, part.document.text_mask)
+    def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
+        """Read a section for a question, and keep the `top` best answers in it."""
+        rows = (question, section.tokens, section.document.text_mask)
         logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows))
         (answers,) = ranked_answers(
-            logits, [part.document], top=top, max_answer_length=self.task.cfg.max_answer_length
+            logits,
+            [section.document],
+            top=top,
+            max_answer_length=self.task.cfg.max_answer_length,
         )
-        return PartRead(part, answers, self._clusters(extra["reading"], len(part.tokens)))
+        return SectionRead(section, answers, self._clusters(extra["reading"], len(section.tokens)))
 
     def _pieces(
         self, source: Source, most: int
@@ -203,7 +311,7 @@ class DocumentReader:
                 )
                 yield number, led_by_start(tokens_of_it, title)
 
-    def _part(self, source: Source, numbers: list[int], ids: list, characters: list) -> Part:
+    def _section(self, source: Source, numbers: list[int], ids: list, characters: list) -> Section:
         starts = np.cumsum([0, *map(len, ids[:-1])])
         tokens = symbols_of(np.concatenate(ids), self._to_index, self.task.source_dictionary)
         document = Document(
@@ -211,9 +319,9 @@ class DocumentReader:
             starts=torch.from_numpy(starts),
             characters=torch.from_numpy(np.concatenate(characters, axis=1)),
         )
-        return Part(source, tuple(numbers), torch.from_numpy(tokens), document)
+        return Section(source, tuple(numbers), torch.from_numpy(tokens), document)
 
-    def _clusters(self, reading: Reading, length: int) -> dict[str, Tensor]:
+    def _clusters(self, reading: Reading, length: int) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
         found = {}
         for number, report in zip(encoder.cluster_layers, reading.reports, strict=False):
@@ -227,32 +335,82 @@ class DocumentReader:
                 length=length,
             )
             for head, of_head in enumerate(clusters[0].t().cpu()):
-                name = f"layer {number + 1} of {len(encoder.layers)}, {layer.kinds[0]}"
-                name += f", head {head + 1}" if clusters.size(-1) > 1 else ""
-                found[name] = of_head
+                name = f"layer {number} of layers 0 to {len(encoder.layers) - 1}, {layer.kinds[0]}"
+                name += f", head {head}" if clusters.size(-1) > 1 else ""
+                found[number, name] = of_head
         return found
 
 
-def ranked(reads: Sequence[PartRead], top: int) -> list[Found]:
-    """The `top` best answers of all parts: first those of the type that the model holds for the
-    likeliest in their part, then the others, each by their probability in their part."""
+def ranked(reads: Sequence[SectionRead], top: int) -> Ranking:
+    """The `top` best answers of all sections.
+
+    A reader's probabilities are softmaxes over one section each. They cannot be compared: in a
+    short file that has nothing to do with the question some span is always likely. Two things
+    make scores comparable. The softmax over spans is taken over all sections together, by the
+    logits themselves (shared normalisation, Clark and Gardner 2018; what a section's spans have
+    together is `Answers.evidence`). And each section's "no answer" is the common measure, as in
+    systems for SQuAD 2.0: with s the share of a section in all evidence, the odds of an answer in
+    it against no answer are s P(answer) / P(none). The probabilities that follow from these odds
+    sum to 1 over all answers and "no answer"; for a single section they are the reader's own.
+
+    Answers of the likeliest type come first, which is what the reader's scores count.
+    """
+    shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
+    shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
+    odds = dict.fromkeys(TYPES, -math.inf)
     found = []
-    for read in reads:
-        found += [Found(read, answer, answer.type) for answer in read.answers.short]
-        log_prob = np.log(max(read.answers.types["long"], 1e-30))
-        found += [
-            Found(read, answer, "long")
-            for number, score in read.answers.long
-            if (answer := _paragraph(read.part, number, score + log_prob)).text
-        ]
-    return sorted(found, key=lambda each: (not each.is_meant, -each.answer.score))[:top]
+    for read, share in zip(reads, shares, strict=True):
+        types = {name: math.log(max(p, 1e-300)) for name, p in read.answers.types.items()}
+        base = share - types["none"]
+        for name, log_prob in types.items():
+            odds[name] = float(np.logaddexp(odds[name], base + log_prob))
+        found += [(base + each.score, each.type, each, read) for each in read.answers.short]
+        for number, score in read.answers.long:
+            paragraph = _paragraph(read.section, number, score + types["long"])
+            if paragraph.text:
+                found.append((base + paragraph.score, "long", paragraph, read))
+    total = float(np.logaddexp.reduce([odds[name] for name in TYPES]))
+    likeliest = max(TYPES[:-1], key=odds.get)
+    found.sort(key=lambda each: (each[1] != likeliest, -each[0]))
+    kept: list[FoundAnswer] = []
+    for score, type_, each, read in found:
+        answer = _found(score, math.exp(min(0.0, score - total)), type_, each, read)
+        if len(kept) < top and not any(map(answer.overlaps, kept)):
+            kept.append(answer)
+    return Ranking(kept, math.exp(min(0.0, odds["none"] - total)))
 
 
-def _paragraph(part: Part, number: int, score: float) -> Answer:
-    """A paragraph, or as much of it as the part holds, as an answer."""
-    starts = [*part.document.starts.tolist(), len(part.tokens)]
+def _found(
+    score: float, probability: float, type_: str, answer: Answer, read: SectionRead
+) -> FoundAnswer:
+    file = read.section.source.name
+    if answer.paragraph is None:
+        return FoundAnswer(answer.text, type_, score, probability, file, None, None, read)
+    text = read.section.document.texts[answer.paragraph]
+    place = whole_words(text, *answer.characters) if type_ == "short" else answer.characters
+    number = read.section.numbers[answer.paragraph]
+    shown = text[slice(*place)]
+    return FoundAnswer(shown, type_, score, probability, file, number, place, read)
+
+
+def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
+    """Characters [start, end) and the rest of the words that they begin or end within.
+
+    This is for people: a corpus is scored by the tokens that the model chose.
+    """
+    for match in WORD.finditer(text, max(0, start - 100), end + 100):
+        if match.start() < start < match.end():
+            start = match.start()
+        if match.start() < end < match.end():
+            end = match.end()
+    return start, end
+
+
+def _paragraph(section: Section, number: int, score: float) -> Answer:
+    """A paragraph, or as much of it as the section holds, as an answer."""
+    starts = [*section.document.starts.tolist(), len(section.tokens)]
     tokens = torch.arange(starts[number], starts[number + 1])
-    tokens = tokens[part.document.text_mask[tokens]].tolist()
+    tokens = tokens[section.document.text_mask[tokens]].tolist()
     if not tokens:  # a piece of blanks alone
         return Answer("", score)
-    return part.document.answer(tokens[0], tokens[-1] + 1, score)
+    return section.document.answer(tokens[0], tokens[-1] + 1, score)

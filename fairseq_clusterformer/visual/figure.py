@@ -9,8 +9,13 @@ from matplotlib.patches import Rectangle
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 from fairseq_clusterformer.visual.colours import colour, pattern
-from fairseq_clusterformer.visual.language_model import Layer, Reading
-from fairseq_clusterformer.visual.words import Cluster, Item, visible
+from fairseq_clusterformer.visual.words import (
+    Cluster,
+    ClusteredLayer,
+    ClusteredText,
+    Item,
+    visible,
+)
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -24,20 +29,20 @@ DPI = 100
 Lines = list[list[tuple[int, str]]]
 
 
-def save_figure(reading: Reading, layer: Layer, path: Path) -> None:
+def save_figure(text: ClusteredText, layer: ClusteredLayer, path: Path) -> None:
     """Draw the first lines of the passage and the clusters of one layer into a PNG file."""
-    tokens = reading.tokens[: reading.row]
+    tokens = text.tokens[: text.row]
     lines = wrapped(tokens, MOST_COLUMNS)[:MOST_LINES]
-    seen = example(tokens, layer.passage[: reading.row], layer.window, lines[-1][-1][0] + 1)
+    seen = example(tokens, layer.passage[: text.row], layer.window, lines[-1][-1][0] + 1)
     rows = sorted(layer.clusters, key=lambda c: -c.size)[:MOST_ROWS]
     rows.sort(key=lambda c: c.index)
     table = TITLE + LINE * len(lines)
     height = table + HEAD + ROW * len(rows) + MARGIN // 2
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "hatch.linewidth": 0.6}):
         drawing = Drawing(height)
-        _draw_title(drawing, reading, layer, seen)
+        _draw_title(drawing, text, layer, seen)
         _draw_passage(drawing, lines, layer, seen, TITLE)
-        _draw_table(drawing, reading, layer, rows, table)
+        _draw_table(drawing, text, layer, rows, table)
         drawing.figure.savefig(path, dpi=DPI, format="png")
 
 
@@ -84,9 +89,11 @@ class Drawing:
         )
 
 
-def _draw_title(drawing: Drawing, reading: Reading, layer: Layer, seen: set[int]) -> None:
+def _draw_title(
+    drawing: Drawing, text: ClusteredText, layer: ClusteredLayer, seen: set[int]
+) -> None:
     drawing.text(MARGIN, 38, "What clustered together", 34, weight="bold")
-    what = f"{layer.name}, {layer.heads}: each {reading.unit} in the colour of its cluster"
+    what = f"{layer.name}, {layer.heads}: each {text.unit} in the colour of its cluster"
     if seen:
         what += f"; the boxed one sees the {len(seen)} underlined"
     drawing.text(MARGIN, 78, what, 21, color=SOFT)
@@ -109,7 +116,9 @@ def example(tokens: list[str], clusters: list[int], window: int | None, end: int
     return set()
 
 
-def _draw_passage(drawing: Drawing, lines: Lines, layer: Layer, seen: set[int], top: int) -> None:
+def _draw_passage(
+    drawing: Drawing, lines: Lines, layer: ClusteredLayer, seen: set[int], top: int
+) -> None:
     width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
     size = min(width / ADVANCE, LINE * 0.8)
     query = max(seen, default=None)
@@ -130,14 +139,16 @@ def _draw_passage(drawing: Drawing, lines: Lines, layer: Layer, seen: set[int], 
                 drawing.box(x - 1, y, width + 2, LINE, **box)
 
 
-def _draw_table(drawing: Drawing, reading, layer: Layer, rows: list[Cluster], top: int) -> None:
+def _draw_table(
+    drawing: Drawing, text, layer: ClusteredLayer, rows: list[Cluster], top: int
+) -> None:
     bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
-    unit = "characters" if reading.unit == "byte" else f"{reading.unit}s"
+    unit = "characters" if text.unit == "byte" else f"{text.unit}s"
     heads = {bar: "share of the text", tokens: f"its {unit}", words: "its words, as far as read"}
     for x, head in heads.items():
         drawing.text(x, top + 54, head, 19, color=SOFT)
     if layer.window is not None:
-        drawing.text(reach, top + 54, f"sees back, {reading.unit}s", 19, color=SOFT, at="right")
+        drawing.text(reach, top + 54, f"sees back, {text.unit}s", 19, color=SOFT, at="right")
     most = max(c.share for c in rows) or 1
     for number, cluster in enumerate(rows):
         y = top + HEAD + number * ROW

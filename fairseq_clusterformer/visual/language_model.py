@@ -1,22 +1,18 @@
-"""Reads a checkpoint: which clusters it sees in a passage and in its validation text."""
+"""The clusters that a language model sees in a passage and in its validation text."""
 
-import pickle
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import indexed_dataset
-from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
-import fairseq_clusterformer.plugin  # noqa: F401  registers our models
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.visual.words import (
-    Cluster,
+    ClusteredLayer,
+    ClusteredText,
     describe,
     readable,
     word_endings,
@@ -25,76 +21,40 @@ from fairseq_clusterformer.visual.words import (
 
 MOST_COUNTED = 1 << 16  # tokens of the validation text
 MOST_SHOWN = 1 << 13  # tokens of the passage
-PICKLE_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One clustering of a model, over the passage and over the validation text.
+def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
+    """Run a language model over a passage and over its validation text.
 
-    Attributes:
-        name: such as "layer 2 of 4".
-        heads: such as "heads 3 to 4 of 4, neural".
-        window: keys of its cluster that a query sees, if that is the rule.
-        passage: cluster of each token of the passage.
-        clusters: what is in each over the validation text.
-    """
-
-    name: str
-    heads: str
-    window: int | None
-    passage: list[int]
-    clusters: list[Cluster]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a model sees in a text.
-
-    Attributes:
-        model: one line that says which model this is.
-        unit: what a token is: "byte", "piece" or "word".
-        tokens: what each token of the passage reads; joined, the passage.
-        row: tokens that the model sees at once; a longer passage is read in parts.
-        cut: whether the passage goes on beyond ``tokens``.
-        counted: tokens of the validation text.
-    """
-
-    model: str
-    unit: str
-    tokens: list[str]
-    row: int
-    cut: bool
-    counted: int
-    layers: list[Layer]
-
-
-def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
-    """Run a checkpoint over a passage and over the validation text of its data.
+    Clusters are described by the validation text (``valid.bin`` of the data folder). Where there
+    is none, as in a bundle, they are described by the passage.
 
     Args:
-        checkpoint: of a language model with a layer that clusters.
-        data: folder that a prepare script made, with its dictionary.
-        text: file with the passage.
+        loaded: a language model with a layer that clusters.
+        text: a file with the passage.
 
     Raises:
-        UserError: for what is missing or something else.
+        UserError: if no layer clusters, or the file has no text.
     """
-    model, task = load_language_model(checkpoint, data)
-    coding = TextCoding.from_folder(data, task.source_dictionary)
+    model = loaded.model
+    coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     passage = encode_file(coding, text)
-    shown, valid = passage[:MOST_SHOWN], _validation_text(data)
+    shown = passage[:MOST_SHOWN]
+    valid = _validation_text(loaded.folder)
+    counted = shown if valid is None else valid
     row = model.max_positions()
-    of_passage, of_valid = (_clusters_by_row(model, tokens, row) for tokens in (shown, valid))
-    if not of_valid:
-        raise UserError(
-            f"--checkpoint {checkpoint}: no layer of this {type(model).__name__} clusters; "
-            "allowed is one with a kind that clusters in its --attention, such as neural"
+    of_passage, of_counted = (_clusters_by_row(model, tokens, row) for tokens in (shown, counted))
+    if not of_counted:
+        raise bad_option(
+            "--checkpoint",
+            loaded.path,
+            "a model with a kind that clusters in its --attention, such as neural",
+            f"no layer of this {type(model).__name__} clusters",
         )
-    rows = [shown_tokens(coding, tokens) for tokens in valid.split(row)]
+    rows = [shown_tokens(coding, tokens) for tokens in counted.split(row)]
     endings = [endings_of(coding, tokens) for tokens in rows]
     layers = []
-    for (name, head), clusters in of_valid.items():
+    for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
         recent = router.causal and router.config.cluster_rule == "recent"
         # Heads that cluster apart may cluster keys apart from queries.
@@ -102,59 +62,23 @@ def read_clusters(checkpoint: Path, data: Path, text: Path) -> Reading:
         described = describe(
             rows, clusters, router.config.num_clusters, window=window, endings=endings
         )
-        passage = sum(of_passage[name, head], [])
-        layers.append(Layer(*_label(model, name, head), window, passage, described))
-    return Reading(
-        model=_describe_model(model, checkpoint),
+        of_layer = sum(of_passage[name, head], [])
+        layers.append(ClusteredLayer(*_label(model, name, head), window, of_layer, described))
+    note = ""
+    if len(shown) > row:
+        note += f" The model reads the passage in parts of {row:,} {coding.unit}s."
+    if len(passage) > len(shown):
+        note += f" The passage is cut after {len(shown):,} {coding.unit}s."
+    what = "the passage itself" if valid is None else "validation text"
+    return ClusteredText(
+        model=describe_model(loaded),
         unit=coding.unit,
         tokens=shown_tokens(coding, shown),
         row=row,
-        cut=len(passage) > len(shown),
-        counted=len(valid),
+        counted=f"Sizes and words are counted over {len(counted):,} {coding.unit}s of {what}.",
+        note=note.strip(),
         layers=layers,
     )
-
-
-def load_language_model(checkpoint: Path, data: Path):
-    """Load a checkpoint of a language model, in eval mode, and its task.
-
-    Raises:
-        UserError: for what is missing or something else.
-    """
-    if not checkpoint.is_file():
-        raise UserError(f"--checkpoint {checkpoint}: no such file; allowed is {_ALLOWED}")
-    if not (data / "dict.txt").is_file():
-        raise UserError(
-            f"--data {data}: holds no dict.txt; allowed is the folder that the model was trained "
-            "on, such as scripts/prepare_text.sh makes"
-        )
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except PICKLE_ERRORS as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"--checkpoint {checkpoint}: cannot be read ({reason}); allowed is {_ALLOWED}"
-        ) from None
-    if not isinstance(state, dict) or "model" not in state or not state.get("cfg"):
-        raise UserError(f"--checkpoint {checkpoint}: is something else; allowed is {_ALLOWED}")
-    try:
-        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-            [str(checkpoint)], arg_overrides={"data": str(data)}
-        )
-    except (RuntimeError, CheckpointError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(
-            f"--data {data}: does not fit --checkpoint {checkpoint} ({reason}); allowed is the "
-            "folder that the model was trained on"
-        ) from None
-    if not isinstance(model, FairseqLanguageModel):
-        raise UserError(
-            f"--checkpoint {checkpoint}: is a {type(model).__name__}; allowed is a language model"
-        )
-    return model.eval(), task
-
-
-_ALLOWED = "a checkpoint of a language model that fairseq-train wrote"
 
 
 def encode_file(coding: TextCoding, text: Path) -> Tensor:
@@ -167,7 +91,7 @@ def encode_file(coding: TextCoding, text: Path) -> Tensor:
         raise bad_option("--text", text, "a file of text", "no such file")
     tokens = coding.encode(text.read_bytes(), f"--text is {text}")
     if not len(tokens):
-        raise bad_option("--text", text, f"a text of one {coding.unit} or more", "it is empty")
+        raise bad_option("--text", text, f"a text of one {coding.unit} or more", "is empty")
     return tokens
 
 
@@ -181,16 +105,19 @@ def endings_of(coding: TextCoding, tokens: list[str]) -> list[str]:
     return word_pairs(tokens) if coding.unit == "word" else word_endings(tokens)
 
 
-def _validation_text(data: Path) -> Tensor:
-    """The first tokens of the validation text, int64 [N]."""
-    prefix = data / "valid"
-    if not indexed_dataset.dataset_exists(str(prefix), "mmap"):
-        raise UserError(
-            f"--data {data}: holds no valid.bin and valid.idx; allowed is a folder "
-            "such as scripts/prepare_text.sh makes"
-        )
+def describe_model(loaded: Loaded) -> str:
+    """One line: the checkpoint, the class of the model and its size."""
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    return f"{loaded.path.name}: {type(loaded.model).__name__}, {parameters:,} parameters"
+
+
+def _validation_text(folder: Path) -> Tensor | None:
+    """The first tokens of the validation text, int64 [N]; None if there is none."""
+    prefix = str(folder / "valid")
+    if not indexed_dataset.dataset_exists(prefix, "mmap"):
+        return None
     items, length = [], 0
-    for item in indexed_dataset.make_dataset(str(prefix), "mmap"):
+    for item in indexed_dataset.make_dataset(prefix, "mmap"):
         items.append(item)
         length += len(item)
         if length >= MOST_COUNTED:
@@ -212,22 +139,18 @@ def _clusters_by_row(
     return rows
 
 
-def _label(model, name: str, head: int | None) -> tuple[str, str]:
-    """Which layer and which of its heads a router's clusters serve, for people."""
+def _label(model, name: str, head: int | None) -> tuple[int, str, str]:
+    """The layer's number, and which layer and heads a router's clusters serve, for people."""
     path, _, router = name.rpartition(".routers.")
     attention = model.get_submodule(path)
     layer_path, _, number = path.removesuffix(".self_attn").rpartition(".")
     kinds = model.get_submodule(f"{layer_path}.{number}").kinds
     share = attention.num_heads // len(kinds)
-    first, last = int(router) * share + 1, (int(router) + 1) * share
+    first, last = int(router) * share, (int(router) + 1) * share - 1
     if head is not None:
         first = last = first + head
     which = f"head {first}" if first == last else f"heads {first} to {last}"
-    depth = len(model.get_submodule(layer_path))
-    heads = f"{which} of {attention.num_heads}, {kinds[int(router)]}"
-    return f"layer {int(number) + 1} of {depth}", heads
-
-
-def _describe_model(model, checkpoint: Path) -> str:
-    parameters = sum(p.numel() for p in model.parameters())
-    return f"{checkpoint.name}: {type(model).__name__}, {parameters:,} parameters"
+    layers = f"layer {number} of layers 0 to {len(model.get_submodule(layer_path)) - 1}"
+    which += f" of heads 0 to {attention.num_heads - 1}"
+    heads = "all heads" if last - first + 1 == attention.num_heads else which
+    return int(number), layers, f"{heads}, {kinds[int(router)]}"

@@ -1,6 +1,6 @@
 """What is in a cluster: its size, its words (CF20, table 6), where they stand, how far it reaches.
 
-Works on lists of tokens and of their clusters, and knows nothing of models.
+This works on lists of tokens and of their clusters, and knows nothing of models.
 """
 
 import codecs
@@ -47,6 +47,50 @@ class Cluster:
     tokens: list[Item]
     endings: list[Item]
     reach: int | None
+
+
+@dataclass(frozen=True)
+class ClusteredLayer:
+    """One clustering of a model, over a passage and over a text.
+
+    Attributes:
+        number: of the layer, from 0.
+        name: such as "layer 2 of layers 0 to 3".
+        heads: which of its heads, and of which kind.
+        window: how many keys of its own cluster a query sees, if that is the rule.
+        passage: the cluster of each token of the passage.
+        clusters: what is in each of them over the text.
+    """
+
+    number: int
+    name: str
+    heads: str
+    window: int | None
+    passage: list[int]
+    clusters: list[Cluster]
+
+
+@dataclass(frozen=True)
+class ClusteredText:
+    """A passage and the clusters that a model puts its tokens into.
+
+    Attributes:
+        model: one line that says which model this is.
+        unit: what a token is: "byte", "piece", "word" or "subword".
+        tokens: what each token of the passage shows; joined, they are the passage.
+        row: tokens that the model sees at once; a longer passage is read in parts.
+        counted: one sentence on the text whose clusters are counted.
+        note: what else a reader of the page must know.
+        layers: one or more.
+    """
+
+    model: str
+    unit: str
+    tokens: list[str]
+    row: int
+    counted: str
+    note: str
+    layers: list[ClusteredLayer]
 
 
 def typical_items(

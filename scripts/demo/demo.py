@@ -1,48 +1,55 @@
-"""Train a clustered and a dense language model side by side, and see what clustered together.
+"""Train three small language models at equal budgets, and see what clustered together.
 
     bash scripts/demo.sh [--out FOLDER]
 
-Both models have the same number of parameters, and see the same batches of the same text: Python's
-language reference by bytes, which every Python carries. They train at the same time with
-``fairseq-train``, each with one thread of its own, so that their speeds can be compared; then
-``fairseq-eval-lm`` tests them on topics that were held out. FOLDER gets ``clusters.html``,
-``clusters.png``, ``generated.txt``, ``results.json``, and a folder with checkpoint and logs for
-each model. They appear when all is done; ``unfinished`` holds what an interrupted run has left.
+dense    fairseq's ``transformer_lm``: each byte sees all bytes before it
+windows  ``clusterformer_lm`` with windows alone: each byte sees the 16 latest bytes per layer
+default  ``clusterformer_lm`` as it is by default: windows, and in the last layer two heads that
+         see the 16 latest bytes of a cluster
+
+After minutes of training, most of the gap between dense and the default comes from the windows, so
+the third model is needed to see what the clusters add.
+
+All three have about the same number of parameters, and see the same batches of the same text:
+Python's language reference by bytes, which every Python carries. ``fairseq-train`` trains them at
+the same time, with one thread each; ``fairseq-eval-lm`` tests them on topics that were held out.
+FOLDER gets ``comparison.png``, ``clusters.html``, ``clusters.png``, ``generated.txt``,
+``results.json``, and for each model a folder with its checkpoint and logs. They appear when all is
+done; the folder ``unfinished`` has what an interrupted run has left.
 """
 
 import argparse
-import fcntl
 import json
 import logging
 import os
-import platform
 import resource
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError
+import filelock
+
+from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.errors import UserError, bad_option
 from scripts.demo.race import Runner, race, tokens_per_second
 from scripts.demo.text import HELD_OUT, first_paragraphs, language_reference, prepare_reference
+from scripts.experiments.plots import Line, Panel, draw
+from scripts.experiments.provenance import ROOT, provenance
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = 'The "with" statement'
 LENGTH = 400  # bytes to write
 TEMPERATURE = 0.7
 SHOWN = 2000  # bytes of the passage in the pictures, at most
-MARK = ".demo"  # in a folder that is the demo's to fill
+MARK = ".demo"  # in a folder that the demo made
+ALLOWED = "a new or empty folder, or one that the demo has made"
 
-# A dense model has no W_c (64 x 64) and no centroids (8 x 64) in its last layer: 12 more hidden
-# units of 2 x 64 + 1 parameters in each of the three layers make up for them.
-CLUSTERED = {
-    "arch": "clusterformer_lm_tiny",
-    "attention": "window*2,window+neural",  # the paper's clusters
-    "criterion": "clusterformer_cross_entropy",
-}
+# The architecture clusterformer_lm_tiny, as fairseq's transformer_lm. Of 167,000 parameters, the
+# default has 256 more: its centroids.
 DENSE = {
     "arch": "transformer_lm",
     "criterion": "cross_entropy",
@@ -50,16 +57,18 @@ DENSE = {
     "decoder-embed-dim": 64,
     "decoder-input-dim": 64,
     "decoder-output-dim": 64,
-    "decoder-ffn-embed-dim": 256 + 12,
+    "decoder-ffn-embed-dim": 256,
     "decoder-attention-heads": 4,
     "decoder-normalize-before": True,
     "share-decoder-input-output-embed": True,
     "activation-fn": "gelu",
 }
+DEFAULT = {"arch": "clusterformer_lm_tiny", "criterion": "clusterformer_cross_entropy"}
+MODELS = {"dense": DENSE, "windows": {**DEFAULT, "attention": "window"}, "default": DEFAULT}
 
 
 def shared_options(updates: int, context: int, rows: int) -> dict:
-    """Options of ``fairseq-train`` for both models; an update sees `rows` of `context` bytes."""
+    """Options of ``fairseq-train`` for all models; an update sees `rows` of `context` bytes."""
     return {
         "task": "language_modeling",
         "tokens-per-sample": context,
@@ -75,12 +84,12 @@ def shared_options(updates: int, context: int, rows: int) -> dict:
         "clip-norm": 1.0,
         "seed": 1,
         "log-format": "json",
-        "log-interval": max(1, updates // 100),
+        "log-interval": max(1, updates // 50),
         "disable-validation": True,
         "no-epoch-checkpoints": True,
         "no-save-optimizer-state": True,
         "num-workers": 0,
-        "cpu": True,  # also beside a GPU: two models with a core each are what is compared
+        "cpu": True,  # also where there is a GPU: the models shall have equal shares of the cores
     }
 
 
@@ -89,35 +98,30 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
     began = time.monotonic()
     with workspace(out) as work:
         texts = language_reference()
-        size = {split: len(text.encode()) for split, text in texts.items()}
+        train, valid = (len(texts[split].encode()) for split in ("train", "valid"))
         say(
-            f"text: Python's language reference, {size['train']:,} bytes to train on, "
-            f"{size['valid']:,} held out ({', '.join(HELD_OUT)})"
+            f"text: Python's language reference, {train:,} bytes to train on, {valid:,} held out "
+            f"({', '.join(HELD_OUT)})"
         )
         data = prepare_reference(out)
-        clustered = Runner("clusterformer_lm", CLUSTERED)
-        runners = [clustered, Runner("transformer_lm", DENSE)]
-        shared = shared_options(updates, context, rows)
+        runners = [Runner(name, options) for name, options in MODELS.items()]
         say(
-            f"fairseq-train, both models at the same time, {threads} thread(s) each: "
+            f"fairseq-train, {len(runners)} models at the same time, {threads} thread(s) each: "
             f"{updates} updates of {rows} x {context:,} bytes"
         )
+        shared = shared_options(updates, context, rows)
         race(runners, shared, data=data, work=work, threads=threads)
         speeds = tokens_per_second(runners, rows * context)
-        comparison = compare(runners, speeds)
-        print(f"\n{comparison}\n")
-
-        checkpoint = work / clustered.name / "checkpoint_last.pt"
-        say(f"{clustered.name} writes, one byte a step, after {PROMPT!r}:\n")
-        (work / "generated.txt").write_text(write_text(checkpoint, data), encoding="utf-8")
+        verdict = compare(*runners)
+        print(f"\n{table(runners, speeds)}\n\n{verdict}\n")
+        picture(runners, work / "comparison.png", verdict)
         (work / "passage.txt").write_bytes(first_paragraphs(texts["valid"], SHOWN).encode())
-
-        from fairseq_clusterformer.cli.draw import draw
-
-        label = draw(checkpoint, work / "passage.txt", work, data=data)
+        checkpoint = Path("default", "checkpoint_last.pt")
+        write_and_draw(work / checkpoint, data, work, verdict)
+        seconds = round(time.monotonic() - began)
         record = {
-            "options": {"out": str(out), "updates": updates, "context": context, "rows": rows},
-            "text bytes": size,
+            **provenance("bash scripts/demo.sh", threads=threads),
+            "options": {"updates": updates, "context": context, "rows": rows},
             "models": [
                 {
                     "name": runner.name,
@@ -125,24 +129,23 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
                     "tokens per second": round(speed),
                     "parameters": runner.parameters,
                     "peak memory MiB": round(runner.peak_memory),
+                    "curve": [point[1:] for point in runner.progress],
                 }
                 for runner, speed in zip(runners, speeds, strict=True)
             ],
-            "threads of each": threads,
-            "seconds": round(time.monotonic() - began),
+            "verdict": verdict,
+            "seconds": seconds,
             "processor seconds": round(processor_seconds()),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d"),
         }
         (work / "results.json").write_text(json.dumps(record, indent=1) + "\n")
         publish(work, out)
-    again = (
-        f"python scripts/cluster_picture.py --checkpoint {out}/{clustered.name}/{checkpoint.name}"
+    say(f"{out}/comparison.png: how the three models learned")
+    say(f"{out}/clusters.html and clusters.png: what clusters together in the default")
+    say(
+        f"for your own text: clusterformer draw --checkpoint {out / checkpoint} --data {data} "
+        "--text FILE --out FOLDER"
     )
-    say(f"{out}/clusters.html (all layers) and {out}/clusters.png ({label})")
-    say(f"for a text of your own: {again} --data {data} --text FILE --out FOLDER")
-    say(f"done in {record['seconds']} s ({record['processor seconds']} s of processor time)")
+    say(f"done in {seconds} s ({record['processor seconds']} s of processor time)")
 
 
 def say(text: str) -> None:
@@ -150,15 +153,15 @@ def say(text: str) -> None:
 
 
 def processor_seconds() -> float:
-    """User and system time of this process and of all that it waited for."""
+    """User and system time of this process, and of all processes that it waited for."""
     both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
-def compare(runners: list[Runner], speeds: list[float]) -> str:
-    """Table of both models, and what it says in a sentence."""
-    heads = ("bits per byte", "tokens per second", "parameters", "peak memory")
-    lines = [f"{'':16}" + "".join(f"   {head}" for head in heads)]
+def table(runners: Sequence[Runner], speeds: Sequence[float]) -> str:
+    """What was measured of each model."""
+    heads = ("held-out bits per byte", "tokens per second", "parameters", "peak memory")
+    lines = [f"{'':8}" + "".join(f"   {head}" for head in heads)]
     for runner, speed in zip(runners, speeds, strict=True):
         cells = (
             f"{runner.bits_per_byte:.3f}",
@@ -167,28 +170,64 @@ def compare(runners: list[Runner], speeds: list[float]) -> str:
             f"{runner.peak_memory:,.0f} MiB",
         )
         aligned = (f"{cell:>{len(head) + 3}}" for cell, head in zip(cells, heads, strict=True))
-        lines.append(f"{runner.name:16}" + "".join(aligned))
-    (ours, dense), ratio = runners, speeds[0] / speeds[1]
-    difference = ours.bits_per_byte - dense.bits_per_byte
-    bits = f"{abs(difference):.3f} bits per byte {'more' if difference > 0 else 'fewer'}"
-    lines.append("")
-    lines.append(
-        f"{ours.name} trained {ratio:.2f} times as fast as {dense.name} while both trained, and "
-        f"needs {bits} on held-out text."
-    )
-    lines.append(
-        "Both are far from done after minutes, and full attention takes longer to find what "
-        "stands just before a byte: longer runs are in examples/language_model."
-    )
+        lines.append(f"{runner.name:8}" + "".join(aligned))
     return "\n".join(lines)
 
 
-def write_text(checkpoint: Path, data: Path) -> str:
-    """Let a checkpoint continue the prompt, printing each character when it is there."""
-    from fairseq_clusterformer.inference.language_model import LanguageModel
-    from fairseq_clusterformer.inference.load import load_checkpoint
+def compare(dense: Runner, windows: Runner, default: Runner) -> str:
+    """What the bits of the three models say, in plain sentences."""
+    gap = dense.bits_per_byte - default.bits_per_byte
+    by_windows = dense.bits_per_byte - windows.bits_per_byte
+    clusters = windows.bits_per_byte - default.bits_per_byte
+    changes = (
+        f"From dense to windows alone, bits per byte fall by {by_windows:.3f}; "
+        f"from windows alone to the default, which adds clusters, by {clusters:.3f}."
+    )
+    if gap <= 0:
+        found = "After so few updates the default is no better than dense."
+    elif by_windows > gap / 2:
+        found = (
+            "Windows alone account for most of the gap between dense and the default, and the "
+            "clusters for little of it."
+        )
+    else:
+        found = "Windows alone account for less than half of the gap."
+    return (
+        f"{changes} {found} This is one seed after minutes of training: differences of about 0.02 "
+        "mean nothing. Longer runs are in examples/language_model."
+    )
 
-    model = LanguageModel(load_checkpoint(checkpoint, data=data), device="cpu")
+
+def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
+    """Draw what each model learned, by updates and by minutes."""
+    begin = min(runner.progress[0][0] for runner in runners)
+    panels = []
+    for label, x in (
+        ("updates", lambda time, update: update),
+        ("minutes, all three at the same time", lambda time, update: (time - begin) / 60),
+    ):
+        lines = [
+            Line(
+                runner.name,
+                {x(time, update): [bits] for time, update, bits in runner.progress},
+                label=f"{runner.name}: {runner.bits_per_byte:.3f} held out",
+            )
+            for runner in runners
+        ]
+        panels.append(Panel(lines, label, "bits per byte of the training text"))
+    first, second = verdict.split(". ")[:2]
+    draw(panels, path, f"{first}.\n{second}.")
+
+
+def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> None:
+    """Let the default write, and draw its clusters."""
+    import fairseq_clusterformer
+    from fairseq_clusterformer.visual.figure import save_figure
+    from fairseq_clusterformer.visual.language_model import read_clusters
+    from fairseq_clusterformer.visual.pages import cluster_page
+
+    model = fairseq_clusterformer.load(checkpoint, data=data, device="cpu")
+    say(f"the default writes, one byte per step, after {PROMPT!r}:\n")
     text = ""
     for shown in model.generate(PROMPT, LENGTH, temperature=TEMPERATURE, seed=1, stream=True):
         # an unprintable character could command the terminal
@@ -196,7 +235,13 @@ def write_text(checkpoint: Path, data: Path) -> str:
         text += shown
         print(shown, end="", flush=True)
     print("\n", flush=True)
-    return text + "\n"
+    (work / "generated.txt").write_text(text + "\n", encoding="utf-8")
+    clusters = read_clusters(model.loaded, work / "passage.txt")
+    scores = f"The model is the demo's default. {verdict}"
+    clusters = replace(clusters, note=f"{clusters.note} {scores}".strip())
+    save_figure(clusters, clusters.layers[-1], work / "clusters.png")
+    page = cluster_page(clusters, clusters.layers[-1])
+    (work / "clusters.html").write_text(page, encoding="utf-8")
 
 
 @contextmanager
@@ -204,27 +249,24 @@ def workspace(out: Path) -> Iterator[Path]:
     """Own the demo's folder, and give an empty one in it for what is not finished.
 
     Raises:
-        UserError: if it cannot be made, holds something else, or another demo is at work in it.
+        UserError: it cannot be made, it has something else in it, or another demo works in it.
     """
-    allowed = "allowed is a new or empty folder, or one that the demo has made"
     try:
         if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
-            raise UserError(f"--out {out}: holds something else; {allowed}")
+            raise bad_option("--out", out, ALLOWED, "has something else in it")
         out.mkdir(parents=True, exist_ok=True)
-        with open(out / MARK, "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"--out {out}: another demo is at work in it; allowed is another folder"
-                ) from None
+        (out / MARK).touch()
+        with filelock.FileLock(out / f"{MARK}.lock", blocking=False):
             work = out / "unfinished"
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             yield work
             shutil.rmtree(work)
+    except filelock.Timeout:
+        problem = "another demo works in it"
+        raise bad_option("--out", out, "another folder", problem) from None
     except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; {allowed}") from None
+        raise bad_option("--out", out, ALLOWED, error.strerror) from None
 
 
 def publish(work: Path, out: Path) -> None:
@@ -237,36 +279,24 @@ def publish(work: Path, out: Path) -> None:
         path.replace(target)
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Type of an option for argparse."""
-
-    def convert(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                f"is {text!r}; allowed: a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return convert
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; a user's mistake is one line on stderr and status 1."""
-    parser = argparse.ArgumentParser(
-        prog="demo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for name, default, most, what in (
-        ("--updates", 1100, 100_000, "of each model"),
-        ("--context", 1024, 8192, "bytes that a model sees at once"),
-        ("--rows", 2, 64, "contexts in an update"),
-        ("--threads", 1, 64, "of each of the two models"),
+    parser = Parser(prog="demo", description=__doc__)
+    for name, default, least, most, what in (
+        ("--updates", 400, 4, 100_000, "of each model"),
+        ("--context", 1024, 16, 8192, "bytes that a model sees at once"),
+        ("--rows", 2, 1, 64, "contexts in an update"),
+        ("--threads", 1, 1, 64, "of each model"),
     ):
-        least = {"--updates": 4, "--context": 16}.get(name, 1)
-        kind, text = whole_number(least, most), f"{what} (default: %(default)s)"
-        parser.add_argument(name, type=kind, default=default, metavar="N", help=text)
+
+        def number(text: str, least: int = least, most: int = most) -> int:
+            if not text.isdecimal() or not least <= int(text) <= most:
+                allowed = f"a whole number from {least} to {most}"
+                raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
+            return int(text)
+
+        text = f"{what} (default: {default})"
+        parser.add_argument(name, type=number, default=default, metavar="N", help=text)
     text = "folder for the results (default: demo/ in the repository)"
     parser.add_argument("--out", type=Path, default=ROOT / "demo", metavar="FOLDER", help=text)
     options = parser.parse_args(arguments)
@@ -276,7 +306,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"demo: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; run it again to start the training anew", file=sys.stderr)
+        print("\ndemo: interrupted; run it again to train anew", file=sys.stderr)
         return 130  # the shell's status for a run ended by SIGINT
     return 0
 
@@ -288,4 +318,5 @@ def interrupt(*_: object) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, interrupt)
     logging.disable(logging.INFO)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main(sys.argv[1:]))

@@ -14,13 +14,15 @@ import torch
 
 from fairseq_clusterformer.answers import TYPES, Answer, Answers, Document
 from fairseq_clusterformer.attention.inspect import token_clusters
-from fairseq_clusterformer.cli import answer
-from fairseq_clusterformer.cli.prepare import qa as prepare_qa
-from fairseq_clusterformer.inference import read as qa_reading
+from fairseq_clusterformer.cli import main
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference import load as loading
+from fairseq_clusterformer.inference import read as reading
 from fairseq_clusterformer.inference.documents import Source
+from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.visual import answer_page
 from fairseq_clusterformer.visual import document as document_clusters
+from fairseq_clusterformer.visual.pages import answer_page
 from tests.cli.in_process import QUESTIONS, train
 from tests.data.subword_models import LOSSLESS, write_sentencepiece
 from tests.inference.test_documents import pdf
@@ -66,7 +68,7 @@ def squad(number: int, seed: int) -> dict:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As ``prepare_qa.py`` makes it."""
+    """As ``clusterformer prepare qa`` makes it."""
     folder = tmp_path_factory.mktemp("towns")
     texts = [fact(question, name) for question in FACTS for name in FACTS[question][1]]
     texts += [FILLING, WHY, *FACTS] * 3
@@ -83,7 +85,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--workers",
         "1",
     ]
-    assert prepare_qa.main([str(word) for word in line]) == 0
+    assert main.main(["prepare", "qa", *map(str, line)]) == 0
     return folder / "data"
 
 
@@ -96,8 +98,8 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(checkpoint: Path) -> qa_reading.DocumentReader:
-    return qa_reading.DocumentReader(str(checkpoint), cpu=True)
+def reader(checkpoint: Path) -> reading.DocumentReader:
+    return reading.DocumentReader(load_checkpoint(checkpoint), cpu=True)
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def towns(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> int:
-    return answer.main([str(argument) for argument in arguments])
+    return main.run(["answer"], [str(argument) for argument in arguments])
 
 
 def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
@@ -143,11 +145,11 @@ def test_the_best_answer(
     first, place, sentence = capsys.readouterr().out.splitlines()
     assert first == f"1. {name}"
     found = re.fullmatch(
-        r"   (0\.\d{3}) \(score (-\d\.\d\d)\): (.*), paragraph (\d), characters \[(\d+), (\d+)\)",
+        r"   probability (0\.\d{3})(?:, low confidence)? \(score (-?\d+\.\d\d)\): (.*),"
+        r" paragraph (\d), characters \[(\d+), (\d+)\)",
         place,
     )
     assert float(found[1]) > 0.3
-    assert math.exp(float(found[2])) == pytest.approx(float(found[1]), abs=0.01)
     assert (found[3], int(found[4])) == (str(towns), paragraph)
     text = towns.read_text().split("\n\n")[paragraph - 1].replace("\n", " ")
     assert text[int(found[5]) : int(found[6])] == name
@@ -170,90 +172,158 @@ def test_files_of_every_kind_are_ranked_together(
         assert f": {path}, paragraph 1, " in place
     assert run(*line, "--document", towns, page, paper, "--top", 6) == 0
     out = capsys.readouterr().out
+    assert out.startswith("1. Ida\n")
     scores = [float(score) for score in re.findall(r"\(score (-?[\d.]+)\)", out)]
     assert len(scores) == 6
     assert scores == sorted(scores, reverse=True)
-    assert all(str(path) in out for *_, path in found)
 
 
-def test_order_of_answers() -> None:
-    """What the model holds for the likeliest type in its part goes before what it does not."""
-    source = Source("x", "x", ("One two.",))
+def section_read(
+    source: Source, types: dict[str, float], short: list[Answer], long=(), evidence: float = 0.0
+) -> reading.SectionRead:
+    """Of a source of one paragraph, a word of three characters and one of five."""
     characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]])
     document = Document(source.paragraphs, torch.tensor([0]), characters)
-    part = qa_reading.Part(source, (0,), torch.arange(3), document)
+    section = reading.Section(source, (0,), torch.arange(3), document)
+    types = dict.fromkeys(TYPES, 1e-9) | types
+    return reading.SectionRead(section, Answers(types, short, [*long], evidence), {})
 
-    def read(types: dict[str, float], **scores: float) -> qa_reading.PartRead:
-        types = dict.fromkeys(TYPES, 0.01) | types
-        short = [document.answer(1, 2, scores["short"]), Answer("yes", scores["yes"])]
-        answers = Answers(types, short, [(0, math.log(0.8))])
-        return qa_reading.PartRead(part, answers, {})
 
+def span(score: float) -> Answer:
+    return Answer("One", score, 0, (0, 3), (1, 2))
+
+
+def test_one_section_keeps_the_probabilities_of_the_reader() -> None:
+    source = Source("x", "x", ("One two.",))
+    types = {"short": 0.6, "yes": 0.1, "none": 0.3}
+    read = section_read(source, types, [span(math.log(0.5)), Answer("yes", math.log(0.1))])
+    ranking = reading.ranked([read], 9)
+    found = {each.text: each.probability for each in ranking.answers}
+    assert found == {"One": pytest.approx(0.5), "yes": pytest.approx(0.1)}
+    assert ranking.no_answer == pytest.approx(0.3)
+    assert ranking.is_answered
+    assert ranking.answers[0].score == pytest.approx(math.log(0.5 / 0.3))
+    assert ranking.answers[0].around() == ("", "One", " two.")
+    assert ranking.answers[0].context == "One two."
+
+
+def test_a_short_file_does_not_win_by_being_short() -> None:
+    """In it one span is as good as certain, by logits that are far below the right file's."""
+    short, right = (Source(name, name, ("One two.",)) for name in ("short", "right"))
+    types = {"short": 0.8, "none": 0.2}
     reads = [
-        read({"none": 0.9}, short=-0.1, yes=-3.0),  # none of it is meant
-        read({"short": 0.9}, short=-2.0, yes=-0.5),
-        read({"long": 0.5, "yes": 0.4}, short=-4.0, yes=-0.9),
+        section_read(short, types, [span(math.log(0.79))], evidence=3.0),
+        section_read(right, types, [span(math.log(0.3))], evidence=9.0),
     ]
-    found = qa_reading.ranked(reads, 9)
-    assert [(reads.index(each.read), each.type) for each in found] == [
-        *(
-            (2, "long"),
-            (1, "short"),
-            (0, "short"),
-            (1, "yes"),
-            (2, "yes"),
-            (0, "yes"),
-            (2, "short"),
-        ),
-        *((0, "long"), (1, "long")),
+    ranking = reading.ranked(reads, 2)
+    assert [each.file for each in ranking.answers] == ["right", "short"]
+    assert ranking.no_answer == pytest.approx(0.2)
+    # and a file that says by itself that nothing answers comes behind
+    reads[1] = section_read(right, {"short": 1e-6, "none": 1.0}, [span(-15.0)], evidence=9.0)
+    assert [each.file for each in reading.ranked(reads, 2).answers] == ["short", "right"]
+
+
+def test_probabilities_of_all_files_sum_to_one() -> None:
+    sources = [Source(name, name, ("One two.",)) for name in "abc"]
+    noes = [0.1, 0.5, 0.999]
+    reads = [
+        section_read(each, {"short": 1 - no, "none": no}, [span(math.log1p(-no))], evidence=e)
+        for each, no, e in zip(sources, noes, (1.0, 3.0, 2.0), strict=True)
     ]
-    assert [each.is_meant for each in found] == [True] * 2 + [False] * 7
-    assert found[0].probability == pytest.approx(0.8 * 0.5)
-    assert found[0].sentence() == ("", "One two.", "")
-    assert found[1].sentence() == ("", "One", " two.")
-    assert [each.type for each in qa_reading.ranked(reads, 2)] == ["long", "short"]
+    ranking = reading.ranked(reads, 9)
+    total = sum(each.probability for each in ranking.answers if each.type == "short")
+    assert total + ranking.no_answer == pytest.approx(1, abs=1e-5)
+    empty = section_read(sources[0], {"none": 1.0}, [], evidence=-math.inf)
+    assert reading.ranked([empty], 3) == ([], pytest.approx(1, abs=1e-6))
+
+
+def test_answers_of_the_likeliest_type_come_first() -> None:
+    """As the reader is scored: a span may be less likely than yes, and spans together likelier."""
+    source = Source("x", "x", ("One two.",))
+    answers = [span(math.log(0.2)), Answer("yes", math.log(0.3))]
+    types = {"short": 0.5, "yes": 0.3, "none": 0.2}
+    found = reading.ranked([section_read(source, types, answers, [(0, 0.0)])], 9).answers
+    assert [each.type for each in found] == ["short", "yes", "long"]
+    types = {"long": 0.5, "yes": 0.3, "none": 0.2}
+    (first, *_) = reading.ranked([section_read(source, types, answers, [(0, 0.0)])], 9).answers
+    assert (first.type, first.text, first.around()) == ("long", "One two.", ("", "One two.", ""))
 
 
 def test_a_piece_of_a_paragraph_answers_with_what_it_holds() -> None:
-    """A long answer is no more than its part holds; a piece of blanks alone is none."""
+    """A long answer is no more than its section holds; a piece of blanks alone is none."""
     source = Source("x", "x", ("One two.",))
     characters = torch.tensor([[-1, 3, 4, -1, 7], [-1, 3, 7, -1, 7]])
     document = Document(source.paragraphs * 2, torch.tensor([0, 3]), characters)
-    part = qa_reading.Part(source, (0, 0), torch.arange(5), document)
+    section = reading.Section(source, (0, 0), torch.arange(5), document)
     types = dict.fromkeys(TYPES, 0.0) | {"long": 1.0}
-    read = qa_reading.PartRead(part, Answers(types, [], [(0, -1.0), (1, -0.5)]), {})
-    (found,) = qa_reading.ranked([read], 9)
-    assert found.answer == Answer("two", -1.0, 0, (4, 7), (2, 3))
+    read = reading.SectionRead(section, Answers(types, [], [(0, -1.0), (1, -0.5)]), {})
+    (found,) = reading.ranked([read], 9).answers
+    assert (found.text, found.characters, found.paragraph) == ("two", (4, 7), 0)
 
 
 @pytest.mark.parametrize(
-    ("probability", "told"),
-    [(0.98765, "0.988"), (0.001, "0.001"), (0.00051, "5.1e-04"), (1.23e-5, "1.2e-05")],
+    ("text", "cut", "whole"),
+    [
+        ("King Rodrigues of 1,500 men", "Rodrigue", "Rodrigues"),
+        ("King Rodrigues of 1,500 men", "of 1", "of 1,500"),
+        ("Otto's horse", "Ott", "Otto"),
+        ("by O'Brien, the 3rd", "Brien", "O'Brien"),
+        ("the Franco-Prussian war", "Prussia", "Prussian"),
+        ("$5 million.", "5 m", "5 million"),
+        ("\u6771\u4eac\u306f\u65e5\u672c", "\u4eac", "\u4eac"),
+        ("One two", "One two", "One two"),
+        ("na\u00efve", "\u00efv", "na\u00efve"),
+    ],
 )
-def test_small_probabilities_are_told(probability: float, told: str) -> None:
-    assert qa_reading.figures(probability) == told
+def test_answers_are_whole_words(text: str, cut: str, whole: str) -> None:
+    start = text.index(cut)
+    assert text[slice(*reading.whole_words(text, start, start + len(cut)))] == whole
 
 
-def test_no_answer_is_told(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
+def test_spans_that_become_the_same_words_are_one_answer() -> None:
+    source = Source("x", "x", ("Rodrigues",))
+    characters = torch.tensor([[-1, 0, 8], [-1, 8, 9]])
+    document = Document(source.paragraphs, torch.tensor([0]), characters)
+    section = reading.Section(source, (0,), torch.arange(3), document)
+    short = [Answer("Rodrigue", -1.0, 0, (0, 8), (1, 2)), Answer("s", -2.0, 0, (8, 9), (2, 3))]
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    found = reading.ranked([reading.SectionRead(section, Answers(types, short, []), {})], 3)
+    assert [each.text for each in found.answers if each.type == "short"] == ["Rodrigues"]
+
+
+@pytest.mark.parametrize(
+    ("probability", "said"),
+    [
+        (0.98765, "probability 0.988"),
+        (0.49, "probability 0.490, low confidence"),
+        (0.001, "probability 0.001, very low confidence"),
+        (4e-6, "probability below 0.001, very low confidence"),
+    ],
+)
+def test_probabilities_come_with_words(probability: float, said: str) -> None:
+    assert reading.confidence(probability) == said
+
+
+def test_no_answer_is_said(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
     line = ["--checkpoint", checkpoint, "--document", towns, "--question"]
     assert run(*line, WHY) == 0
     first = capsys.readouterr().out.splitlines()[0]
     found = re.fullmatch(
-        r"No answer: with probability (0\.\d+|1\.0+) nothing answers this\. Next likely:", first
+        r"Most likely, no answer here \(probability ([01]\.\d+)\)\. The best guesses are:", first
     )
     assert float(found[1]) > 0.5
 
 
 @torch.no_grad()
-def test_parts_are_all_of_a_document(reader: qa_reading.DocumentReader) -> None:
+def test_sections_are_all_of_a_document(reader: reading.DocumentReader) -> None:
     """Whole paragraphs where they fit, else pieces; each token stands for what it stood for."""
     long = " ".join(fact(RULES, name) for name in FACTS[RULES][1] * 3)
     texts = ("One.", fact(RULES, "Noor"), long, "A few words.", "\u00e9")
     source = Source("x", "x", texts)
-    (whole,) = reader.parts(source, 10_000)
+    (whole,) = reader.sections(source, 10_000)
     assert whole.numbers == (0, 1, 2, 3, 4)
     for most in (2, 7, 40, len(whole.tokens) - 1):
-        parts = reader.parts(source, most)
+        parts = reader.sections(source, most)
         assert len(parts) > 1
         assert max(len(part.tokens) for part in parts) <= most
         read = [""] * len(texts)
@@ -282,9 +352,11 @@ def test_titles_stand_where_they_stood_in_training(
     record = json.loads((data / "prepared.json").read_text())
     record["recipe"]["titles"] = True
     (tmp_path / "data" / "prepared.json").write_text(json.dumps(record))
-    with_titles = qa_reading.DocumentReader(str(checkpoint), str(tmp_path / "data"), cpu=True)
+    with_titles = reading.DocumentReader(
+        load_checkpoint(checkpoint, data=tmp_path / "data"), cpu=True
+    )
     source = Source("x", RULES, (FILLING, fact(RULES, "Ida")))
-    (part,) = with_titles.parts(source, 1000)
+    (part,) = with_titles.sections(source, 1000)
     title = with_titles.question(RULES)[1:-1]
     for start in part.document.starts.tolist():
         assert torch.equal(part.tokens[start + 1 : start + 1 + len(title)], title)
@@ -314,22 +386,22 @@ def test_a_long_document_is_read_in_parts(
 
 
 @torch.no_grad()
-def test_clusters_are_those_of_the_layers(reader: qa_reading.DocumentReader) -> None:
+def test_clusters_are_those_of_the_layers(reader: reading.DocumentReader) -> None:
     """Every token has the cluster that it has in the sequence of questions and windows."""
     encoder, source = reader.model.encoder, Source("x", "x", (fact(RULES, "Noor"),) * 9)
-    (part,) = reader.parts(source, 1000)
+    (part,) = reader.sections(source, 1000)
     asked = reader.question(RULES)
     read = reader.read(asked, part, 1)
     (sequence,) = token_clusters(encoder, asked[None], part.tokens[None]).values()
-    (name,) = read.clusters
-    assert name == "layer 2 of 3, kmeans"
+    (layer,) = read.clusters
+    assert layer == (1, "layer 1 of layers 0 to 2, kmeans")
     length, stride = len(part.tokens), encoder.stride
     assert length > 2 * encoder.size
     step = len(asked) + stride
     expected = [
         int(sequence[0, 0, i // stride * step + len(asked) + i % stride]) for i in range(length)
     ]
-    assert read.clusters[name].tolist() == expected
+    assert read.clusters[layer].tolist() == expected
     assert len(set(expected)) > 1
 
 
@@ -348,7 +420,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list) -> None:
         attrs = dict(attrs)
         self.links += [value for name, value in attrs.items() if name in ("src", "href")]
-        if tag == "p":
+        if tag == "p" and any(outer == "section" for outer, _ in self.within):
             self.paragraphs.append("")
         if tag not in ("meta", "link"):
             self.within.append((tag, attrs))
@@ -358,7 +430,7 @@ class _Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         tag, attrs = self.within[-1] if self.within else ("", {})
-        if any(outer == "p" for outer, _ in self.within) and tag != "small":
+        if {"section", "p"} <= {outer for outer, _ in self.within} and tag != "small":
             self.paragraphs[-1] += data
         if "data-i" in attrs:
             self.tokens[int(attrs["data-i"])] = data
@@ -368,7 +440,8 @@ class _Page(HTMLParser):
 
 def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A file that needs nothing else: all text, each token with its cluster, the answers."""
-    texts = [fact(RULES, "Ida") + " <b>&amp; na\u00efve \U0001f370</b>", "</script> two"]
+    evil = "</script><script>alert(1)</script> \u2028"
+    texts = [f"{fact(RULES, 'Ida')} <b>&amp; na\u00efve \U0001f370</b>", f"{evil.strip()} two"]
     (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
     out = tmp_path / "page.html"
     line = ["--checkpoint", checkpoint, "--document", tmp_path / "a.txt", "--html", out]
@@ -378,27 +451,75 @@ def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
     assert page.paragraphs == texts
     assert "".join(page.answers.values()).strip() == answer
     assert page.links == []
-    assert "//" not in out.read_text(encoding="utf-8")
-    (clusters,) = page.data["parts"][0]
+    html = out.read_text(encoding="utf-8")
+    assert "//" not in html
+    assert html.count("<script>") == html.count("</script>") == 1
+    (clusters,) = page.data["sections"][0]
     assert len(clusters) > max(page.tokens)
     assert set(clusters) <= set(range(4))
-    assert page.data["answers"] == [[0, [min(page.answers), max(page.answers) + 1]]]
+    ((section, head),) = page.data["answers"]
+    assert section == 0
+    assert head in page.answers
+    assert f"; {tmp_path / 'a.txt'}, paragraph 1</small>" in html
+    assert "probability " in html
     assert not out.with_name("page.html.partial").exists()
+
+
+def test_page_of_a_question_that_would_end_the_script(tmp_path: Path) -> None:
+    source = Source("</script><script>", "x", ("One </script><script> two.",))
+    read = section_read(source, {"short": 0.9, "none": 0.1}, [span(-0.2)])
+    read.clusters[1, "</script><script>"] = torch.tensor([0, 1, 1])
+    html = answer_page("</script><script>alert(1)</script>\u2028", reading.ranked([read], 3))
+    assert html.count("<script>") == html.count("</script>") == 1
+
+
+def test_page_opens_with_one_token_of_the_answer() -> None:
+    """The longest word's, in all clusters that it has."""
+    source = Source("x", "x", ("in the Elm",))
+    characters = torch.tensor([[-1, 0, 2, 6, 9], [-1, 2, 6, 9, 10]])
+    document = Document(source.paragraphs, torch.tensor([0]), characters)
+    section = reading.Section(source, (0,), torch.arange(5), document)
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    answers = Answers(types, [document.answer(1, 5, -1.0)], [])
+    html = answer_page("?", reading.ranked([reading.SectionRead(section, answers, {})], 1))
+    assert '"answers":[[0,3]]' in html
 
 
 def test_page_shows_an_answer_that_begins_within_a_character() -> None:
     """Several tokens may be bytes of one character, which the first of them shows."""
     characters = torch.tensor([[-1, 0, 1, 1, 1, 2], [-1, 1, 2, 2, 2, 3]])
     document = Document(["a\u4e00b"], torch.tensor([0]), characters)
-    part = qa_reading.Part(Source("x", "x", ("a\u4e00b",)), (0,), torch.arange(6), document)
+    section = reading.Section(Source("x", "x", ("a\u4e00b",)), (0,), torch.arange(6), document)
     answer = document.answer(4, 6, -1.0)
     assert answer.text == "\u4e00b"
-    read = qa_reading.PartRead(part, Answers({"short": 1.0}, [answer], []), {})
-    html = answer_page.page("?", [qa_reading.Found(read, answer, "short")])
-    assert '"answers":[[0,[2,6]]]' in html
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    read = reading.SectionRead(section, Answers(types, [answer], []), {})
+    html = answer_page("?", reading.ranked([read], 1))
     assert re.findall(r'<span data-i="(\d)" class="answer">(.)</span>', html) == [
         *(("2", "\u4e00"), ("5", "b"))
     ]
+
+
+def test_page_takes_time_in_proportion_to_its_text() -> None:
+    """Its tokens become lists once, not once for each paragraph."""
+    calls = []
+
+    class Counted(torch.Tensor):
+        def tolist(self):
+            calls.append(len(self))
+            return super().tolist()
+
+    source = Source("x", "x", ("One two.",) * 500)
+    characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]]).repeat(1, 500)
+    document = Document(
+        source.paragraphs, torch.arange(0, 1500, 3), characters.as_subclass(Counted)
+    )
+    section = reading.Section(source, tuple(range(500)), torch.arange(1500), document)
+    types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
+    read = reading.SectionRead(section, Answers(types, [span(-1.0)], []), {})
+    html = answer_page("?", reading.ranked([read], 1))
+    assert html.count("<p>") == 500
+    assert len(calls) < 10
 
 
 def test_page_of_a_question_without_an_answer(
@@ -407,10 +528,12 @@ def test_page_of_a_question_without_an_answer(
     out = tmp_path / "page.html"
     line = ["--checkpoint", checkpoint, "--document", towns, "--html", out]
     assert run(*line, "--question", WHY) == 0
-    assert "nothing here answers this" in out.read_text(encoding="utf-8")
+    assert "Most likely, no answer here (probability " in out.read_text(encoding="utf-8")
     assert run(*line, "--html", tmp_path / "no" / "page", "--question", WHY) == 1
     error = capsys.readouterr().err
-    assert re.fullmatch(r"answer.py: error: --html is .*: No such file .*; allowed: .*\n", error)
+    assert re.fullmatch(
+        r"clusterformer answer: error: --html is .*: No such file .*; allowed: .*\n", error
+    )
 
 
 def test_several_questions(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
@@ -428,9 +551,10 @@ def test_interactive(
     checkpoint: Path, towns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """A question a line; a mistake is told, and the next one answered. All is loaded once."""
-    loads = []
-    load = qa_reading.load_reader
-    monkeypatch.setattr(qa_reading, "load_reader", lambda *args: loads.append(args) or load(*args))
+    loads, load = [], loading.load_checkpoint
+    monkeypatch.setattr(
+        loading, "load_checkpoint", lambda *args, **more: loads.append(args) or load(*args, **more)
+    )
     lines = [COSTS, "", "What " * 50, RULES + "\n"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1, "--interactive"]
@@ -441,7 +565,10 @@ def test_interactive(
     ]
     asked = [row for row in out.splitlines() if row.startswith("? ")]
     assert asked == [f"? {question.strip()}" for question in (RULES, COSTS, "What " * 50, RULES)]
-    assert re.fullmatch(r"answer.py: error: --question has \d+ subwords; allowed: 22.*\n", err)
+    assert re.fullmatch(
+        r".* answer: error: --question is What .*\.\.\.: has \d+ subwords; allowed: 22.*\n",
+        err,
+    )
     assert len(loads) == 1
 
 
@@ -455,21 +582,14 @@ def test_mistakes(
 ) -> None:
     model, ask = ["--checkpoint", checkpoint], ["--document", towns, "--question", "Who?"]
     assert "nowhere: No such file" in refused(capsys, *model, *ask, "--document", "nowhere")
-    assert "is nowhere.pt: no such file" in refused(capsys, "--checkpoint", "nowhere.pt", *ask)
-    assert "of the task translation; allowed: a reader" in refused(
-        capsys, "--checkpoint", translation_model, *ask
-    )
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    assert "cannot be loaded" in refused(capsys, "--checkpoint", tmp_path / "text.pt", *ask)
+    assert "of the task translation" in refused(capsys, "--checkpoint", translation_model, *ask)
     assert "--question is empty" in refused(capsys, *model, *ask[:-1], " ")
-    assert "allowed: 22 or fewer" in refused(capsys, *model, *ask[:-1], "What " * 50)
-    assert "no such folder" in refused(capsys, *model, *ask, "--data", tmp_path / "none")
+    line = refused(capsys, *model, *ask[:-1], "What " * 500)
+    assert "allowed: 22 subwords or fewer" in line
+    assert len(line) < 250
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dict.txt").write_text("a 1\n")
-    line = refused(capsys, *model, *ask, "--data", tmp_path / "data")
-    assert "trained with another dictionary" in line
     (tmp_path / "data" / "dict.txt").write_text((data / "dict.txt").read_text())
-    assert "that scripts/prepare_qa.py has" in refused(
+    assert "that clusterformer prepare qa has made" in refused(
         capsys, *model, *ask, "--data", tmp_path / "data"
     )
     for wrong in ([], ["--question", "Who?", "--tokens-at-once", "1"]):
@@ -478,24 +598,62 @@ def test_mistakes(
         assert "allowed: " in capsys.readouterr().err
 
 
-def test_the_words_of_tokens(reader: qa_reading.DocumentReader) -> None:
+def test_a_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Documents at any depth, of which one answers; what cannot be read is said and skipped."""
+    folder = tmp_path / "letters"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "b.md").write_text(fact(RULES, "Ida"))
+    (folder / "a.txt").write_text(FILLING)
+    (folder / "broken.pdf").write_text("no PDF")
+    (folder / "photo.jpg").write_bytes(b"\xff")
+    line = ["--checkpoint", checkpoint, "--document", folder, "--question", RULES]
+    assert run(*line, "--top", 1) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("1. Ida\n")
+    assert str(folder / "deep" / "er" / "b.md") in out
+    first, second = err.splitlines()
+    assert first.startswith(f"clusterformer answer: skipped {folder / 'broken.pdf'}: cannot be")
+    assert "2 read, 1 unreadable, 1 skipped" in second
+
+
+def test_answers_in_python(reader: reading.DocumentReader, towns: Path) -> None:
+    """Texts and files together; an answer says where it is from."""
+    found = reader.answer(RULES, [FILLING, towns])
+    assert (found[0].text, found[0].file, found[0].paragraph) == ("the Elm", str(towns), 0)
+    assert found[0].characters == (18, 25)
+    assert found[0].context == "In the town rules the Elm."
+    assert 0.3 < found[0].probability <= 1
+    (one,) = reader.answer(COSTS, f"{FILLING}\n\n{fact(COSTS, 'five')}", top=1)
+    assert (one.text, one.file, one.paragraph) == ("five", "text 0", 1)
+    assert reader.answer(COSTS, towns.parent, top=1)[0].text == "five"
+    with pytest.raises(UserError, match="documents is text 0: is empty"):
+        reader.answer(RULES, [" "])
+
+
+def test_the_words_of_tokens(reader: reading.DocumentReader) -> None:
     source = Source("a.txt", "", ["All is well (here).", "Ninety coins!"])
-    (part,) = reader.parts(source, 1000)
+    (part,) = reader.sections(source, 1000)
     words = document_clusters.words_of(part)
     assert len(words) == len(part.tokens)
     merged = [word for i, word in enumerate(words) if word and word != (words[i - 1] if i else "")]
     assert merged == ["<s>", *"All is well ( here ) .".split(), "<s>", "Ninety", "coins", "!"]
 
 
-def test_a_picture_of_clusters(checkpoint: Path, towns: Path, tmp_path: Path, capsys) -> None:
-    out = tmp_path / "clusters.png"
-    line = ["--checkpoint", checkpoint, "--document", towns, "--question", RULES, "--cpu"]
-    assert document_clusters.main([*map(str, line), "--out", str(out), "--clusters", "3"]) == 0
-    assert out.read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.glob(".*")] == []
+def test_a_drawing(checkpoint: Path, towns: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "drawn"
+    line = ["--checkpoint", checkpoint, "--document", towns, "--question", RULES, "--out", out]
+    assert main.run(["draw"], [*map(str, line)]) == 0
+    assert "layer 1 of layers 0 to 2, kmeans" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["clusters.html", "clusters.png"]
+    assert (out / "clusters.png").read_bytes().startswith(b"\x89PNG")
+    text = re.sub(r"<[^>]+>", "", (out / "clusters.html").read_text().split("<pre", 1)[1])
+    for paragraph in towns.read_text().split("\n\n"):
+        assert " ".join(paragraph.split()) in text
     for more, message in (
-        (["--out", tmp_path / "a.jpg"], "--out is .*a.jpg; allowed: a .png"),
-        (["--out", out, "--layer", "9"], "--layer is '9'; allowed: 'layer 2 of 3, kmeans'"),
+        (["--layer", "9"], "--layer is 9: this layer does not cluster; allowed: 1"),
+        (["--document", tmp_path / "none"], "--document is .*none: No such file"),
     ):
-        assert document_clusters.main([*map(str, line), *map(str, more)]) == 1
+        assert main.run(["draw"], [*map(str, line), *map(str, more)]) == 1
         assert re.search(message, capsys.readouterr().err)
+    assert main.run(["draw"], [*map(str, line[:4]), "--out", str(out)]) == 1
+    assert "--question is missing" in capsys.readouterr().err

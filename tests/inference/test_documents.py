@@ -4,10 +4,11 @@ import io
 import sys
 from pathlib import Path
 
+import pypdf
 import pytest
 
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.inference.documents import read_source
+from fairseq_clusterformer.inference.documents import read_source, read_sources
 
 
 def read(path: Path, content: bytes, encoding: str | None = None):
@@ -28,7 +29,7 @@ def refused(path: Path, content: bytes, encoding: str | None = None) -> str:
 
 def pdf(*pages: str, title: str = "") -> bytes:
     """A document of one line of text a line."""
-    writer = pytest.importorskip("pypdf").PdfWriter()
+    writer = pypdf.PdfWriter()
     from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
     font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
@@ -70,8 +71,8 @@ class TestText:
         line = refused(path, "ab Café".encode("latin-1"))
         assert "is not in utf-8 (byte 6)" in line
         assert "--encoding NAME" in line
-        assert "--encoding is klingon, which is unknown" in refused(path, b"a", "klingon")
-        assert "--encoding is hex, which is unknown" in refused(path, b"a", "hex")
+        assert "--encoding is klingon; allowed" in refused(path, b"a", "klingon")
+        assert "--encoding is hex; allowed" in refused(path, b"a", "hex")
         assert "is not in ascii" in refused(path, b"\xff", "ascii")
         assert "character NUL" in refused(path, b"a\0b")
         assert "character NUL" in refused(path, "a text".encode("utf-16-le"))
@@ -123,7 +124,7 @@ class TestHTML:
         content = "<meta charset=utf-8><p>é".encode("latin-1")
         assert "is not in utf-8" in refused(tmp_path / "a.html", content)
         assert read(tmp_path / "a.html", content, "latin-1").paragraphs == ("é",)
-        assert "says it is in so-called, which is unknown" in refused(
+        assert "says that it is in so-called, which is unknown" in refused(
             tmp_path / "a.html", b"<meta charset=so-called>a"
         )
 
@@ -146,6 +147,28 @@ class TestPDF:
             assert source.paragraphs == ("The king of Arle is Otto.", "Page two.")
             assert source.title == "Towns"
 
+    def test_paragraphs_of_a_page(self, tmp_path: Path) -> None:
+        """A line that ends early ends a paragraph, unless the sentence goes on."""
+        page = """A heading
+The king of Arle, who is old, has ruled the town for more than
+twenty years, and the towns around it for longer than any-
+body knows, or
+so they say.
+The next paragraph begins here, and has words enough to fill
+a line and more."""
+        longer = "This sentence is one of many in a paragraph without an end.\n" * 60
+        source = read(tmp_path / "a.pdf", pdf(page, longer))
+        first, second, third, *others = source.paragraphs
+        assert first == "A heading"
+        assert second.startswith("The king of Arle, who is old, has")
+        assert second.endswith("than anybody knows, or so they say.")
+        assert (
+            third
+            == "The next paragraph begins here, and has words enough to fill a line and more."
+        )
+        assert len(others) == 3
+        assert all(text.endswith("an end.") and len(text) <= 1200 for text in others)
+
     def test_damaged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         content, path = pdf("The king of Arle is Otto."), tmp_path / "a.pdf"
         assert "holds no text" in refused(path, pdf(""))
@@ -154,19 +177,87 @@ class TestPDF:
         assert not caplog.messages  # the library's own warnings
 
     def test_locked(self, tmp_path: Path) -> None:
-        pypdf = pytest.importorskip("pypdf")
         writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf("secret")))
         writer.encrypt("key", algorithm="RC4-128")
         out = io.BytesIO()
         writer.write(out)
-        assert "cannot be read as PDF (" in refused(tmp_path / "a.pdf", out.getvalue())
+        assert "needs a password" in refused(tmp_path / "a.pdf", out.getvalue())
 
 
-def test_a_library_that_is_missing_is_named(
+class TestMarkdown:
+    def test_rows_of_tables_headings_and_items(self, tmp_path: Path) -> None:
+        content = b"""# The towns #
+Arle is old.
+It is small.
+
+| Town | King |
+|:-----|-----:|
+| Arle | Otto |
+| Elm  | Ida  |
+
+Town | Cost
+--- | ---
+Arle | 5
+
+- first item
+  goes on
+- second
+1. one
+
+Title
+-----
+a | b is no table.
+"""
+        assert read(tmp_path / "a.md", content).paragraphs == (
+            *("The towns", "Arle is old. It is small."),
+            *("Town | King", "Arle | Otto", "Elm | Ida", "Town | Cost", "Arle | 5"),
+            *("- first item goes on", "- second", "1. one", "Title", "a | b is no table."),
+        )
+
+
+class TestFolders:
+    def test_all_documents_below_and_nothing_else(self, tmp_path: Path) -> None:
+        (tmp_path / "b" / "c").mkdir(parents=True)
+        (tmp_path / ".hidden").mkdir()
+        for name in ("b/c/z.html", "b/a.txt", "b/.secret.txt", ".hidden/a.txt", "a.MD", "x.py"):
+            (tmp_path / name).write_text("text")
+        (tmp_path / "empty.txt").write_text("")
+        (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+        lines: list[str] = []
+        named = tmp_path / "b" / "a.txt"
+        sources = read_sources([named, tmp_path, named], report=lines.append)
+        names = [Path(source.name).relative_to(tmp_path).as_posix() for source in sources]
+        assert names == ["b/a.txt", "a.MD", "b/c/z.html"]
+        assert lines[0] == f"skipped {tmp_path / 'empty.txt'}: holds no text"
+        assert lines[1].startswith(f"skipped {tmp_path / 'latin.txt'}: is not in utf-8 (byte 3)")
+        assert lines[2].startswith(f"{tmp_path}: 3 read, 2 unreadable, 2 skipped")
+        assert len(lines) == 3
+
+    def test_what_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "x.py").touch()
+        with pytest.raises(UserError, match=r"no document in this folder: 0 read.*1 skipped"):
+            read_sources([tmp_path], report=print)
+        with pytest.raises(UserError, match="nowhere: No such file"):
+            read_sources([tmp_path / "nowhere"], report=print)
+        (tmp_path / "a.txt").write_text("a")
+        with pytest.raises(UserError, match="--encoding is klingon"):
+            read_sources([tmp_path], "klingon", report=print)
+
+
+def test_main_text_is_without_menus_and_asks_for_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    line = refused(tmp_path / "a.pdf", b"%PDF-1.7")
-    assert "pypdf is needed" in line
-    assert "fairseq_clusterformer[documents]" in line
-    assert read(tmp_path / "a.txt", b"text").paragraphs == ("text",)
+    story = (
+        "<p>The king of Arle is Otto, who has ruled the town for more than twenty years now.</p>"
+    )
+    page = f"<html><body><nav><ul><li><a href=x>Home</a></ul></nav><article>{story * 8}</article>"
+    path = tmp_path / "a.html"
+    path.write_text(page)
+    assert read_source(path).paragraphs[0] == "Home"
+    pytest.importorskip("trafilatura")
+    paragraphs = read_source(path, main_text=True).paragraphs
+    assert not any("Home" in text for text in paragraphs)
+    assert paragraphs[0].startswith("The king of Arle")
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    with pytest.raises(UserError, match="--main-text needs trafilatura.*allowed: pip install"):
+        read_source(path, main_text=True)

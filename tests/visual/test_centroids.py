@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.clustering.fitted import NearestCentroids
-from fairseq_clusterformer.visual import centroids as centroid_picture
 
 
 def picture(folder: Path, centroids: torch.Tensor) -> int:
     NearestCentroids(centroids).save(folder / "c.npz")
-    return centroid_picture.main(f"--clusters {folder}/c.npz --out {folder}/c.png".split())
+    return main.run(["draw"], f"--centroids {folder}/c.npz --out {folder}/out".split())
 
 
 def test_every_centroid_is_in_its_place(tmp_path):
     """Of 13, number k is dark in its pixel k alone."""
     assert picture(tmp_path, torch.eye(13, 16)) == 0
-    dark = 1 - matplotlib.image.imread(tmp_path / "c.png")[..., 0]
+    dark = 1 - matplotlib.image.imread(tmp_path / "out" / "centroids.png")[..., 0]
     assert dark.shape == (160, 800)
     cells = dark.reshape(2, 80, 10, 80).swapaxes(1, 2).reshape(20, 80, 80)
     assert cells[13:].max() == 0
@@ -27,15 +27,20 @@ def test_every_centroid_is_in_its_place(tmp_path):
         rows, columns = np.where(cells[k] > 0.5)
         assert len(rows)
         assert (int(rows.mean() / 20), int(columns.mean() / 20)) == divmod(k, 4)
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("out/*.partial"))
 
 
 @pytest.mark.parametrize(
-    ("width", "message"), [(17, "D is 17; allowed: a square"), (None, "no such file")]
+    ("width", "message"),
+    [
+        (17, "they have 17 values each; allowed: centroids of square images"),
+        (None, "no such file"),
+    ],
 )
 def test_mistakes_are_one_line(width, message, tmp_path, capsys):
     if width is None:
-        assert centroid_picture.main(["--clusters", f"{tmp_path}/c.npz", "--out", "c.png"]) == 1
+        line = ["--centroids", f"{tmp_path}/c.npz", "--out", f"{tmp_path}/out"]
+        assert main.run(["draw"], line) == 1
     else:
         assert picture(tmp_path, torch.zeros(3, width)) == 1
     err = capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What clusters together: counted right on hand-made text, drawn whole, mistakes in one line."""
 
 import re
+import shutil
 import struct
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,10 +13,13 @@ from torch import nn
 
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
-from fairseq_clusterformer.cli import draw as cluster_picture
+from fairseq_clusterformer.cli import main
+from fairseq_clusterformer.cli.draw import draw
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding, WordCoding
-from fairseq_clusterformer.visual import cluster_page
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.visual import pages
+from fairseq_clusterformer.visual.colours import css
 from fairseq_clusterformer.visual.figure import example, wrapped
 from fairseq_clusterformer.visual.language_model import (
     encode_file,
@@ -254,7 +258,7 @@ def picture_width(path: Path) -> int:
 
 
 def run(*arguments):
-    return cluster_picture.main([str(argument) for argument in arguments])
+    return main.run(["draw"], [str(argument) for argument in arguments])
 
 
 def options(checkpoint, data, text, out):
@@ -270,39 +274,42 @@ def test_picture_and_page(checkpoint, byte_data, texts, tmp_path, capsys):
     assert_stands_alone(page, PASSAGE)
     assert page.count('<input type="radio"') == 2
     assert 'value="1" checked' in page
-    assert "layer 2 of 2<small>heads 3 to 4 of 4, neural" in page
-    assert "layer 1 of 2<small>heads 1 to 4 of 4, neural" in page
-    assert "layer 2 of 2, heads 3 to 4 of 4, neural" in capsys.readouterr().out
+    assert "layer 1 of layers 0 to 1<small>heads 2 to 3 of heads 0 to 3, neural" in page
+    assert "layer 0 of layers 0 to 1<small>all heads, neural" in page
+    assert (
+        "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural" in capsys.readouterr().out
+    )
 
 
 def test_layer_can_be_chosen(checkpoint, byte_data, texts, tmp_path, capsys):
     line = options(checkpoint, byte_data, texts / "passage", tmp_path)
-    assert run(*line, "--layer", 1) == 0
-    assert "layer 1 of 2, heads 1 to 4 of 4, neural" in capsys.readouterr().out
+    assert run(*line, "--layer", 0) == 0
+    assert "layer 0 of layers 0 to 1, all heads, neural" in capsys.readouterr().out
     assert 'value="0" checked' in (tmp_path / "clusters.html").read_text(encoding="utf-8")
 
 
 def test_clusters_are_those_of_the_model(checkpoint, byte_data, texts):
     """A passage longer than the model reads at once is read in parts; multi-byte characters."""
     (texts / "long").write_text(PASSAGE * 3, encoding="utf-8")
-    reading = read_clusters(checkpoint, byte_data, texts / "long")
+    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "long")
     length = len((PASSAGE * 3).encode())
-    assert (reading.unit, reading.row, reading.cut) == ("byte", 64, False)
+    assert (reading.unit, reading.row) == ("byte", 64)
     assert len(reading.tokens) == length > 2 * reading.row
+    assert reading.counted.endswith("over 2,001 bytes of validation text.")
     for layer in reading.layers:
         assert len(layer.passage) == length
-        assert sum(cluster.size for cluster in layer.clusters) == reading.counted == 2001
+        assert sum(cluster.size for cluster in layer.clusters) == 2001
         assert layer.window == 8
     assert len({tuple(layer.passage) for layer in reading.layers}) == 2
 
 
 def test_heads_that_cluster_apart_are_shown_apart(byte_data, texts, tmp_path):
     checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--attention", "window+gated")
-    reading = read_clusters(checkpoint, byte_data, texts / "passage")
+    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
     heads = [layer.heads for layer in reading.layers]
-    assert heads == ["head 3 of 4, gated", "head 4 of 4, gated"] * 2
+    assert heads == ["head 2 of heads 0 to 3, gated", "head 3 of heads 0 to 3, gated"] * 2
     assert {layer.window for layer in reading.layers} == {None}
-    assert cluster_page.page(reading, reading.layers[0])
+    assert pages.cluster_page(reading, reading.layers[0])
 
 
 @pytest.mark.parametrize("data", ["piece_data", "word_data"])
@@ -321,11 +328,11 @@ def test_pieces_and_words(data, texts, tmp_path, request):
 
 def test_many_clusters_are_told_apart_and_the_largest_listed(byte_data, texts, tmp_path):
     checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--num-clusters", 40)
-    reading = read_clusters(checkpoint, byte_data, texts / "passage")
-    page = cluster_page.page(reading, reading.layers[0])
-    assert page.count("<article>") == len(reading.layers) * cluster_page.MOST_ROWS
+    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+    page = pages.cluster_page(reading, reading.layers[0])
+    assert page.count("<article>") == len(reading.layers) * pages.MOST_ROWS
     assert "16 smaller clusters are not listed" in page
-    assert len({cluster_page.css(i) for i in range(36)}) == 36
+    assert len({css(i) for i in range(36)}) == 36
     assert run(*options(checkpoint, byte_data, texts / "passage", tmp_path / "out")) == 0
 
 
@@ -345,11 +352,7 @@ def test_example_is_the_last_that_sees_all_it_may():
 @pytest.fixture
 def refused(checkpoint, dense_checkpoint, byte_data, piece_data, texts, tmp_path):
     """Command lines with one mistake each, and what the last line must say."""
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    torch.save({"weights": torch.ones(2)}, tmp_path / "other.pt")
-    (tmp_path / "cut.pt").write_bytes(checkpoint.read_bytes()[:3000])
     (tmp_path / "empty").touch()
-    (tmp_path / "latin").write_bytes(b"caf\xe9")
     good = {
         "--checkpoint": checkpoint,
         "--data": byte_data,
@@ -357,27 +360,55 @@ def refused(checkpoint, dense_checkpoint, byte_data, piece_data, texts, tmp_path
         "--out": tmp_path / "out",
     }
     bad = [
-        ("--checkpoint", tmp_path / "none.pt", "no such file; allowed is a checkpoint"),
-        ("--checkpoint", tmp_path / "text.pt", "cannot be read"),
-        ("--checkpoint", tmp_path / "cut.pt", "cannot be read"),
-        ("--checkpoint", tmp_path / "other.pt", "is something else; allowed is a checkpoint"),
+        ("--checkpoint", tmp_path / "none.pt", "no such file"),
         ("--checkpoint", dense_checkpoint, "no layer of this TransformerLanguageModel clusters"),
-        ("--data", tmp_path, "holds no dict.txt; allowed is the folder"),
-        ("--data", piece_data, "does not fit --checkpoint"),
-        ("--text", tmp_path / "none", "no such file; allowed is a file of text"),
-        ("--text", tmp_path / "empty", "is empty; allowed is a text of one byte or more"),
-        ("--out", texts / "passage", "allowed is a folder to write to"),
-        ("--layer", 3, "does not cluster; allowed: 1, 2"),
+        ("--data", piece_data, "the folder that"),
+        ("--text", tmp_path / "none", "no such file; allowed: a file of text"),
+        ("--text", tmp_path / "empty", "is empty; allowed: a text of one byte or more"),
+        ("--out", texts / "passage", "allowed: a folder to write to"),
+        ("--layer", 2, "this layer does not cluster; allowed: 0, 1"),
     ]
     return [({**good, option: value}, option, value, message) for option, value, message in bad]
 
 
-def test_mistakes_are_told_in_one_line(refused, capsys):
+def test_mistakes_are_one_line(refused, capsys):
     for line, option, value, message in refused:
         assert run(*[word for pair in line.items() for word in pair]) == 1
         last = capsys.readouterr().err.splitlines()[-1]
-        assert last.startswith(f"cluster_picture.py: error: {option} {value}: "), last
+        if option != "--data":
+            assert last.startswith(f"clusterformer draw: error: {option} is {value}: "), last
         assert message in last
+
+
+def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys):
+    for line in (["--out", tmp_path], ["--checkpoint", checkpoint, "--out", tmp_path]):
+        with pytest.raises(SystemExit):
+            run(*line)
+        assert "is missing; allowed: --checkpoint and --text, or --centroids" in (
+            capsys.readouterr().err
+        )
+    with pytest.raises(SystemExit):
+        run("--centroids", "c.npz", "--layer", 1, "--out", tmp_path)
+    assert "allowed: it alone, without --layer" in capsys.readouterr().err
+
+
+def test_without_validation_text_the_passage_is_counted(checkpoint, byte_data, texts, tmp_path):
+    """As in a bundle."""
+    shutil.copy(byte_data / "dict.txt", tmp_path)
+    label = draw(checkpoint, texts / "passage", tmp_path / "out", data=tmp_path)
+    assert label == "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural"
+    page = (tmp_path / "out" / "clusters.html").read_text(encoding="utf-8")
+    length = len(PASSAGE.encode())
+    assert f"counted over {length} bytes of the passage itself" in page
+
+
+def test_a_passage_cannot_end_the_script(checkpoint, byte_data, tmp_path):
+    passage = "</script><script>alert(1)</script></pre> \u2028"
+    (tmp_path / "passage").write_text(passage, encoding="utf-8")
+    draw(checkpoint, tmp_path / "passage", tmp_path, data=byte_data)
+    page = (tmp_path / "clusters.html").read_text(encoding="utf-8")
+    assert_stands_alone(page, passage)
+    assert page.count("<script>") == page.count("</script>") == 1
 
 
 def test_text_that_is_not_utf8_is_told(piece_data, tmp_path):

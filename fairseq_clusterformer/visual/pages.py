@@ -1,0 +1,161 @@
+"""Pages of clusters and of answers: each is one HTML file that needs no network.
+
+The templates escape all text. Data for their scripts is JSON in which no character can end the
+script.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import jinja2
+
+from fairseq_clusterformer.inference.read import (
+    WORD,
+    FoundAnswer,
+    Ranking,
+    SectionRead,
+    confidence,
+)
+from fairseq_clusterformer.visual.colours import css
+from fairseq_clusterformer.visual.words import Cluster, ClusteredLayer, ClusteredText, visible
+
+MOST_ROWS = 24  # clusters in a table; the largest, if there are more
+MOST_POSITIONS = 8  # of the passage, for each cluster
+SIGNS = {" ": "blank", "\n": "end", "\t": "tab"}
+#: what a page calls a token, and the words that tokens belong to, by the unit of the text
+LABELS = {
+    "byte": ("characters", "words, as far as read"),
+    "piece": ("pieces", "words, as far as read"),
+    "word": ("words", "after the one before"),
+    "subword": ("subwords", "whole words"),
+}
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+_ENVIRONMENT.filters |= {"visible": visible, "css": css}
+
+
+def cluster_page(text: ClusteredText, first: ClusteredLayer) -> str:
+    """The clusters of a passage, in every layer that clusters.
+
+    Args:
+        first: the layer that the page opens with.
+    """
+    return _ENVIRONMENT.get_template("cluster_page.html").render(
+        text=text,
+        first=text.layers.index(first),
+        tokens=[
+            (i, token, " ".join(_classes(text, i))) for i, token in enumerate(text.tokens) if token
+        ],
+        labels=LABELS[text.unit],
+        listed=[_listed(layer) for layer in text.layers],
+        positions=positions,
+        data={
+            "unit": text.unit,
+            "row": text.row,
+            "layers": [
+                {"window": layer.window, "clusters": layer.passage} for layer in text.layers
+            ],
+        },
+    )
+
+
+def _classes(text: ClusteredText, i: int) -> Iterator[str]:
+    """A token's cluster in each layer, and what shows a blank."""
+    yield from (f"l{n}c{layer.passage[i]}" for n, layer in enumerate(text.layers))
+    token = text.tokens[i]
+    if sign := SIGNS.get(token if token.strip("\n") else "\n"):
+        yield sign
+
+
+def _listed(layer: ClusteredLayer) -> list[Cluster]:
+    """The clusters to list: all of a few, the largest of many."""
+    largest = sorted(layer.clusters, key=lambda c: -c.size)[:MOST_ROWS]
+    return sorted(largest, key=lambda c: c.index)
+
+
+def positions(passage: list[int], cluster: int) -> str:
+    """Where a cluster stands in the passage: the first runs of positions, and the last."""
+    places = [i for i, c in enumerate(passage) if c == cluster]
+    if not places:
+        return "nowhere"
+    runs = []
+    for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
+        run = [place for _, place in run]
+        runs.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}\u2013{run[-1]}")
+    if len(runs) > MOST_POSITIONS:
+        runs = [*runs[: MOST_POSITIONS - 1], "\u2026", runs[-1]]
+    return f"{len(places):,} positions: " + ", ".join(runs)
+
+
+def answer_page(question: str, ranking: Ranking) -> str:
+    """The answers to a question in their documents, and what shares a cluster with one token.
+
+    A page opens with the best answer and the cluster of its head word. It shows the sections that
+    the answers are from.
+
+    Args:
+        question: as it was asked.
+    """
+    reads = list(dict.fromkeys(each.read for each in ranking.answers))
+    layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters))
+    spans = [_tokens_of(each) for each in ranking.answers]
+    marked: dict[SectionRead, set[int]] = {read: set() for read in reads}
+    for each, span in zip(ranking.answers, spans, strict=True):
+        marked[each.read].update(span)
+    return _ENVIRONMENT.get_template("answer_page.html").render(
+        question=question,
+        ranking=ranking,
+        confidence=confidence,
+        layers=layers,
+        sections=[(read.section.source, list(_paragraphs(read, marked[read]))) for read in reads],
+        data={
+            "answers": [
+                [reads.index(each.read), _head_token(each, span)] if span else None
+                for each, span in zip(ranking.answers, spans, strict=True)
+            ],
+            "sections": [[of.tolist() for of in read.clusters.values()] for read in reads],
+        },
+    )
+
+
+def _tokens_of(found: FoundAnswer) -> list[int]:
+    """The tokens that show a character of an answer; none of yes and no."""
+    if found.characters is None:
+        return []
+    section, (start, end) = found.read.section, found.characters
+    firsts, lasts = section.document.characters
+    numbers = section.document.paragraph_of(len(section.tokens))
+    inside = (firsts >= 0) & (firsts < end) & (lasts > start)
+    return [
+        token
+        for token in inside.nonzero()[:, 0].tolist()
+        if section.numbers[numbers[token]] == found.paragraph
+    ]
+
+
+def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
+    """The first token of an answer's longest word, and of equals of the last one."""
+    words = [match.span() for match in WORD.finditer(found.text)] or [(0, 1)]
+    start, _ = max(words, key=lambda span: (span[1] - span[0], span[0]))
+    lasts = found.read.section.document.characters[1, tokens]
+    return tokens[int((lasts > found.characters[0] + start).nonzero()[0])]
+
+
+def _paragraphs(
+    read: SectionRead, marked: set[int]
+) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
+    """The number of each paragraph, from 1, and its tokens: number, text, whether in an answer."""
+    section = read.section
+    shown = section.shown()
+    starts = [*section.document.starts.tolist(), len(shown)]
+    for i, number in enumerate(section.numbers):
+        tokens = range(starts[i], starts[i + 1])
+        yield number + 1, [(t, shown[t], t in marked) for t in tokens if shown[t]]
