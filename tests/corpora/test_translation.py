@@ -1,12 +1,9 @@
-"""Translation data: every pair accounted for, both directions, nothing half-made."""
+"""`clusterformer prepare translation`: every pair accounted for, in both directions."""
 
 import gzip
-import json
-import os
+import lzma
 import random
 import re
-import subprocess
-import sys
 import tarfile
 import zipfile
 from hashlib import sha256
@@ -15,22 +12,22 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_clusterformer.cli.prepare import translation as prepare_mt
+from fairseq_clusterformer.corpora import parallel
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.translation import build as mt_build
-from fairseq_clusterformer.corpora.translation import corpora as mt_corpora
+from fairseq_clusterformer.corpora.translation import corpora
+from fairseq_clusterformer.corpora.translation.build import prepare
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.text import TextPipeline
+from tests.corpora.commands import record_of
+from tests.corpora.commands import run as run_command
 
 LANGUAGES = ("de", "en")
 TALKS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
-def run(*arguments, name="iwslt14"):
-    """Run a script in this process, with few merges to learn."""
-    if "--bpe-operations" not in arguments:
-        arguments = (*arguments, "--bpe-operations", 30)
-    return prepare_mt.main([name, *map(str, arguments)])
+def run(*words, name="iwslt14", operations="--bpe-operations 30"):
+    """Run the command, with few merges to learn."""
+    return run_command("prepare translation", name, *words, operations)
 
 
 def write(path, text):
@@ -45,14 +42,10 @@ def write_pairs(prefix, pairs, end=""):
         write(Path(f"{prefix}.{lang}{end}"), "".join(f"{line}\n" for line in side))
 
 
-def record_of(dest):
-    return json.loads((dest / "prepared.json").read_text())
-
-
-def subwords_of(dest, split, lang):
+def subwords_of(dest, split, lang, pair="de-en"):
     """Return the lines of a binarised split, from nothing but what is in the folder."""
     dictionary = Dictionary.load(str(dest / f"dict.{lang}.txt"))
-    items = indexed_dataset.make_dataset(str(dest / f"{split}.de-en.{lang}"), "mmap")
+    items = indexed_dataset.make_dataset(str(dest / f"{split}.{pair}.{lang}"), "mmap")
     assert all(item[-1] == dictionary.eos() for item in items)
     return [" ".join(dictionary[i] for i in item[:-1]) for item in items]
 
@@ -60,12 +53,14 @@ def subwords_of(dest, split, lang):
 def words_of(dest, split):
     """Return the pairs of tokens of a binarised split."""
     text = TextPipeline.from_folder(dest)
-    sides = [map(text.words, subwords_of(dest, split, lang)) for lang in LANGUAGES]
+    languages, pair = text.languages, "-".join(text.languages)
+    sides = [map(text.words, subwords_of(dest, split, lang, pair)) for lang in languages]
     return list(zip(*sides, strict=True))
 
 
 def raw_of(dest, split):
-    sides = [(dest / "raw" / f"{split}.{lang}").read_text().split("\n") for lang in LANGUAGES]
+    languages = record_of(dest)["recipe"]["languages"]
+    sides = [(dest / "raw" / f"{split}.{lang}").read_text().split("\n") for lang in languages]
     assert all(side.pop() == "" for side in sides)
     return list(zip(*sides, strict=True))
 
@@ -117,9 +112,16 @@ def talks(tmp_path):
 # IWSLT14
 
 
-def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path):
-    dest = tmp_path / "dest"
-    assert run(dest, "--source", talks) == 0
+@pytest.mark.parametrize("packed", [False, True])
+def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path, capsys, packed):
+    dest, source = tmp_path / "dest", talks
+    if packed:
+        source = tmp_path / "packed"
+        source.mkdir()
+        with tarfile.open(source / "de-en.tgz", "w:gz") as archive:
+            archive.add(talks / "de-en", "de-en")
+    assert run(dest, "--source", source) == 0
+    assert "\r" not in "".join(capsys.readouterr())  # no progress bars where nobody looks
     kept = [("men &amp; man de", "men &amp; man en"), ("ted : it &apos; s", "ted : it &apos;s")]
     kept += [lower_caption(n) for n in range(20)]
     kept += [("man " * 174 + "man",) * 2, ("a a a", "a a")]
@@ -139,15 +141,6 @@ def test_talks_lose_their_markup_and_every_23rd_pair_is_valid(talks, tmp_path):
     assert raw_of(dest, "test") == tests
     assert words_of(dest, "test")[1] == ("man &amp; men",) * 2
     assert record_of(dest)["recipe"]["detokenised"] is True
-
-
-def test_packed_talks_give_the_same(talks, tmp_path):
-    (tmp_path / "packed").mkdir()
-    with tarfile.open(tmp_path / "packed" / "de-en.tgz", "w:gz") as archive:
-        archive.add(talks / "de-en", "de-en")
-    one, other = tmp_path / "one", tmp_path / "other"
-    assert run(one, "--source", talks) == run(other, "--source", tmp_path / "packed") == 0
-    assert files_of(one) == files_of(other)
 
 
 def files_of(dest):
@@ -239,47 +232,13 @@ def test_is_what_fairseq_preprocess_makes(tokenised, tmp_path):
                 assert ours == (theirs / f"{split}.en-de.{lang}.{end}").read_bytes()
 
 
-# Text to subwords and back
-
-
-@pytest.mark.parametrize(
-    ("options", "lang", "line", "tokens", "back"),
-    [
-        ({}, "en", "It's  a “two-year-old”.", "It 's a “ two-year-old ” .", None),
-        ({"normalize_punctuation": True}, "de", "Er sagt: „Ja!“", 'Er sagt : " Ja ! "', None),
-        ({"dash_splits": True}, "en", "two-year-old", "two @-@ year @-@ old", "two-year-old"),
-        ({"escape": True}, "en", "B & C's [x]", "B &amp; C &apos;s &#91; x &#93;", "B & C's [x]"),
-        ({"lowercase": True}, "de", "Ein Käse, groß.", "ein käse , groß .", "ein käse, groß."),
-        ({"tokenizer": "none"}, "de", " Ein\u00a0 Käse,\tja. ", "Ein Käse,ja.", None),
-    ],
-)
-def test_pipeline_there_and_back(tmp_path, options, lang, line, tokens, back):
-    write(tmp_path / "bpe.codes", "#version: 0.2\no l\nol d</w>\n")
-    text = TextPipeline(LANGUAGES, model=tmp_path / "bpe.codes", **options)
-    if options == {"tokenizer": "none"}:
-        tokens = "Ein Käse, ja."
-    assert text.tokens(line, lang) == tokens
-    assert text.words(text.encode(line, lang)) == tokens
-    assert len(text.encode("x old", lang).split()) == 2
-    if back:
-        assert text.decode(text.encode(line, lang), lang) == back
-
-
-def test_pipeline_refuses_what_it_cannot_do(tmp_path):
-    with pytest.raises(UserError, match="no folder of translation data .*prepare_multi30k.sh"):
-        TextPipeline.from_folder(tmp_path)
-    with pytest.raises(UserError, match="language 'fr': allowed is de or en"):
-        TextPipeline().tokens("Bonjour", "fr")
-    with pytest.raises(UserError, match="tokenizer 'perl': allowed is moses or none"):
-        TextPipeline(tokenizer="perl")
-    with pytest.raises(UserError, match="None: no such file; needed for subword_nmt"):
-        TextPipeline().encode("Hallo", "de")
+# Sentencepiece
 
 
 def test_sentencepiece_takes_text_without_tokens(talks, tmp_path):
     dest = tmp_path / "dest"
-    options = "--vocabulary", "sentencepiece", "--bpe-operations", 290
-    assert run(dest, "--source", talks, *options) == 0
+    options = "--vocabulary sentencepiece --bpe-operations 290"
+    assert run(dest, "--source", talks, operations=options) == 0
     recipe = record_of(dest)["recipe"]
     assert (recipe["bpe"], recipe["bpe_model"]) == ("sentencepiece", "sentencepiece.model")
     assert recipe["tokenizer"] == "none"
@@ -308,7 +267,7 @@ def test_extra_pairs_come_to_train_unless_held_out(tokenised, tmp_path):
     assert words_of(dest, "train")[41:] == more
     count = record_of(dest)["splits"]["train"]
     assert (count["pairs"], count["extra pairs"]) == (45, 4)
-    assert (count["extra in valid or test"], count["dropped by length"]) == (2, 1)
+    assert (count["in valid or test"], count["dropped by length"]) == (2, 1)
     assert set(record_of(dest)["recipe"]["extra_train"]) == {
         f"{tmp_path.name}/{name}" for name in ("more.de.gz", "more.en.gz", "pairs.zip")
     }
@@ -319,7 +278,7 @@ def test_extra_pairs_come_to_train_unless_held_out(tokenised, tmp_path):
 
 @pytest.fixture
 def multi30k(tmp_path):
-    """Multi30k's files, and their descriptions as `mt_corpora` has them."""
+    """Multi30k's files, and their descriptions as `corpora` has them."""
     names = {"train": range(30), "val": [50], "test_2016_flickr": [60, 61]}
     for name, numbers in (names | {"test_2017_flickr": [70]}).items():
         write_pairs(tmp_path / "multi30k" / name, map(caption, numbers), ".gz")
@@ -334,8 +293,8 @@ def multi30k(tmp_path):
 def test_multi30k_has_two_tests(multi30k, tmp_path, form):
     source = tmp_path / "multi30k" if form == "files" else None
     dest = tmp_path / "dest"
-    corpus = mt_corpora.multi30k(source, multi30k)
-    mt_build.prepare(dest, corpus, bpe_operations=20)
+    corpus = corpora.multi30k(source, multi30k)
+    prepare(dest, corpus, bpe_operations=20)
     assert words_of(dest, "train") == [lower_caption(n) for n in range(30)]
     assert words_of(dest, "test1") == [lower_caption(70)]
     assert raw_of(dest, "valid") == [caption(50)]
@@ -346,9 +305,9 @@ def test_multi30k_has_two_tests(multi30k, tmp_path, form):
 
 def test_changed_multi30k_is_refused(multi30k, tmp_path):
     write(tmp_path / "multi30k" / "val.en.gz", "Changed.\n")
-    corpus = mt_corpora.multi30k(tmp_path / "multi30k", multi30k)
-    with pytest.raises(UserError, match="val.en.gz: sha256 of its .* is .*, must be "):
-        mt_build.prepare(tmp_path / "dest", corpus, bpe_operations=20)
+    corpus = corpora.multi30k(tmp_path / "multi30k", multi30k)
+    with pytest.raises(UserError, match="val.en.gz has .* bytes with sha256 .*; allowed: sha256 "):
+        prepare(tmp_path / "dest", corpus, bpe_operations=20)
     assert [path.name for path in tmp_path.iterdir()] == ["multi30k"]
 
 
@@ -366,7 +325,8 @@ def test_wmt14_is_cleaned_by_subwords_and_keeps_its_case(tmp_path):
             segment = f'<srcset>\n<seg id="1">{text}</seg>\n'
             path = write(tmp_path / f"newstest2014-deen-{name}.sgm", segment)
             archive.add(path, f"test-full/{path.name}")
-    assert run(dest, "--source", folder, "--bpe-operations", 60, name="wmt14_en2de") == 0
+    options = "--bpe-operations 60"
+    assert run(dest, "--source", folder, name="wmt14-en-de", operations=options) == 0
     lines = [*pairs[:150], (long, long), *pairs[150:], ("", "Nothing.")]
     assert raw_of(dest, "valid") == [lines[99], lines[199], lines[299]][:2]  # the third is empty
     assert len(words_of(dest, "valid")) == 2
@@ -387,53 +347,161 @@ def test_tokenised_wmt14_knows_its_sides(tmp_path):
         for side, i in (("tgt", 0), ("src", 1)):
             text = "".join(f"{caption(n)[i]} &quot;\n" for n in pairs)
             write(folder / f"{side}-{name}.txt", text)
-    assert run(dest, "--source", folder, name="wmt14_en2de") == 0
+    assert run(dest, "--source", folder, name="wmt14-en-de") == 0
     assert words_of(dest, "valid") == [tuple(f"{line} &quot;" for line in caption(30))]
     assert len(words_of(dest, "train")) == 20
 
 
-# Run again, interruptions, several processes
+def test_download_of_iwslt14_is_unverified_and_its_pairs_are_counted(talks, tmp_path, capsys):
+    with tarfile.open(tmp_path / "de-en.tgz", "w:gz") as file:
+        file.add(talks / "de-en", "de-en")
+    archive = Archive((tmp_path / "de-en.tgz").as_uri(), None, corpora.IWSLT14.members)
+    with pytest.raises(UserError, match=r"download has 52 pairs for train; allowed: 174,443, .*"):
+        prepare(tmp_path / "dest", corpora.iwslt14(None, archive), bpe_operations=20)
+    assert "could not be verified, because nobody publishes a checksum" in capsys.readouterr().err
+    assert not (tmp_path / "dest").exists()
 
 
-def test_second_run_does_nothing_and_says_so(tokenised, tmp_path, capsys):
-    dest = tmp_path / "dest"
-    assert run(dest, "--source", tokenised) == 0
-    before = {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-    capsys.readouterr()
-    assert run(dest, "--source", tokenised) == 0
-    assert f"{dest} is already prepared" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in dest.rglob("*")} == before
-    assert run(dest, "--source", tokenised, "--bpe-operations", 31) == 1
-    assert "was prepared with bpe_operations 30, not 31" in capsys.readouterr().err
-    (dest / "raw" / "test.en").write_text("")
-    assert run(dest, "--source", tokenised) == 1
-    assert "raw/test.en is no longer as prepared" in capsys.readouterr().err
+# Own pairs
 
 
-@pytest.mark.parametrize("stage", ["_tokenise", "learn_subwords", "_segment", "_binarise"])
-def test_interrupted_run_leaves_nothing_and_the_next_completes(
-    tokenised, tmp_path, monkeypatch, capsys, stage
-):
-    dest = tmp_path / "dest"
-    original = getattr(mt_build, stage)
+def own(number):
+    """Return a raw pair of French and Japanese."""
+    digits = " ".join(str(number))
+    return f"L’homme {digits} marche.", f"男 {digits} は歩く。"
 
-    def interrupted(*arguments):
-        original(*arguments)
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(mt_build, stage, interrupted)
-        assert run(dest, "--source", tokenised) == 130
-    assert "run it again to finish" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenised"]
-    assert run(dest, "--source", tokenised) == 0
-    assert len(words_of(dest, "train")) == 41
+def write_own(prefix, pairs, end=""):
+    for i, lang in enumerate(("fr", "ja")):
+        text = "".join(f"{pair[i]}\n" for pair in pairs).encode()
+        opened = {"": open, ".gz": gzip.open, ".xz": lzma.open}[end]
+        with opened(f"{prefix}.{lang}{end}", "wb") as file:
+            file.write(text)
+
+
+OWN = "--source-lang fr --target-lang ja"
+
+
+def run_own(*words):
+    return run(*words, OWN, name="text", operations="")
+
+
+@pytest.mark.parametrize("form", ["", ".gz", ".xz", "columns", "zip"])
+def test_own_pairs_of_any_language(tmp_path, form):
+    dest, pairs = tmp_path / "dest", [own(i) for i in range(40)]
+    train = tmp_path / "train"
+    if form in ("columns", "zip"):
+        train = write(tmp_path / "train.tsv", "".join("\t".join(pair) + "\n" for pair in pairs))
+    else:
+        write_own(train, pairs, form)
+    if form == "zip":
+        with zipfile.ZipFile(tmp_path / "train.zip", "w") as file:
+            file.write(train, "pairs/train.tsv")
+        train = tmp_path / "train.zip"
+    write_own(tmp_path / "valid", [own(50)])
+    write_own(tmp_path / "test", [own(60), own(61)])
+    options = "--valid", tmp_path / "valid", "--test", tmp_path / "test"
+    assert run_own(dest, "--train", train, *options) == 0
+    assert [words_of(dest, s) for s in ("train", "valid")] == [pairs, [own(50)]]
+    assert raw_of(dest, "test") == [own(60), own(61)]
+    text = TextPipeline.from_folder(dest)
+    assert text.languages == ("fr", "ja")
+    assert text.decode(text.encode("男 7 は歩く。", "ja"), "ja") == "男 7 は歩く。"
+
+
+def test_what_is_not_given_is_drawn_from_train_and_shares_no_sentence_with_it(tmp_path):
+    pairs = [own(i) for i in range(60)] * 2 + [(own(i)[0], own(i + 100)[1]) for i in range(60)]
+    drawn = []
+    for name, order in (("one", pairs), ("other", pairs[::-1])):
+        write_own(tmp_path / name, order)
+        dest = tmp_path / f"{name}.dest"
+        fractions = "--valid-fraction 0.1 --lowercase"
+        assert run_own(dest, "--train", tmp_path / name, fractions) == 0
+        splits = {split: words_of(dest, split) for split in ("train", "valid", "test")}
+        drawn.append({split: set(found) for split, found in splits.items()})
+        counts = record_of(dest)["splits"]
+        pairs_of_all = [counts[split]["pairs"] for split in splits]
+        assert sum(pairs_of_all) + counts["train"]["in valid or test"] == len(pairs)
+    assert drawn[0] == drawn[1]
+    assert [len(drawn[0][split]) for split in ("valid", "test")] == [12, 6]
+    for side in (0, 1):
+        held_out = {pair[side] for split in ("valid", "test") for pair in drawn[0][split]}
+        assert not held_out & {pair[side] for pair in drawn[0]["train"]}
+    assert all(pair[0].startswith("l’homme") for pair in drawn[0]["train"])
+
+
+def test_fairseq_trains_on_own_pairs_in_either_direction(tmp_path):
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    write_own(tmp_path / "train", [own(i) for i in range(40)])
+    assert run_own(tmp_path / "dest", "--train", tmp_path / "train") == 0
+    for source, target in (("fr", "ja"), ("ja", "fr")):
+        cfg = TranslationConfig(
+            data=str(tmp_path / "dest"), source_lang=source, train_subset="train"
+        )
+        cfg.target_lang, cfg.dataset_impl, cfg.required_seq_len_multiple = target, "mmap", 1
+        task = TranslationTask.setup_task(cfg)
+        task.load_dataset("valid")
+        assert task.source_dictionary == task.target_dictionary
+        assert len(task.dataset("valid")) == 2
+
+
+OWN_MISTAKES = {
+    "no pairs": (
+        "--train none",
+        r"--train is none: found nothing; allowed: a PREFIX with PREFIX\.f",
+    ),
+    "one side": (
+        "--train half",
+        r"--train is half: found half\.fr; allowed: .*PREFIX\.fr and PREF",
+    ),
+    "one column": ("--train one.tsv", r"one\.tsv: line 2 is 'only'; allowed: fr<TAB>ja"),
+    "few pairs": (
+        "--train two.tsv",
+        r"--train has 2 different pairs; allowed: more than 2, to draw",
+    ),
+    "shared": (
+        "--train two.tsv --valid two.tsv --test two.tsv",
+        r".*for train \(2 in valid or test",
+    ),
+    "unknown to Moses": (
+        "--train two.tsv --vocabulary subword-nmt",
+        r"--vocabulary is subword-nmt: Moses' tokeniser does not know ja; allowed: sentencepiece",
+    ),
+    "fraction": (
+        "--train two.tsv --valid two.tsv --valid-fraction .1",
+        r"--valid-fraction is 0\.1: --valid is given; allowed: one of both",
+    ),
+    "same language": (
+        "--train two.tsv --target-lang fr",
+        r"--target-lang is fr; allowed: another",
+    ),
+    "language": ("--train two.tsv --target-lang f.r", r"--target-lang is f\.r; allowed: letters"),
+    "no train": ("", r"the following arguments are required: --train; usage: "),
+}
+
+
+@pytest.mark.parametrize("mistake", OWN_MISTAKES)
+def test_mistake_with_own_pairs(tmp_path, monkeypatch, capsys, mistake):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "half.fr", "x\n")
+    write(tmp_path / "one.tsv", "a\tb\nonly\n")
+    write(tmp_path / "two.tsv", "a\tb\nc\td\n")
+    before = sorted(tmp_path.iterdir())
+    arguments, message = OWN_MISTAKES[mistake]
+    assert run("dest", OWN, arguments, name="text", operations="")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"clusterformer prepare translation( text)?: error: .*{message}", line), line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# Several processes
 
 
 def test_several_processes_give_the_same(talks, tmp_path, monkeypatch):
-    monkeypatch.setattr(mt_build, "_BATCH", 20)
+    monkeypatch.setattr(parallel, "BATCH", 20)
     one, two = tmp_path / "one", tmp_path / "two"
-    assert run(one, "--source", talks) == run(two, "--source", talks, "--workers", 2) == 0
+    assert run(one, "--source", talks) == run(two, "--source", talks, "--workers 2") == 0
     assert files_of(one) == files_of(two)
 
 
@@ -442,23 +510,26 @@ def test_several_processes_give_the_same(talks, tmp_path, monkeypatch):
 MISTAKES = {
     "unequal": (
         {"valid.de-en.en": "x\n" * 9},
-        r"de-en.de has 10 lines and .*en has 9; allowed",
+        r"de-en.de has 10 lines and .*en has 9; allowed: the",
     ),
-    "more": ({"valid.de-en.en": "x\n" * 12}, r"has 10 lines and .*en has 12; allowed is the same"),
-    "Latin-1": ({"test.de-en.de": b"a\ncaf\xe9\n"}, r"test.de-en.de: line 2: byte 0xE9 is not"),
+    "more": ({"valid.de-en.en": "x\n" * 12}, r"has 10 lines and .*en has 12; allowed: the same"),
+    "Latin-1": ({"test.de-en.de": b"a\ncaf\xe9\n"}, r"test.de-en.de: line 2: byte 0xE9 cannot be read as UTF-8"),
     "broken": ({"train.sample.de-en.de.gz": b"no gz"}, r"de\.gz: cannot be read after line 0"),
-    "missing": ({"test.de-en.en": None}, r"0 files for test in en; allowed is one, test\.de-en"),
-    "two": ({"train.de-en.en": b"x\n"}, r"2 files for train in en; allowed is one"),
-    "empty": ({"valid.de-en.de": b"", "valid.de-en.en": b""}, r"iwslt14: no pair for valid"),
+    "missing": ({"test.de-en.en": None}, r"0 files for test in en; allowed: one, test\.de-en"),
+    "two": ({"train.de-en.en": b"x\n"}, r"2 files for train in en; allowed: one"),
+    "empty": (
+        {"valid.de-en.de": b"", "valid.de-en.en": b""},
+        r"iwslt14: no pair is left for valid; allowed: at",
+    ),
     "all dropped": (
         {"train.sample.de-en.en.gz": gzip.compress(b"\n" * 41)},
-        r"no pair for train, 41 dropped by their lengths; allowed is one or more",
+        r"no pair is left for train \(41 dropped by length\); allowed: at least one",
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_in_a_file_is_told(tokenised, tmp_path, capsys, mistake):
+def test_mistake_in_a_file(tokenised, tmp_path, capsys, mistake):
     files, message = MISTAKES[mistake]
     for name, content in files.items():
         if content is None:
@@ -466,73 +537,57 @@ def test_mistake_in_a_file_is_told(tokenised, tmp_path, capsys, mistake):
         else:
             (tokenised / name).write_bytes(content.encode() if type(content) is str else content)
     assert run(tmp_path / "dest", "--source", tokenised) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert re.match(f"prepare_iwslt14.sh: error: .*{message}", told[-1]), told
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"clusterformer prepare translation: error: .*{message}", line), line
     assert [path.name for path in tmp_path.iterdir()] == ["tokenised"]
 
 
 OPTIONS = {
-    "no folder": ("--source nowhere", r"--source nowhere: no such folder; allowed is .*de-en.tgz"),
+    "no folder": (
+        "--source nowhere",
+        r"--source is nowhere: no such folder; allowed: .*de-en.tgz",
+    ),
     "wrong folder": (
         "--source .",
-        r"--source \.: not found; allowed is a folder that holds train",
+        r"--source is \.: holds no train.tags.de-en.de; allowed: a folder",
     ),
-    "operations": ("--bpe-operations 0", r"--bpe-operations: '0'; allowed: a whole number"),
-    "vocabulary": ("--vocabulary bpe", r"--vocabulary: .*'bpe' .*subword-nmt.*sentencepiece"),
-    "option": ("--lower", r"unrecognized arguments: --lower; usage: prepare_iwslt14.sh"),
+    "operations": ("--bpe-operations 0", r"--bpe-operations is 0; allowed: a whole number"),
+    "vocabulary": (
+        "--vocabulary bpe",
+        r"--vocabulary is bpe; allowed: subword-nmt, sentencepiece",
+    ),
+    "option": ("--lower", r"unrecognized arguments: --lower; usage: .* iwslt14 \["),
     "no extra": (
         "--source {source} --extra-train none",
-        r"--extra-train none: found nothing; allowed is a PREFIX .*English<TAB>German",
+        r"--extra-train is none: found nothing; allowed: a PREFIX with PREFIX\.de and PREFIX\.en",
     ),
-    "half an extra": ("--source {source} --extra-train half", r"half: found half\.de; allowed"),
     "one column": (
         "--source {source} --extra-train one.tsv",
-        r"one\.tsv: line 2: 'only' ?; allowed is English<TAB>German",
+        r"one\.tsv: line 2 is 'only'; allowed: en<TAB>de",
     ),
     "pieces": (
         "--source {source} --vocabulary sentencepiece --bpe-operations 9000",
-        r"--bpe-operations 9000: allowed is at most \d+ for this text",
+        r"--bpe-operations is 9000; allowed: at most \d+ for this text",
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", OPTIONS)
-def test_mistaken_option_is_told(tokenised, tmp_path, monkeypatch, capsys, mistake):
+def test_mistaken_option(tokenised, tmp_path, monkeypatch, capsys, mistake):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "half.de", "x\n")
     write(tmp_path / "one.tsv", "a\tb\nonly\n")
     arguments, message = OPTIONS[mistake]
-    try:
-        status = run("dest", *arguments.format(source=tokenised).split())
-    except SystemExit as error:
-        status = error.code
-    told = capsys.readouterr().err.splitlines()
-    assert status
-    assert re.match(f"prepare_iwslt14.sh: error: .*{message}", told[-1]), told
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["half.de", "one.tsv", "tokenised"]
-
-
-@pytest.mark.parametrize("corpus", ["multi30k", "iwslt14", "wmt14_en2de"])
-def test_help_says_what_cannot_be_verified(capsys, corpus):
-    with pytest.raises(SystemExit):
-        prepare_mt.main([corpus, "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert told.startswith(f"usage: prepare_{corpus}.sh")
-    assert ("cannot be verified" in told) == (corpus != "multi30k")
-
-
-def test_script_works_from_anywhere(tokenised, tmp_path, capsys):
-    assert run(tmp_path / "out" / "dest", "--source", tokenised) == 0
-    assert "\r" not in "".join(capsys.readouterr())  # no progress bars where nobody looks
-    for corpus in ("multi30k", "iwslt14", "wmt14_en2de"):
-        script = (SCRIPTS / f"prepare_{corpus}.sh").read_text()
-        assert f'prepare_mt.py" {corpus} "$@"' in script
-    script = ["bash", SCRIPTS / "prepare_iwslt14.sh", "out/dest", "--source", "tokenised"]
-    done = subprocess.run(
-        [*script, "--bpe-operations", "30"],
-        env={**os.environ, "PYTHON": sys.executable},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+    assert run("dest", arguments.format(source=tokenised), operations="")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"clusterformer prepare translation( iwslt14)?: error: .*{message}", line), (
+        line
     )
-    assert (done.returncode, done.stdout) == (0, "out/dest is already prepared\n"), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.tsv", "tokenised"]
+
+
+@pytest.mark.parametrize("corpus", ["multi30k", "iwslt14", "wmt14-en-de"])
+def test_help_says_what_cannot_be_verified(capsys, corpus):
+    assert run("--help", name=corpus) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith(f"usage: clusterformer prepare translation {corpus}")
+    assert ("nobody publishes a checksum" in printed) == (corpus == "iwslt14")

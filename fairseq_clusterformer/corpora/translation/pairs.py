@@ -27,7 +27,7 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip.
 
     Raises:
-        UserError: if it cannot be read or unpacked, or is not UTF-8.
+        UserError: if it cannot be read or unpacked, or has another encoding.
     """
     number = 0
     first = "utf-8-sig" if encoding == "utf-8" else encoding
@@ -37,8 +37,8 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
                 yield line.decode(first if number == 1 else encoding).rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} is not UTF-8; "
-            "allowed: UTF-8 text"
+            f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
+            f"{encoding.upper()}; allowed: text in this encoding"
         ) from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None

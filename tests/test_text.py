@@ -1,0 +1,42 @@
+"""The text pipeline of translation data: text to subwords and back."""
+
+import pytest
+
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.text import TextPipeline
+
+LANGUAGES = ("de", "en")
+
+
+@pytest.mark.parametrize(
+    ("options", "lang", "line", "tokens", "back"),
+    [
+        ({}, "en", "It's  a “two-year-old”.", "It 's a “ two-year-old ” .", None),
+        ({"normalize_punctuation": True}, "de", "Er sagt: „Ja!“", 'Er sagt : " Ja ! "', None),
+        ({"dash_splits": True}, "en", "two-year-old", "two @-@ year @-@ old", "two-year-old"),
+        ({"escape": True}, "en", "B & C's [x]", "B &amp; C &apos;s &#91; x &#93;", "B & C's [x]"),
+        ({"lowercase": True}, "de", "Ein Käse, groß.", "ein käse , groß .", "ein käse, groß."),
+        ({"tokenizer": "none"}, "de", " Ein\u00a0 Käse,\tja. ", "Ein Käse,ja.", None),
+    ],
+)
+def test_pipeline_there_and_back(tmp_path, options, lang, line, tokens, back):
+    (tmp_path / "bpe.codes").write_text("#version: 0.2\no l\nol d</w>\n")
+    text = TextPipeline(LANGUAGES, model=tmp_path / "bpe.codes", **options)
+    if options == {"tokenizer": "none"}:
+        tokens = "Ein Käse, ja."
+    assert text.tokens(line, lang) == tokens
+    assert text.words(text.encode(line, lang)) == tokens
+    assert len(text.encode("x old", lang).split()) == 2
+    if back:
+        assert text.decode(text.encode(line, lang), lang) == back
+
+
+def test_pipeline_refuses_what_it_cannot_do(tmp_path):
+    with pytest.raises(UserError, match="no folder of translation data"):
+        TextPipeline.from_folder(tmp_path)
+    with pytest.raises(UserError, match="language 'fr': allowed is de or en"):
+        TextPipeline().tokens("Bonjour", "fr")
+    with pytest.raises(UserError, match="tokenizer 'perl': allowed is moses or none"):
+        TextPipeline(tokenizer="perl")
+    with pytest.raises(UserError, match="None: no such file; needed for subword_nmt"):
+        TextPipeline().encode("Hallo", "de")
