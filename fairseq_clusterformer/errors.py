@@ -1,11 +1,6 @@
 """One form for a user's mistake, and files that are written whole or not at all."""
 
-import pickle
 from pathlib import Path
-
-# What loading something else than a checkpoint or its data ends in.
-LOADING = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
-LOADING = (*LOADING, AssertionError, pickle.UnpicklingError)
 
 
 class UserError(Exception):

@@ -6,6 +6,7 @@ mistake of the user's.
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -80,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the sub-command ``words``; see `main`."""
+    # Before fairseq is imported: one of its modules asks for every message down to DEBUG.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")
     try:
         return module.main(arguments)

@@ -1,46 +1,13 @@
-"""BLEU of fairseq-generate's output: the rows of ``score_translation.sh``'s table."""
+"""BLEU of translations: the rows of the table of ``clusterformer evaluate translation``."""
 
 import json
 import re
 
 from sacrebleu.metrics import BLEU
 
-from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.text import TextPipeline
 
 BOOTSTRAPS = 1000
-
-
-def read_generated(text: str, name: str) -> tuple[list[str], list[str]]:
-    """Best hypotheses and references of fairseq-generate's output, in order of sentence id.
-
-    Args:
-        text: with lines ``H-3<tab>score<tab>tokens`` and ``T-3<tab>tokens``; others are ignored.
-        name: of the file, for messages.
-
-    Raises:
-        UserError: if nothing or not everything is there.
-    """
-    found: dict[str, dict[int, str]] = {"H": {}, "T": {}}
-    for line in text.split("\n"):
-        if match := re.match(r"(?:H-(\d+)\t[^\t]*|T-(\d+))\t(.*)", line):
-            kind, number = ("H", match[1]) if match[1] else ("T", match[2])
-            found[kind].setdefault(int(number), match[3])  # the first of an n-best list
-    count = max(found["H"].keys() | found["T"].keys(), default=-1) + 1
-    if told := re.search(r"Translated ([\d,]+) sentences", text):
-        count = max(count, int(told[1].replace(",", "")))
-    if not count:
-        raise UserError(
-            f"--generated is {name}: no line begins with H-; allowed: what fairseq-generate prints"
-        )
-    for kind, what in (("H", "hypotheses"), ("T", "references")):
-        if missing := sorted(set(range(count)) - found[kind].keys()):
-            some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-            raise UserError(
-                f"--generated is {name}: {len(missing)} of {count} {what} are missing ({kind}-: "
-                f"{some}); allowed: the whole output of fairseq-generate on data with references"
-            )
-    return tuple([lines[i] for i in range(count)] for lines in found.values())
 
 
 def split_compounds(tokens: str) -> str:
@@ -55,7 +22,7 @@ def bleu(
     metric = BLEU(force=True, **options)  # force: without a warning that text looks tokenised
     result = metric.corpus_score(hypotheses, [references], n_bootstrap=BOOTSTRAPS * bootstrap or 1)
     signature = str(metric.get_signature())
-    told = json.loads(result.format(width=4, signature=signature, is_json=True))
+    found = json.loads(result.format(width=4, signature=signature, is_json=True))
     return {
         "bleu": result.score,
         "precisions": result.precisions,
@@ -63,8 +30,8 @@ def bleu(
         "length_ratio": result.ratio,
         "hypothesis_length": result.sys_len,
         "reference_length": result.ref_len,
-        "confidence": [told["confidence_mean"], told["confidence_var"]]
-        if "confidence" in told
+        "confidence": [found["confidence_mean"], found["confidence_var"]]
+        if "confidence" in found
         else None,
         "signature": signature,
     }
@@ -104,6 +71,7 @@ def score(
 
 
 def table(rows: dict[str, dict]) -> str:
+    """The rows for people."""
     lines = [f"{'':16}{'BLEU':>7}{'':14}{'1/2/3/4-grams':>22}{'brevity':>9}{'length':>8}"]
     for name, row in rows.items():
         confidence = row["confidence"]

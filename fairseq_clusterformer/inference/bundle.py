@@ -70,11 +70,7 @@ def write_bundle(
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        if not is_bundle(out):
-            raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
-        if not force:
-            raise bad_option("OUT", out, "a new folder, or --force to replace it", "it is there")
+    check_out(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent) as work:
         new = Path(work) / "new"
@@ -84,6 +80,20 @@ def write_bundle(
             os.rename(out, Path(work) / "before")
         os.rename(new, out)
     return out
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Refuse what is there already.
+
+    Raises:
+        UserError: unless `out` is new or empty, or a bundle that may be replaced.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_bundle(out):
+        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
+    if not force:
+        raise bad_option("OUT", out, "a new folder, or --force to replace the bundle", "it exists")
 
 
 def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
@@ -111,6 +121,7 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
         "cfg": sections,
     }
     (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
     for pattern in _FILES:
         for file in loaded.folder.glob(pattern):
             copy = folder / file.relative_to(loaded.folder)
@@ -191,3 +202,16 @@ def _options(sections: dict, namespaces: list[str], folder: Path) -> DictConfig:
     for name in namespaces:
         sections[name] = Namespace(**sections[name])
     return OmegaConf.create(sections, flags={"allow_objects": True})
+
+
+def as_checkpoint(loaded: "Loaded") -> dict:
+    """A model as fairseq's own commands read it from a file, to be written by ``torch.save``."""
+    history = {"num_updates": loaded.updates, "optimizer_name": "", "lr_scheduler_state": {}}
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True),
+        "model": loaded.model.state_dict(),
+        "optimizer_history": [history],
+        "last_optimizer_state": None,
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }

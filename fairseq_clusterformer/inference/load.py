@@ -69,9 +69,8 @@ def load_checkpoint(
         UserError: a file or a folder that is missing, is something else, or does not fit.
     """
     path = Path(path)
-    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
+    state = read_state(path, option, task)
     cfg = state["cfg"]
-    _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
     if data is not None:
         overrides["data"] = str(data)
     overwrite_args_by_name(cfg, overrides)
@@ -112,6 +111,17 @@ def load_checkpoint(
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
 
 
+def read_state(path: Path, option: str, task: str | Sequence[str] | None = None) -> dict:
+    """What a checkpoint or a bundle holds, as fairseq's ``load_checkpoint_to_cpu`` returns it.
+
+    Raises:
+        UserError: see `load_checkpoint`.
+    """
+    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
+    _check_names(state["cfg"], path, option, [task] if isinstance(task, str) else task)
+    return state
+
+
 def read_tensors(path: Path, option: str) -> dict:
     """Everything in a file that fairseq wrote, on the CPU.
 
@@ -131,7 +141,7 @@ def read_tensors(path: Path, option: str) -> dict:
 
 
 def _read_file(path: Path, option: str) -> dict:
-    """A checkpoint's state, as fairseq's ``load_checkpoint_to_cpu`` returns it."""
+    """The same of a file alone, without the optimizer's state."""
     state = read_tensors(path, option)
     if state.get("cfg"):
         state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
@@ -174,9 +184,3 @@ def reason_of(error: BaseException) -> str:
     if lines[0].startswith("Weights only load failed"):
         return "it is no checkpoint"
     return lines[1] if lines[0].startswith("Error(s) in loading") and lines[1:] else lines[0]
-
-
-def load_reader(checkpoint, data=None, **options):
-    """The model and the task of a reader; goes when nothing calls it any more."""
-    loaded = load_checkpoint(checkpoint, data=data, task="clusterformer_qa", **options)
-    return loaded.model, loaded.task

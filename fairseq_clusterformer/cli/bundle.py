@@ -1,0 +1,46 @@
+"""Put a checkpoint and all that it needs into one folder.
+
+  clusterformer bundle checkpoint_best.pt my-model --dtype float16
+  clusterformer generate --checkpoint my-model "The cat"
+
+A bundle holds the weights (as safetensors), the options of the training, the dictionaries and the
+subword model. It needs no data folder, and nothing in it is pickled: loading it runs no code. All
+commands of clusterformer, and fairseq_clusterformer.load in Python, take a bundle or a checkpoint.
+fairseq's own commands take checkpoints alone.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_clusterformer.cli.common import Parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write a bundle; returns the exit status.
+
+    Raises:
+        UserError: if the checkpoint or its data is wrong, or OUT is there.
+    """
+    parser = Parser(prog="clusterformer bundle", description=__doc__)
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="of fairseq, or a bundle")
+    add("out", metavar="OUT", type=Path, help="the folder to make")
+    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="of the weights in the file (default: float32, which changes no output)",
+    )
+    add("--force", action="store_true", help="replace a bundle that is there")
+    args = parser.parse_args(arguments)
+
+    from fairseq_clusterformer.inference.bundle import check_out, write_bundle
+    from fairseq_clusterformer.inference.load import load_checkpoint
+
+    check_out(args.out, args.force)
+    loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
+    write_bundle(loaded, args.out, dtype=args.dtype, force=args.force)
+    size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
+    print(f"{args.out}: {type(loaded.model).__name__}, {size / 1e6:.1f} MB in {args.dtype}")
+    return 0

@@ -1,0 +1,109 @@
+"""Continue a prompt with a language model.
+
+  clusterformer generate --checkpoint checkpoint_best.pt "The cat" --max-tokens 300
+  clusterformer generate --checkpoint BUNDLE --input prompt.txt --temperature 0.8 --top-p 0.9
+
+The prompt is the argument, a file (--input) or what stdin holds. It is printed first, and what
+follows it as it is written, a token at a time: bytes, pieces or words, as the model was trained.
+Where training saw texts of N tokens, what goes beyond N tokens is new to the model.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.errors import bad_option
+
+
+def _number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"is {text}; allowed: a number {allowed}")
+        return value
+
+    return read
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="clusterformer generate", description=__doc__)
+    add = parser.add_argument
+    add("prompt", metavar="PROMPT", nargs="?", help="default: --input or stdin; it may be empty")
+    add("--checkpoint", required=True, metavar="PATH", help="a language model's, or a bundle")
+    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add("--input", metavar="FILE", type=Path, help="a file with the prompt")
+    add("--max-tokens", metavar="N", type=whole_number, default=200, help="default: %(default)s")
+    add(
+        "--temperature",
+        metavar="T",
+        type=_number("of 0 or more", lambda value: 0 <= value < float("inf")),
+        default=1.0,
+        help="the lower, the likelier each token; 0: always the likeliest (default: 1)",
+    )
+    add("--top-k", metavar="K", type=whole_number, help="draw among the K likeliest tokens")
+    add(
+        "--top-p",
+        metavar="P",
+        type=_number("above 0, up to 1", lambda value: 0 < value <= 1),
+        default=1.0,
+        help="draw among the likeliest tokens that together have this probability (default: 1)",
+    )
+    add("--seed", metavar="N", type=int, help="the same text each time (default: another one)")
+    add("--num-samples", metavar="N", type=whole_number, help="texts, each after a line of dashes")
+    add("--cpu", action="store_true", help="do not use an accelerator")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Continue a prompt; returns the exit status.
+
+    Raises:
+        UserError: if the checkpoint, its data or the prompt is wrong.
+    """
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.prompt is not None and args.input:
+        parser.error(f"--input is {args.input}, and PROMPT is given; allowed: one of both")
+    prompt = _prompt(args.prompt, args.input)
+
+    from fairseq_clusterformer.inference.language_model import LanguageModel
+    from fairseq_clusterformer.inference.load import load_checkpoint
+
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task="language_modeling")
+    model = LanguageModel(loaded, device="cpu" if args.cpu else None)
+    options = {
+        name: getattr(args, name)
+        for name in ("max_tokens", "temperature", "top_k", "top_p", "seed", "num_samples")
+    }
+    if args.num_samples:
+        for text in model.generate(prompt, **options):
+            print(f"{'-' * 20}\n{_shown(text)}")
+        return 0
+    for text in model.generate(prompt, stream=True, **options):
+        print(_shown(text), end="", flush=True)
+    print()
+    return 0
+
+
+def _prompt(argument: str | None, path: Path | None) -> str:
+    """The prompt, without the line end that a file or a pipe ends with."""
+    if argument is not None:
+        return argument
+    try:
+        data = path.read_bytes() if path else sys.stdin.buffer.read()
+        return data.decode().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "not UTF-8"
+        raise bad_option("--input", path or "stdin", "a file of UTF-8 text", problem) from None
+
+
+def _shown(text: str) -> str:
+    """The text without characters that could command a terminal."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

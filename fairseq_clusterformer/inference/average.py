@@ -1,0 +1,111 @@
+"""The average of several checkpoints' parameters."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.errors import UserError
+
+from .load import read_tensors
+
+EPOCH = re.compile(r"checkpoint(\d+)\.pt")
+UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+
+
+def average(paths: Sequence[Path]) -> dict:
+    """The checkpoint that holds the average of the checkpoints' parameters.
+
+    A tensor that two names share in every checkpoint is shared in the result too. The mean of
+    minus infinity, which a log-sum-exp starts from, is minus infinity.
+
+    Raises:
+        UserError: a file that is no checkpoint, or parameters that differ in name or shape.
+    """
+    sums: dict[str, Tensor] = {}
+    shared: dict[str, tuple] = defaultdict(tuple)  # name: where it lies in each checkpoint
+    newest: dict = {}
+    shapes: dict[str, list[int]] = {}
+    for path in paths:
+        state = read_tensors(path, "--inputs")
+        state.pop("last_optimizer_state", None)
+        # what is no tensor, such as a memory bank, is taken from the newest
+        model = {n: t for n, t in state["model"].items() if isinstance(t, Tensor)}
+        if shapes:
+            _check_same({n: list(t.shape) for n, t in model.items()}, path, shapes, paths[0])
+        else:
+            shapes = {name: list(tensor.shape) for name, tensor in model.items()}
+        for name, tensor in model.items():
+            place = tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
+            shared[name] += (place,)
+            if tensor.is_floating_point():
+                wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+                sums[name] = sums[name] + wide if name in sums else wide
+        if not newest or _updates(state) >= _updates(newest):
+            newest = state
+    means: dict[tuple, Tensor] = {}
+    for name, tensor in newest["model"].items():
+        if name not in sums:
+            continue
+        if shared[name] not in means:
+            means[shared[name]] = (sums[name] / len(paths)).to(tensor.dtype)
+        newest["model"][name] = means[shared[name]]
+    newest["last_optimizer_state"] = None
+    return newest
+
+
+def _updates(state: dict) -> int:
+    """How many updates a checkpoint has seen; 0 if it does not tell."""
+    history = state.get("optimizer_history") or [{}]
+    return history[-1].get("num_updates", 0)
+
+
+def _check_same(
+    given: dict[str, list[int]], path: Path, wanted: dict[str, list[int]], first: Path
+) -> None:
+    for name in [*wanted, *given]:
+        here, there = given.get(name, "missing"), wanted.get(name, "missing")
+        if here != there:
+            raise UserError(
+                f"--inputs: {name} is {there} in {first}, {here} in {path}; "
+                "allowed: checkpoints of one model"
+            )
+
+
+def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:
+    """The `count` latest checkpoints of a folder by epoch or by update, the newest first.
+
+    Args:
+        upper_bound: the latest epoch or update to take.
+
+    Raises:
+        UserError: if there are fewer.
+    """
+    pattern = UPDATE if by_update else EPOCH
+    found = {
+        int(match[1]): path for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
+    }
+    allowed = [n for n in sorted(found, reverse=True) if upper_bound is None or n <= upper_bound]
+    if len(allowed) < count:
+        option = "--num-update-checkpoints" if by_update else "--num-epoch-checkpoints"
+        there = ", ".join(found[n].name for n in sorted(found)) or "none"
+        bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
+        raise UserError(
+            f"{option} is {count}, but {folder} has {len(allowed)}{bound}; there are: {there}"
+        )
+    return [found[n] for n in allowed[:count]]
+
+
+def write_checkpoint(state: dict, path: Path) -> None:
+    """Write a checkpoint as fairseq reads it, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        torch.save(state, partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
