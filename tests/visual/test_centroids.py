@@ -33,7 +33,7 @@ def test_every_centroid_is_in_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("width", "message"),
     [
-        (17, "they have 17 values each; allowed: centroids of square images"),
+        (17, "they have 17 values each; allowed: centroids of square"),
         (None, "no such file"),
     ],
 )
