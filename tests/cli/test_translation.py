@@ -533,9 +533,12 @@ class TestHydra:
         groups.pop("hydra")
         given = {key: value for group in groups.values() for key, value in group.items()}
         names = {name: groups[name]["_name"] for name in ("optimizer", "lr_scheduler")}
-        names |= {"arch": "clusterformer_tiny", "criterion": groups["criterion"]["_name"]}
-        for option, value in (grid["shared"] | grid["runs"]["clustered en-de@1"]).items():
+        names |= {"arch": "clusterformer_tiny"}
+        names |= {group: groups[group]["_name"] for group in ("task", "criterion")}
+        for option, value in (grid["shared"] | grid["rows"]["clustered en-de"]).items():
             key = option.replace("-", "_")
+            if key == "keep_interval_updates":  # the recipe keeps more
+                continue
             there = names.get(key, given.get(key))
             there = there[0] if isinstance(there, list) else there
             if key == "eval_bleu_remove_bpe":  # what the flag alone stands for
