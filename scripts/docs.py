@@ -59,45 +59,44 @@ def command_line() -> str:
         "# Command line\n\n`python -m scripts.docs` writes this page from the commands' parsers; "
         "`--help` says more. `python -m fairseq_clusterformer` is the same as `clusterformer`. "
         "The exit status is 0 for success, 1 for a mistake in what was given, and 2 for a mistake "
-        "in the command line.\n"
+        "in the command line. What takes a checkpoint takes a bundle too, has `--cpu` to leave an "
+        "accelerator alone, and `--data FOLDER` if the prepared folder has moved.\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
         parts.append(f"\n## clusterformer {name}\n\n{what[0].upper()}{what[1:]}.\n\n")
-        known: set[str] = set()
-        parts += _arguments(parser, known)
+        parts += _arguments(parser)
         for corpora in parser._actions:
             if isinstance(corpora, argparse._SubParsersAction):
-                for corpus, its in corpora.choices.items():
-                    lines = _arguments(its, known, corpus)
-                    says = "adds:\n" if lines else "adds nothing."
-                    parts += [f"\n`{name} {corpus}` {says}\n", *lines]
+                own, *others = corpora.choices
+                parts += [f"\n`{name} {own}`:\n\n", *_arguments(corpora.choices[own])]
+                parts.append(f"\n`{name} NAME --help` lists what is different for other corpora: ")
+                parts.append(f"{', '.join(others)}.\n")
     return re.sub("\n{3,}", "\n\n", "".join(parts))
 
 
-def _arguments(
-    parser: argparse.ArgumentParser, known: set[str], corpus: str = "NAME"
-) -> list[str]:
-    """A line for each argument that is not known yet; they are known afterwards."""
+def _arguments(parser: argparse.ArgumentParser) -> list[str]:
+    """A line for each argument: the first part of its help, and its default."""
     lines = []
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue
+        if action.option_strings in (["--cpu"], ["--data"]) and not action.required:
+            continue  # the page's beginning explains them
         value = parser._get_formatter()._format_args(action, action.dest.upper())
         names = ", ".join(action.option_strings)
         text = parser._get_formatter()._expand_help(action) if action.help else ""
-        text = re.sub(rf"\b{corpus}\b", "NAME", " ".join(text.split()))
-        text = text.replace("<", "&lt;").replace("*", "\\*")
-        line = f"- `{f'{names} {value}'.strip()}`{text and ': '}{text}\n"
-        if line not in known:
-            known.add(line)
-            lines.append(line)
+        text = " ".join(text.split())
+        first = re.split(r"; (?![^(]*\))", text)[0] if action.choices is None else text
+        default = re.search(r" \(default: [^()]*\)", text.removeprefix(first))
+        text = f"{first}{default[0] if default else ''}".replace("<", "&lt;").replace("*", "\\*")
+        lines.append(f"- `{f'{names} {value}'.strip()}`{text and ': '}{text}\n")
     return lines
 
 
 def option_table(owners: list[str]) -> str:
     """The options that these dataclasses have, and earlier ones of the list do not."""
-    rows, known = ["| option | default | meaning |", "| --- | --- | --- |"], set()
+    rows, known = ["| option | default | meaning |", "|---|---|---|"], set()
     for owner in owners:
         module, name = owner.removeprefix("-").split(":")
         path = module if module.startswith("fairseq.") else f"fairseq_clusterformer.{module}"

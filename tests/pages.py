@@ -1,0 +1,50 @@
+"""The pages of the documentation, and the commands in them."""
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*/*.md"),
+    ]
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every command line of a page as words; of pipes and of && each part."""
+    found = []
+    for block in blocks(page, "bash"):
+        for line in block.replace("$PWD/", "").replace("\\\n", " ").splitlines():
+            words: list[str] = []
+            for word in [*shlex.split(line, comments=True), "&&"]:
+                if word not in ("|", "&&"):
+                    words.append(word)
+                    continue
+                if ">" in words:
+                    words = words[: words.index(">")]
+                if words:
+                    found.append(words)
+                words = []
+    return found
+
+
+def recipe(save_dir: str) -> list[str]:
+    """The fairseq-train command of all pages that saves there."""
+    found = [
+        words
+        for page in PAGES
+        for words in commands(page)
+        if words[0] == "fairseq-train" and save_dir in words
+    ]
+    assert found, save_dir
+    assert all(words == found[0] for words in found), f"{save_dir}: two recipes differ"
+    return found[0]

@@ -1,0 +1,257 @@
+"""The documentation tells the truth: commands parse, links lead somewhere, pages are current."""
+
+import argparse
+import contextlib
+import importlib
+import re
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import yaml
+from fairseq import options
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+import fairseq_clusterformer.plugin  # noqa: F401
+from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention, attention_kinds
+from fairseq_clusterformer.attention import base as attention_base
+from fairseq_clusterformer.cli.main import COMMANDS
+from fairseq_clusterformer.kernels import ranged_attention
+from scripts import docs
+from tests.kinds import pads
+from tests.pages import PAGES, ROOT, blocks, commands, recipe
+
+EXTENDING = ROOT / "docs" / "extending.md"
+PARSERS = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-generate": options.get_generation_parser,
+    "fairseq-interactive": options.get_interactive_generation_parser,
+    "fairseq-validate": options.get_validation_parser,
+}
+#: a configuration, and where the recipe saves that is the same by options
+CONFIGURATIONS = {
+    "language_model/config/enwik8.yaml": "checkpoints/enwik8",
+    "language_model/config/wikitext103.yaml": "checkpoints/wikitext103",
+    "language_model/config/tiny.yaml": "checkpoints/my-texts",
+    "translation/config/multi30k.yaml": "checkpoints/multi30k",
+    "classification/config/mr.yaml": "checkpoints/reviews",
+    "question_answering/config/quasar_t.yaml": "checkpoints/quasar_t",
+}
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_placeholders(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"\$HERE|^[A-Z_]{4,}$", text, flags=re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_all_pages_together_are_short() -> None:
+    assert sum(page.stat().st_size for page in PAGES) < 130_000
+
+
+def test_generated_pages_are_current() -> None:
+    page = docs.DOCS / "options.md"
+    assert docs.options(page.read_text()) == page.read_text(), "python -m scripts.docs"
+    assert docs.command_line() == (docs.DOCS / "command-line.md").read_text()
+
+
+def test_every_option_is_in_its_table() -> None:
+    tables = re.findall(r"<!-- options: (.+?) -->", (docs.DOCS / "options.md").read_text())
+    assert set(tables) == set(docs.TABLES)
+    model = docs.option_table(docs.TABLES["language model"].split())
+    assert "| `--attention-window` | `128` |" in model
+    assert "--decoder-layers" not in model  # fairseq's own
+
+
+def test_paths_in_commands_exist() -> None:
+    """Scripts, grids and configurations; what a command makes lies elsewhere."""
+    seen = 0
+    for words in (words for page in PAGES for words in commands(page)):
+        for word in words:
+            if word.startswith("scripts/") or re.fullmatch(r"examples/.*\.yaml", word):
+                assert (ROOT / word).is_file(), words
+                seen += 1
+        if "--config-name" in words:
+            folder = ROOT / words[words.index("--config-dir") + 1]
+            assert (folder / f"{words[words.index('--config-name') + 1]}.yaml").is_file(), words
+            seen += 1
+    assert seen > 20
+
+
+def test_fairseq_commands_parse() -> None:
+    seen = 0
+    for page in PAGES:
+        for words in commands(page):
+            if words[0] in PARSERS:
+                args = parse_fairseq(words)  # exits on an unknown option
+                model = ARCH_MODEL_NAME_REGISTRY.get(getattr(args, "arch", None), "clusterformer")
+                assert model.startswith("clusterformer"), words
+                seen += 1
+    assert seen > 15
+
+
+def parse_fairseq(words: list[str]) -> argparse.Namespace:
+    folder = str(ROOT / "fairseq_clusterformer")
+    words = [folder if word == "fairseq_clusterformer" else word for word in words]
+    return options.parse_args_and_arch(PARSERS[words[0]](), words[1:])
+
+
+def parser_of_module(name: str) -> argparse.ArgumentParser:
+    """The parser of `python -m NAME`, caught when it is about to print its help."""
+    for module in (name, f"{name}.__main__"):
+        main = getattr(importlib.import_module(module), "main", None)
+        if main is not None:
+            break
+    caught: list[argparse.ArgumentParser] = []
+    with (
+        mock.patch.object(
+            argparse.ArgumentParser, "print_help", lambda p, f=None: caught.append(p)
+        ),
+        mock.patch("sys.argv", [name, "--help"]),
+        contextlib.suppress(SystemExit),
+    ):
+        try:
+            main(["--help"])
+        except TypeError:  # takes sys.argv
+            main()
+    return caught[0]
+
+
+def test_our_commands_parse() -> None:
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    for page in PAGES:
+        for words in commands(page):
+            if words[0] == "clusterformer":
+                name = next(
+                    (n for n in COMMANDS if words[1:][: len(n.split())] == n.split()), None
+                )
+                assert name or "--help" in words, words
+                if name is None:
+                    continue
+                rest = words[1 + len(name.split()) :]
+                make = lambda name=name: docs.parser_of(name.split())  # noqa: E731
+            elif words[:2] == ["python", "-m"]:
+                name, rest = words[2], words[3:]
+                make = lambda name=name: parser_of_module(name)  # noqa: E731
+            else:
+                continue
+            if name not in parsers:
+                parsers[name] = make()
+            try:
+                parsers[name].parse_args(rest)
+            except SystemExit:
+                pytest.fail(f"{page.relative_to(ROOT)}: {' '.join(words)}")
+    assert set(COMMANDS) <= set(parsers), set(COMMANDS) - set(parsers)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_recipe_and_configuration_are_equal(name: str) -> None:
+    """What a configuration says, the command of the page says too."""
+    args = vars(parse_fairseq(recipe(CONFIGURATIONS[name])))
+    config = yaml.safe_load((ROOT / "examples" / name).read_text())
+    names = {"model": "arch", "lr_scheduler": "lr_scheduler", "optimizer": "optimizer"}
+    # an option of the model that is left open has its dataclass's value
+    defaults = vars(MODEL_DATACLASS_REGISTRY[config["model"]["_name"]]())
+    differ = {}
+    for section, values in config.items():
+        if section in ("hydra", "common"):
+            continue
+        for option, value in values.items():
+            if option == "_name":
+                given = args[names.get(section, section)]
+                given = ARCH_MODEL_NAME_REGISTRY.get(given, given)
+            elif option in ("data", "save_dir", "update_freq"):
+                continue  # each user's own; by the number of GPUs
+            else:
+                given = args.get(option, defaults.get(option))
+            if plain(given) != plain(value):
+                differ[f"{section}.{option}"] = (given, value)
+    assert not differ
+
+
+def plain(value: object) -> object:
+    """A value, however it was written."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(getattr(value, "value", value)).replace(" ", "")
+
+
+@pytest.fixture
+def signs():
+    """The router of docs/extending.md, registered for one test."""
+    block = next(b for b in blocks(EXTENDING, "python") if "register_attention" in b)
+    names: dict = {}
+    exec(compile(block, "extending.md", "exec"), names)
+    yield names["signs"]
+    del attention_base._KINDS["signs"]
+
+
+@torch.no_grad()
+def test_a_kind_in_one_file(signs) -> None:
+    assert "signs" in attention_kinds()
+    config = AttentionConfig(window=2)
+    layer = MultiheadAttention(8, 2, kinds=("signs",), config=config, causal=True)
+    layer = layer.double().eval()
+    x = torch.randn(2, 40, 8, dtype=torch.float64)
+    for mask in (None, pads([40, 21], 40, "left"), pads([40, 21], 40, "right")):
+        out, _ = layer(x, mask)
+        real = torch.ones(2, 40, dtype=torch.bool) if mask is None else ~mask
+        state, steps = {}, []
+        for t in range(40):
+            step_mask = None if mask is None else mask[:, t : t + 1]
+            step, state = layer.step(x[:, t : t + 1], state, step_mask)
+            steps.append(step)
+        torch.testing.assert_close(torch.cat(steps, 1)[real], out[real])
+    # Without its value, a token is missed by itself and by the next of its cluster, in each head.
+    projections = (layer.q_proj, layer.k_proj, layer.v_proj)
+    q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in projections)
+    codes = signs(k)[0]
+    layout = layer.routers[0](x, q, k).layouts[0]
+    edited = v.clone()
+    edited[0, :, 3] = 0
+    before, after = (ranged_attention(q, k, values, layout)[0] for values in (v, edited))
+    changed = (before - after).abs().amax(-1)[0] > 1e-12
+    for head in range(2):
+        same = (codes[head] == codes[head, 3]).nonzero().flatten()
+        assert torch.equal(changed[head].nonzero().flatten(), same[same >= 3][:2])
+
+
+def test_attention_without_fairseq() -> None:
+    block = next(b for b in blocks(EXTENDING, "python") if "layer(x)" in b)
+    names = {"x": torch.randn(1, 50, 512)}
+    exec(compile(block, "extending.md", "exec"), names)
+    assert names["y"].shape == names["x"].shape
+
+
+def test_changelog_names_what_was_there() -> None:
+    """Every script that was a command is in the table of old names."""
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    old = "prepare_text prepare_enwik8 prepare_wikitext103 prepare_lm prepare_multi30k"
+    old += " prepare_iwslt14 prepare_wmt14_en2de prepare_mt prepare_classification prepare_qa"
+    old += " translate answer score_translation evaluate_qa stepwise_perplexity cluster_picture"
+    old += " document_clusters centroid_picture average_checkpoints compare_language_models"
+    old += " compare_translation_models compare_readers reproduce distance_task recall_task"
+    old += " seen_words benchmark_attention benchmark_training benchmark_generation"
+    old += " benchmark_reader benchmark_compile reproduce_efficiency efficiency_floor"
+    for name in old.split():
+        assert re.search(rf"\b{name}\.(py|sh)\b", changelog), name
+    for name in COMMANDS:
+        assert name.split()[0] in changelog
