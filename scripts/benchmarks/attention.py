@@ -1,20 +1,19 @@
-#!/usr/bin/env python3
-"""Time and memory of attention alone, forward and backward, beside other implementations.
+"""Time and memory of attention alone, forward and backward, for several implementations.
 
-    python scripts/benchmark_attention.py --lengths 1024 4096 16384
-    python scripts/benchmark_attention.py --kinds dense window --json RESULT.json --plot RESULT.png
+    python -m scripts.benchmarks.attention --lengths 1024 4096 16384
+    python -m scripts.benchmarks.attention --kinds dense window --json R.json --plot R.png
 
-Routing is included: ``neural`` computes similarities, assigns, sorts and attends; in
+Routing is included: ``neural`` computes similarities, assigns, sorts and attends. In
 ``neural+losses`` both clustering losses go forward and backward too, down to W_c, the centroids
-and the layer's input. ``attention_contestants.py`` says what the others are, and how each is set
-to about W visible keys; ``neural`` sees W at most, and fewer where clusters are small, as with
-K = sqrt(N). They take turns within one run, so that a machine whose speed drifts is unfair to
-none; medians are reported, and the range as a share of the median. Memory is the peak
-beyond inputs, outputs and gradients, on a CPU each contestant in a process of its own.
+and the layer's input. ``scripts/benchmarks/contestants.py`` describes the others, and how each is
+set to about W visible keys. ``neural`` sees at most W, and fewer where clusters are small, as with
+K = sqrt(N). The contestants take turns within one run, so a change of the machine's speed hits all
+of them. Medians are reported, and the range as a share of the median. Memory is the peak beyond
+inputs, outputs and gradients; on a CPU each contestant has a process of its own.
 
-A contestant that computes wrong results is not timed, and the exit status is 1; one that is not
-installed or does not run here is named with the reason. The floor is what the machine's own
-ceilings, measured at the start, allow for the visible pairs (see ``efficiency_floor.py``).
+A contestant that computes wrong results is not timed, and the exit status is 1. One that is not
+installed or does not run here is named with the reason. The floor is the least time for the
+visible pairs, by ceilings that are measured at the start (``scripts/benchmarks/floor.py``).
 """
 
 import math
@@ -26,29 +25,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
-from scripts.benchmarks.common import (
-    DTYPES,
-    MIB,
-    CheckFailed,
-    Unavailable,
-    add_device_options,
-    in_own_process,
-    interleaved,
-    markdown,
-    median_ratio,
-    peak_memory,
-    plot_panels,
-    settle_device,
-    spread,
-    write_record,
-)
-from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting, build, check
+from fairseq_clusterformer.cli.common import Parser
+from scripts.benchmarks import common
+from scripts.benchmarks.check import check
+from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting, build
 from scripts.benchmarks.floor import Ceilings, attention_floor, measure_ceilings
 
 SMALL = 256  # tokens of a first run, in which libraries allocate what they need once
-COLUMNS = ("kind", "N", "milliseconds", "spread", "memory MiB", "times as fast as dense")
-COLUMNS += ("routing share", "share of floor")
+COLUMNS = {
+    "kind": "",
+    "N": "",
+    "milliseconds": ".3g",
+    "spread": ".0%",
+    "memory MiB": ".0f",
+    "times as fast as dense": ".2f",
+    "routing share": ".0%",
+    "share of floor": ".1%",
+}
 
 
 class Contestant:
@@ -58,13 +51,13 @@ class Contestant:
         torch.manual_seed(0)
         self.name, self.setting = name, setting
         shape = (setting.batch, setting.length, setting.heads, setting.width)
-        options = {"dtype": DTYPES[setting.dtype], "device": setting.device}
+        options = {"dtype": common.DTYPES[setting.dtype], "device": setting.device}
         self.weight, *self.qkv = (torch.randn(shape, **options).transpose(1, 2) for _ in range(4))
         for tensor in self.qkv:
             tensor.requires_grad_()
         self.x = torch.randn(*shape[:2], setting.heads * setting.width, **options)
         self.attention = build(name, setting)
-        if getattr(self.attention, "losses", False):
+        if isinstance(self.attention, Clustered) and self.attention.losses:
             self.x.requires_grad_()
 
     def check(self) -> None:
@@ -94,32 +87,26 @@ class Contestant:
             return None
         s = self.setting
         vectors = s.batch * s.heads * s.length
-        return attention_floor(ceilings, pairs, vectors, s.width, DTYPES[s.dtype])
+        return attention_floor(ceilings, pairs, vectors, s.width, common.DTYPES[s.dtype])
 
 
 def measure_memory(name: str, setting: Setting) -> float:
     """MiB beyond inputs, outputs and gradients, at the peak of a forward and backward pass."""
     contestant = Contestant(name, setting)
     Contestant(name, replace(setting, length=SMALL)).run()
-    # The output and the three gradients are counted as given: make room for them, and touch it.
+    # The output and the three gradients do not count: make room for them, and touch it.
     given = [torch.ones_like(contestant.weight) for _ in range(4)]
-    if setting.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated() / MIB
-    else:
-        before = peak_memory(setting.device)
+    before = common.memory_before(setting.device)
     del given
     contestant.run()
-    return peak_memory(setting.device) - before
+    return common.peak_memory(setting.device) - before
 
 
 def memory_of(name: str, setting: Setting) -> float | None:
-    """The same from a process of its own on a CPU; None if that died."""
+    """The same, or None where the process did not survive."""
     try:
-        if setting.device == "cuda":
-            return measure_memory(name, setting)
-        return in_own_process(measure_memory, name=name, setting=setting)
-    except Unavailable as error:
+        return common.measured_memory(measure_memory, setting.device, name=name, setting=setting)
+    except common.Unavailable as error:
         print(f"memory of {name} at N = {setting.length}: {error}", file=sys.stderr)
         return None
 
@@ -127,7 +114,7 @@ def memory_of(name: str, setting: Setting) -> float | None:
 def enter(
     names: list[str], setting: Setting
 ) -> tuple[list[Contestant], dict[str, str], dict[str, str]]:
-    """The contestants that compute what they should, why others do not run, and who fails."""
+    """Contestants with right results; reasons why others do not run; which results are wrong."""
     ready, missing, failed = [], {}, {}
     for name in names:
         try:
@@ -135,9 +122,9 @@ def enter(
             contestant.check()
             contestant.run()
             ready.append(contestant)
-        except Unavailable as error:
+        except common.Unavailable as error:
             missing[name] = str(error)
-        except CheckFailed as error:
+        except common.CheckFailed as error:
             failed[name] = str(error)
     return ready, missing, failed
 
@@ -149,7 +136,7 @@ def compare(contestants: list[Contestant], ceilings: Ceilings, repeats: int) -> 
     for route in routing.values():
         route()
     runs |= {f"routing of {name}": route for name, route in routing.items()}
-    seconds = interleaved(runs, repeats, contestants[0].setting.device)
+    seconds = common.interleaved(runs, repeats, contestants[0].setting.device)
     dense = seconds.get("dense")
     rows = []
     for contestant in contestants:
@@ -158,13 +145,13 @@ def compare(contestants: list[Contestant], ceilings: Ceilings, repeats: int) -> 
             "kind": name,
             "N": contestant.setting.length,
             "milliseconds": statistics.median(times) * 1e3,
-            "spread": spread(times),
+            "spread": common.spread(times),
             "memory MiB": memory_of(name, contestant.setting),
         }
         if dense is not None:
-            row["times as fast as dense"] = median_ratio(dense, times)
+            row["times as fast as dense"] = common.median_ratio(dense, times)
         if name in routing:
-            row["routing share"] = median_ratio(seconds[f"routing of {name}"], times)
+            row["routing share"] = common.median_ratio(seconds[f"routing of {name}"], times)
         floor = contestant.floor(ceilings)
         if floor is not None:
             row["floor milliseconds"] = floor * 1e3
@@ -175,64 +162,50 @@ def compare(contestants: list[Contestant], ceilings: Ceilings, repeats: int) -> 
     return rows
 
 
-def shown(row: dict) -> str:
-    """A row of the printed table."""
-    formats = ("", "", ".3g", ".0%", ".0f", ".2f", ".0%", ".1%")
-    values = (row.get(column) for column in COLUMNS)
-    return markdown(
-        None if value is None else format(value, spec)
-        for value, spec in zip(values, formats, strict=True)
-    )
-
-
-def plot(path: Path, rows: list[dict]) -> None:
-    floors = {
-        name: [(r["N"], r["floor milliseconds"]) for r in rows if r["kind"] == name]
-        for name in ("dense", "window", "neural")
-    }
-    plot_panels(
-        path,
-        rows,
-        [("milliseconds", "milliseconds, forward + backward"), ("memory MiB", "memory, MiB")],
-        x=("N", "tokens"),
-        series="kind",
-        floors={name: points for name, points in floors.items() if points},
-    )
-
-
 def make_parser() -> Parser:
-    parser = Parser(prog="benchmark_attention.py", description=__doc__)
+    numbers = {
+        "--lengths": ([1024, 4096, 16384], "tokens"),
+        "--batch": (1, ""),
+        "--heads": (8, ""),
+        "--width": (64, "of a head"),
+        "--window": (128, "keys that a query sees"),
+        "--clusters": (None, "default: sqrt(N)"),
+    }
+    parser = common.make_parser("scripts.benchmarks.attention", __doc__, numbers)
     names = list(CONTESTANTS)
     parser.add_argument("--kinds", nargs="+", default=names, choices=names, help="default: all")
-    parser.add_argument("--lengths", nargs="+", type=whole_number, default=[1024, 4096, 16384])
-    parser.add_argument("--batch", type=whole_number, default=1)
-    parser.add_argument("--heads", type=whole_number, default=8)
-    parser.add_argument("--width", type=whole_number, default=64, help="of a head")
-    parser.add_argument("--window", type=whole_number, default=128, help="keys that a query sees")
-    parser.add_argument("--clusters", type=whole_number, help="default: sqrt(N)")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
-    parser.add_argument("--repeats", type=whole_number, default=3)
-    add_device_options(parser)
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
     parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
     return parser
+
+
+def plot(path: Path, rows: list[dict], title: str) -> None:
+    """Draw time with the floors, and memory."""
+    common.plot_rows(
+        path,
+        rows,
+        {"milliseconds": "milliseconds, forward and backward", "memory MiB": "memory, MiB"},
+        x=("N", "tokens"),
+        series="kind",
+        title=title,
+        floors={"milliseconds": "floor milliseconds"},
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    settle_device(parser, args)
-    ceilings = measure_ceilings(args.device, DTYPES[args.dtype])
+    common.settle_device(parser, args)
+    ceilings = measure_ceilings(args.device, common.DTYPES[args.dtype])
     print(
         f"ceilings: {ceilings.operations / 1e9:.0f} GFLOP/s in {args.dtype}, "
-        f"{ceilings.bytes / 1e9:.1f} GB/s\n\n{markdown(COLUMNS)}\n"
-        + markdown(["---", *["---:"] * (len(COLUMNS) - 1)])
+        f"{ceilings.bytes / 1e9:.1f} GB/s\n\n{common.table_head(COLUMNS)}"
     )
     clusters = "sqrt(N)" if args.clusters is None else args.clusters
+    sizes = f"B = {args.batch}, H = {args.heads}, E = {args.width}, W = {args.window}"
     settings = (
-        f"B = {args.batch}, H = {args.heads}, E = {args.width}, W = {args.window}, K = {clusters}"
-        f", {args.dtype}, {args.impl}, causal, forward + backward, routing included, "
-        f"medians of {args.repeats}"
+        f"{sizes}, K = {clusters}, {args.dtype}, {args.impl}, causal, forward + backward, "
+        f"routing included, medians of {args.repeats}"
     )
     rows, not_run, wrong = [], {}, {}
     for length in args.lengths:
@@ -249,13 +222,13 @@ def main(argv: list[str] | None = None) -> int:
         )
         contestants, missing, failed = enter(args.kinds, setting)
         for row in compare(contestants, ceilings, args.repeats) if contestants else ():
-            print(shown(row), flush=True)
+            print(common.table_row(row, COLUMNS), flush=True)
             rows.append(row)
         for found, reasons in ((not_run, missing), (wrong, failed)):
             for name, reason in reasons.items():
                 found.setdefault(name, {})[length] = reason
         more = {"ceilings": asdict(ceilings), "not run": not_run, "wrong": wrong}
-        write_record(args.json, args.device, settings, rows, **more)
+        common.write_record(args.json, parser.prog, args.device, settings, rows, **more)
     notes = {row["kind"]: row["note"] for row in rows if "note" in row}
     print("".join(f"\n{name}: {note}" for name, note in notes.items()))
     for what, found in (("not run", not_run), ("WRONG, not timed", wrong)):
@@ -263,8 +236,8 @@ def main(argv: list[str] | None = None) -> int:
             for reason in dict.fromkeys(reasons.values()):
                 lengths = ", ".join(str(n) for n, r in reasons.items() if r == reason)
                 print(f"{what}: {name} at N = {lengths}: {reason}")
-    if args.plot is not None and rows:
-        plot(args.plot, rows)
+    if args.plot is not None:
+        plot(args.plot, rows, f"Attention alone: {sizes}, {args.dtype}")
     return 1 if wrong else 0
 
 

@@ -1,18 +1,14 @@
-"""What the benchmarks share: turns, clocks, memory, records and pictures."""
+"""What the benchmarks share: turns, clocks, memory, tables, records and pictures."""
 
 import argparse
-import inspect
 import json
-import logging
 import multiprocessing
-import os
-import platform
 import re
 import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -20,15 +16,20 @@ from typing import Any
 
 import torch
 
+from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.errors import write_aside
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
+from scripts.experiments.plots import Line, Panel, draw
+from scripts.experiments.provenance import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MIB = 2**20
+#: what takes long to import; not the module that python -m runs, which each process runs again
+PRELOADED = ["fairseq_clusterformer.plugin", "scripts.benchmarks.check"]
 
 
 class Unavailable(Exception):
-    """Why something cannot be measured here, in a few words."""
+    """Something cannot be measured here; the message gives the reason in a few words."""
 
 
 class CheckFailed(Exception):
@@ -41,26 +42,45 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """``--device`` and ``--impl``; :func:`settle_device` fills in what is left open."""
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: cuda if there is one, else cpu"
-    )
-    parser.add_argument(
-        "--impl", help="of ranged attention; default: blocks on the CPU, triton on CUDA"
-    )
+# Options
 
 
-def settle_device(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Choose the defaults of ``--device`` and ``--impl``; refuses what is not there."""
+def make_parser(module: str, description: str, numbers: Mapping[str, tuple]) -> Parser:
+    """A parser for ``python -m module``, with the options that all benchmarks have.
+
+    Args:
+        numbers: options with whole numbers: default and help. A list takes several numbers, and
+            an option without default may be left out.
+    """
+    parser = Parser(prog=f"python -m {module}", description=description)
+    for name, (default, what) in {**numbers, "--repeats": (3, "medians of so many")}.items():
+        several = "+" if isinstance(default, list) else None
+        shown = " ".join(map(str, default)) if several else default
+        text = what if default is None else f"{what} (default: {shown})".strip()
+        parser.add_argument(name, nargs=several, type=whole_number, default=default, help=text)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU, else cpu"
+    )
+    parser.add_argument(
+        "--impl",
+        choices=list(IMPLEMENTATIONS),
+        help="implementation of ranged attention; default: blocks on the CPU, triton on CUDA",
+    )
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    return parser
+
+
+def settle_device(parser: Parser, args: argparse.Namespace) -> None:
+    """Fill in ``--device`` and ``--impl`` where they were left open."""
     if args.device is None:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device is cuda, and torch sees no GPU; allowed here: cpu")
+        parser.error("--device is cuda: torch sees no GPU; allowed: cpu")
     if args.impl is None:
         args.impl = "triton" if args.device == "cuda" else "blocks"
-    if args.impl not in IMPLEMENTATIONS:
-        parser.error(f"--impl is {args.impl}; allowed: {', '.join(IMPLEMENTATIONS)}")
+
+
+# Time
 
 
 def seconds_of(run: Callable[[], object], device: str) -> float:
@@ -79,10 +99,10 @@ def seconds_of(run: Callable[[], object], device: str) -> float:
 
 
 def interleaved(
-    runs: dict[str, Callable[[], object]], repeats: int, device: str
-) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turns, so that a drifting machine is unfair to none."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    runs: dict[Any, Callable[[], object]], repeats: int, device: str
+) -> dict[Any, list[float]]:
+    """Seconds of each run. The runs take turns, so a change of the machine's speed hits all."""
+    seconds: dict[Any, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
             seconds[name].append(seconds_of(run, device))
@@ -95,17 +115,28 @@ def spread(values: Sequence[float]) -> float:
 
 
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
-    """Median of the ratios of values that were taken side by side."""
+    """Median of the ratios of values that were taken in the same turn."""
     return statistics.median(v / o for v, o in zip(values, others, strict=True))
 
 
+# Memory
+
+
 def peak_memory(device: str) -> float:
-    """MiB at the peak: of this process, or of its tensors on the GPU."""
+    """MiB at the peak: of this process on a CPU, of its tensors on a GPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / MIB
     # getrusage would count what a parent had when it forked
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
+
+
+def memory_before(device: str) -> float:
+    """MiB in use now, to be subtracted from a later :func:`peak_memory`."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / MIB
+    return peak_memory(device)
 
 
 def available_memory(device: str) -> int:
@@ -121,10 +152,10 @@ def available_memory(device: str) -> int:
 
 
 def require_memory(needed: float, device: str) -> None:
-    """Stop before the machine swaps or kills.
+    """Stop before the machine swaps, or kills this process.
 
     Raises:
-        Unavailable: naming what would be needed and what there is.
+        Unavailable: with the memory that is needed and the memory that is free.
     """
     free = available_memory(device)
     if needed > free:
@@ -136,38 +167,53 @@ def require_memory(needed: float, device: str) -> None:
 def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
     """What ``measure(**request)`` returns in a process of its own.
 
-    Because the peak of a process's memory never falls. The modules are imported once, by a server
-    that each process is a fork of.
+    A process's peak of memory never falls, so each measurement needs a new process. A server
+    imports the modules once, and each new process is a fork of it.
 
     Raises:
-        Unavailable: it said so, or it was killed.
+        Unavailable: ``measure`` raised it, or the process was killed.
     """
     context = multiprocessing.get_context("forkserver")
-    # As a module: what only __main__ imports, every fork would import again. The server gets the
-    # environment, but not sys.path.
-    context.set_forkserver_preload([inspect.getmodule(measure).__spec__.name])
-    places = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    if places[0] not in places[1].split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             return pool.submit(measure, **request).result()
         except BrokenProcessPool:
-            raise Unavailable("its process was killed, as for too much memory") from None
+            raise Unavailable("its process was killed, probably for too much memory") from None
         except (MemoryError, torch.OutOfMemoryError):
             raise Unavailable("out of memory") from None
 
 
-def machine(device: str) -> str:
-    """What the numbers were taken on."""
-    text = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    if device == "cuda":
-        text += f", {torch.cuda.get_device_name()}"
-    return f"{text}, torch {torch.__version__}"
+def measured_memory(measure: Callable[..., float], device: str, **request: object) -> float:
+    """What ``measure(**request)`` returns: on a CPU in a process of its own."""
+    return measure(**request) if device == "cuda" else in_own_process(measure, **request)
 
 
-def shown_command(without: Sequence[str] = ("--json", "--plot")) -> str:
-    """This process's command line, but for where its results go."""
+# Results
+
+
+def markdown(cells: Sequence[object]) -> str:
+    """One row of a table; a missing value is a dash."""
+    return "| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |"
+
+
+def table_head(columns: Mapping[str, str]) -> str:
+    """The first two rows of a table."""
+    return f"{markdown(columns)}\n{markdown(['---', *['---:'] * (len(columns) - 1)])}"
+
+
+def table_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """A row by its columns' formats. A row that was not measured gives its reason instead."""
+    for key, what in (("not run", "not run"), ("wrong", "WRONG, not timed")):
+        if key in row:
+            known = [row[name] for name in columns if name in row and row[name] is not None]
+            return markdown([*known[:3], f"{what}: {row[key]}"])
+    values = ((row.get(name), form) for name, form in columns.items())
+    return markdown([None if value is None else format(value, form) for value, form in values])
+
+
+def shown_command(program: str, without: Sequence[str] = ("--json", "--plot")) -> str:
+    """This process's command line, without the files that its results go to."""
     words, left = [], iter(sys.argv[1:])
     for word in left:
         name, _, value = word.partition("=")
@@ -175,76 +221,55 @@ def shown_command(without: Sequence[str] = ("--json", "--plot")) -> str:
             words.append(word)
         elif not value:
             next(left, None)
-    return shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *words])
+    return f"{program} {shlex.join(words)}".rstrip()
 
 
-def write_record(path: Path | None, device: str, settings: str, rows: list[dict], **more) -> None:
-    """Write the rows with the command, the machine, the settings and the date; not if None."""
+def write_record(
+    path: Path | None, program: str, device: str, settings: str, rows: list[dict], **more
+) -> None:
+    """Write the rows with their provenance and settings; nothing if ``path`` is None."""
     if path is None:
         return
-    record = {
-        "command": shown_command(),
-        "machine": machine(device),
-        "settings": settings,
-        "date": time.strftime("%Y-%m-%d"),
-        **more,
-        "rows": rows,
-    }
+    found = provenance(shown_command(program), threads=torch.get_num_threads(), device=device)
+    record = {**found, "settings": settings, **more, "rows": rows}
     write_aside(path, json.dumps(record, indent=2) + "\n")
 
 
-def markdown(cells: Sequence[object]) -> str:
-    """One row of a table; what is missing is a dash."""
-    return "| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |"
-
-
-def plot_panels(
+def plot_rows(
     path: Path,
     rows: list[dict],
-    panels: Sequence[tuple[str, str]],
+    columns: Mapping[str, str],
     *,
     x: tuple[str, str],
     series: str,
-    floors: dict[str, list[tuple[float, float]]] | None = None,
+    title: str,
+    floors: Mapping[str, str] | None = None,
 ) -> None:
-    """A panel for each column, log-log, a line for each series.
+    """Draw a panel for each column with logarithmic axes, and a line for each series.
 
     Args:
         path: of the picture.
-        rows: those without a value are left out.
-        panels: column and its label.
-        x: the same of the horizontal axis.
-        series: column that tells the lines apart.
-        floors: points of dotted lines in the first panel.
+        rows: of a benchmark; those without a value are left out.
+        columns: key of a row, and the label of its panel's vertical axis.
+        x: the same for the horizontal axis.
+        series: key whose values name the lines.
+        floors: column, and the column of a lower bound that is drawn as dotted lines.
     """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns all of them up
-    import matplotlib
+    panels = []
+    for column, label in columns.items():
+        lines = _lines(rows, column, x[0], series)
+        if floors and column in floors:
+            lines += _lines(rows, floors[column], x[0], series, bound=True)
+        if lines:
+            panels.append(Panel(lines, x[1], label, log="xy"))
+    if panels:
+        draw(panels, path, title)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(
-        1,
-        len(panels),
-        figsize=(5.2 * len(panels), 4.2),
-        dpi=150,
-        layout="constrained",
-        squeeze=False,
-    )
-    names = list(dict.fromkeys(row[series] for row in rows))
-    for panel, (column, label) in zip(axes.flat, panels, strict=True):
-        for number, name in enumerate(names):
-            points = [(r[x[0]], r[column]) for r in rows if r[series] == name and r.get(column)]
-            if points:
-                style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
-                panel.plot(*zip(*sorted(points), strict=True), "o", label=name, ms=3, **style)
-        panel.set(xscale="log", yscale="log", xlabel=x[1], ylabel=label)
-        panel.grid(alpha=0.3, which="both")
-    for name, points in (floors or {}).items():
-        line = zip(*sorted(points), strict=True)
-        axes.flat[0].plot(*line, color="black", linestyle=":", label=f"floor, {name}")
-    axes.flat[0].legend(fontsize=7)
-    partial = path.with_name(path.name + ".partial")
-    pyplot.savefig(partial, format="png")
-    pyplot.close(figure)
-    partial.replace(path)
+def _lines(rows: list[dict], column: str, x: str, series: str, bound: bool = False) -> list[Line]:
+    points: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        if row.get(column):
+            points.setdefault(row[series], {})[row[x]] = [row[column]]
+    start = "floor of " if bound else ""
+    return [Line(start + name, found, bound=bound) for name, found in points.items()]

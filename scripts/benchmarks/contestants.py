@@ -1,4 +1,4 @@
-"""Attentions to measure side by side: this project's, PyTorch's, fairseq's and three from PyPI.
+"""Attentions to measure in one run: this project's, PyTorch's, fairseq's and three from PyPI.
 
 All take the layer's input and q, k, v with heads, so what is measured is attention alone, routing
 included. Each is set so that a query can see about W keys, unless it is dense:
@@ -7,17 +7,19 @@ included. Each is set so that a query can see about W keys, unless it is dense:
 dense            PyTorch's ``scaled_dot_product_attention``; -flash, -efficient, -cudnn, -math: one
                  of its backends. ``dense-math`` makes the N x N matrix.
 fairseq          fairseq's ``MultiheadAttention``, with its mask and its four projections
-window           the W latest
+window           the W latest tokens
 neural           the W latest of the query's cluster (causal), or two chunks of N / K (not causal)
 neural+losses    the same, and the losses that teach the clusters
+gated            the W latest of the query's cluster; the default model has it beside windows
 varlen           ``torch.nn.attention.varlen``, window of W
 flex             ``flex_attention``, compiled, with a block mask of the W latest
-local            ``local-attention``: blocks of W / 2, a query sees its own up to itself and the
-                 one before
-reformer         ``reformer-pytorch``: LSH, one round, buckets of W / 2, its own and the one
-                 before; queries are keys too; sees earlier tokens only, but which depends on later
-routing          ``routing-transformer``: N / W clusters, the W nearest tokens of each, its step of
-                 K-Means included; which tokens a query sees depends on later ones
+local            ``local-attention``: blocks of W / 2; a query sees its own block up to itself, and
+                 the block before
+reformer         ``reformer-pytorch``: LSH, one round, buckets of W / 2; a query sees its own
+                 bucket and the one before. Queries are keys too. It sees earlier tokens only, but
+                 which of them depends on later tokens.
+routing          ``routing-transformer``: N / W clusters, the W nearest tokens of each, with its
+                 step of K-Means. Which tokens a query sees depends on later ones.
 ===============  ==================================================================================
 
 Shape letters: B batch, H heads, N tokens, E head width, D = H E, S some queries.
@@ -25,19 +27,17 @@ Shape letters: B batch, H heads, N tokens, E head width, D = H E, S some queries
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from fairseq_clusterformer.attention import AttentionConfig, build_router
-from fairseq_clusterformer.kernels import Layout, ranged_attention
-from scripts.benchmarks.common import DTYPES, CheckFailed, Unavailable, one_line, require_memory
-
-# Of the largest value: rounding of long sums, in each precision.
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+from fairseq_clusterformer.kernels import Layout, join, ranged_attention
+from scripts.benchmarks.common import DTYPES, Unavailable, require_memory
 
 
 @dataclass(frozen=True)
@@ -61,30 +61,40 @@ class Attention(nn.Module):
 
     Attributes:
         matrices: N x N matrices of weights that exist at once for every head.
+        causal_only: whether this set-up is for causal attention only.
+        cuda_only: whether its backward pass needs CUDA.
         note: what else a reader of its numbers must know.
+        latest: tokens that each query sees, its own and those just before; None: others.
     """
 
     matrices = 0
+    causal_only = False
+    cuda_only = False
     note = ""
 
     def __init__(self, setting: Setting):
         super().__init__()
+        if self.causal_only and not setting.causal:
+            raise Unavailable("set up for causal attention only")
+        if self.cuda_only and setting.device != "cuda":
+            raise Unavailable("its backward pass needs CUDA")
         self.setting = setting
+        self.latest: int | None = None
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         """x [B, N, D] and q, k, v [B, H, N, E] to the output [B, H, N, E], and scalar losses."""
         raise NotImplementedError
 
     def visible(self, x: Tensor, q: Tensor, k: Tensor, queries: Tensor) -> Tensor | None:
-        """Which tokens the queries int64 [S] see, bool [B or 1, H or 1, S, N]; None: not said."""
-        return None
+        """Which tokens the queries int64 [S] see, bool [B or 1, H or 1, S, N]; None: unknown."""
+        return None if self.latest is None else self._latest(queries, self.latest)
 
     def pairs(self, x: Tensor, q: Tensor, k: Tensor) -> int | None:
-        """Visible query-key pairs over batch and heads; None: not said."""
+        """Visible query-key pairs over batch and heads; None: unknown."""
         return None
 
     def after_backward(self) -> None:
-        """What a training step does besides."""
+        """What else a training step does."""
 
     @classmethod
     def bytes_needed(cls, setting: Setting, layers: int = 1) -> float:
@@ -99,16 +109,14 @@ class Attention(nn.Module):
 
 
 class Dense(Attention):
-    """PyTorch's, by the backend it chooses or by a named one."""
+    """PyTorch's, with the backend that it chooses or a named one."""
 
     def __init__(self, setting: Setting, backend: str | None = None):
         super().__init__(setting)
         self.backend = backend and getattr(nn.attention.SDPBackend, backend)
 
     def forward(self, x, q, k, v):
-        if self.backend is None:
-            return scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal), []
-        with nn.attention.sdpa_kernel(self.backend):
+        with nn.attention.sdpa_kernel(self.backend) if self.backend else nullcontext():
             return scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal), []
 
     def visible(self, x, q, k, queries):
@@ -141,6 +149,7 @@ class Clustered(Attention):
             window=setting.window,
             num_clusters=setting.clusters,
             cluster_rule="recent" if setting.causal else "chunk",
+            cluster_exploration=0.0,  # or each call would route differently
         )
         self.router = build_router(
             kind,
@@ -151,33 +160,55 @@ class Clustered(Attention):
             causal=setting.causal,
         )
 
-    def route(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[Layout, list[Tensor]]:
-        (layout,), report = self.router(x, q, k)
-        return layout, [report.clustering_loss, report.sorting_loss] if self.losses else []
+    def route(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[tuple[Layout, ...], list[Tensor]]:
+        """Layouts, and the losses that teach the clusters."""
+        layouts, report = self.router(x, q, k)
+        return layouts, [report.clustering_loss, report.sorting_loss] if self.losses else []
 
     def forward(self, x, q, k, v):
-        layout, losses = self.route(x, q, k)
-        out, _ = ranged_attention(q, k, v, layout, impl=self.setting.impl)
+        layouts, losses = self.route(x, q, k)
+        impl = self.setting.impl
+        out, _ = join([ranged_attention(q, k, v, layout, impl=impl) for layout in layouts])
         return out, losses
 
     def visible(self, x, q, k, queries):
-        return visible_tokens(self.route(x, q, k)[0], queries)
+        layouts, _ = self.route(x, q, k)
+        weighted = len(layouts) > 1 or layouts[0].key_bias is not None
+        return None if weighted else visible_tokens(layouts[0], queries)
 
     def pairs(self, x, q, k):
-        layout = self.route(x, q, k)[0]
-        seen = (layout.hi - layout.lo).clamp(min=0)
-        return int(seen.expand(self.setting.batch, self.setting.heads, -1).sum())
+        layouts, _ = self.route(x, q, k)
+        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in layouts]
+        shape = (self.setting.batch, self.setting.heads, -1)
+        return sum(int(count.expand(*shape).sum()) for count in seen)
+
+
+def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:
+    """Which tokens some queries int64 [S] see by a layout, bool [B or 1, G, S, N]."""
+    length = layout.lo.size(-1)
+    slots = queries.expand(*layout.lo.shape[:2], -1)
+    if layout.query_order is not None:
+        slots = layout.query_order.argsort(-1)[..., queries]
+    lo, hi = (t.expand(*slots.shape[:2], -1).gather(-1, slots) for t in (layout.lo, layout.hi))
+    num_keys = length if layout.key_order is None else layout.key_order.size(-1)
+    slot = torch.arange(num_keys, device=queries.device)
+    seen = (slot >= lo.unsqueeze(-1)) & (slot < hi.unsqueeze(-1))
+    if layout.key_order is None:
+        return seen
+    count = torch.zeros(*seen.shape[:-1], length, device=queries.device)
+    return count.scatter_add_(-1, layout.key_order.unsqueeze(-2).expand_as(seen), seen.float()) > 0
 
 
 class Fairseq(Attention):
     """Its projections are the identity, so that what it computes from q, k, v is known."""
 
     matrices = 1
+    causal_only = True
     note = "with its four projections"
 
     def __init__(self, setting: Setting):
         super().__init__(setting)
-        _causal_only(setting)
+        self.latest = setting.length
         from fairseq.modules import MultiheadAttention
 
         import fairseq_clusterformer.plugin  # noqa: F401  fairseq on today's torch
@@ -198,19 +229,16 @@ class Fairseq(Attention):
         out, _ = self.attention(q, k, v, attn_mask=self.mask, need_weights=False)
         return out.unflatten(-1, (self.setting.heads, -1)).permute(1, 2, 0, 3), []
 
-    def visible(self, x, q, k, queries):
-        return self._latest(queries, self.setting.length)
-
 
 class Varlen(Attention):
+    causal_only = cuda_only = True
+
     def __init__(self, setting: Setting):
         super().__init__(setting)
-        _causal_only(setting)
+        self.latest = setting.window
         from torch.nn.attention.varlen import varlen_attn
 
         self.attend = varlen_attn
-        if setting.device != "cuda":
-            raise Unavailable("needs CUDA")
         ends = torch.arange(setting.batch + 1, device=setting.device) * setting.length
         self.ends = ends.to(torch.int32)
 
@@ -220,16 +248,13 @@ class Varlen(Attention):
         out = self.attend(*packed, self.ends, self.ends, n, n, window_size=window)
         return out.unflatten(0, (self.setting.batch, n)).transpose(1, 2), []
 
-    def visible(self, x, q, k, queries):
-        return self._latest(queries, self.setting.window)
-
 
 class Flex(Attention):
+    causal_only = cuda_only = True
+
     def __init__(self, setting: Setting):
         super().__init__(setting)
-        _causal_only(setting)
-        if setting.device != "cuda":
-            raise Unavailable("its backward pass needs CUDA")
+        self.latest = setting.window
         from torch.nn.attention.flex_attention import create_block_mask
 
         def sees(b, h, query, key):
@@ -241,9 +266,6 @@ class Flex(Attention):
     def forward(self, x, q, k, v):
         return _compiled_flex()(q, k, v, block_mask=self.block_mask), []
 
-    def visible(self, x, q, k, queries):
-        return self._latest(queries, self.setting.window)
-
 
 @cache
 def _compiled_flex() -> Callable:
@@ -253,9 +275,10 @@ def _compiled_flex() -> Callable:
 
 
 class Local(Attention):
+    causal_only = True
+
     def __init__(self, setting: Setting):
         super().__init__(setting)
-        _causal_only(setting)
         from local_attention import LocalAttention
 
         self.block = max(1, setting.window // 2)
@@ -316,21 +339,23 @@ class Routing(Attention):
             self.attention.kmeans.update()
 
 
-CONTESTANTS: dict[str, Callable[[Setting], Attention]] = {
-    "dense": Dense,
-    "dense-flash": partial(Dense, backend="FLASH_ATTENTION"),
-    "dense-efficient": partial(Dense, backend="EFFICIENT_ATTENTION"),
-    "dense-cudnn": partial(Dense, backend="CUDNN_ATTENTION"),
-    "dense-math": DenseMatrix,
-    "fairseq": Fairseq,
-    "window": partial(Clustered, kind="window"),
-    "neural": partial(Clustered, kind="neural"),
-    "neural+losses": partial(Clustered, kind="neural", losses=True),
-    "varlen": Varlen,
-    "flex": Flex,
-    "local": Local,
-    "reformer": Reformer,
-    "routing": Routing,
+#: class and arguments by name
+CONTESTANTS: dict[str, tuple[type[Attention], dict]] = {
+    "dense": (Dense, {}),
+    "dense-flash": (Dense, {"backend": "FLASH_ATTENTION"}),
+    "dense-efficient": (Dense, {"backend": "EFFICIENT_ATTENTION"}),
+    "dense-cudnn": (Dense, {"backend": "CUDNN_ATTENTION"}),
+    "dense-math": (DenseMatrix, {}),
+    "fairseq": (Fairseq, {}),
+    "window": (Clustered, {"kind": "window"}),
+    "neural": (Clustered, {"kind": "neural"}),
+    "neural+losses": (Clustered, {"kind": "neural", "losses": True}),
+    "gated": (Clustered, {"kind": "gated"}),
+    "varlen": (Varlen, {}),
+    "flex": (Flex, {}),
+    "local": (Local, {}),
+    "reformer": (Reformer, {}),
+    "routing": (Routing, {}),
 }
 
 
@@ -340,101 +365,10 @@ def build(name: str, setting: Setting, layers: int = 1) -> Attention:
     Raises:
         Unavailable: not installed, not for this device, or too large.
     """
-    make = CONTESTANTS[name]
-    kind = make.func if isinstance(make, partial) else make
-    if isinstance(kind, type):
-        require_memory(kind.bytes_needed(setting, layers), setting.device)
+    make, arguments = CONTESTANTS[name]
+    require_memory(make.bytes_needed(setting, layers), setting.device)
     try:
-        attention = make(setting)
+        attention = make(setting, **arguments)
     except ImportError as error:
         raise Unavailable(f"not installed: {error}") from None
     return attention.to(setting.device, DTYPES[setting.dtype])
-
-
-def _causal_only(setting: Setting) -> None:
-    if not setting.causal:
-        raise Unavailable("set up for causal attention only")
-
-
-def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:
-    """Which tokens some queries int64 [S] see by a layout, bool [B or 1, G, S, N]."""
-    length = layout.lo.size(-1)
-    slots = queries.expand(*layout.lo.shape[:2], -1)
-    if layout.query_order is not None:
-        slots = layout.query_order.argsort(-1)[..., queries]
-    lo, hi = (t.expand(*slots.shape[:2], -1).gather(-1, slots) for t in (layout.lo, layout.hi))
-    num_keys = length if layout.key_order is None else layout.key_order.size(-1)
-    slot = torch.arange(num_keys, device=queries.device)
-    seen = (slot >= lo.unsqueeze(-1)) & (slot < hi.unsqueeze(-1))
-    if layout.key_order is None:
-        return seen
-    count = torch.zeros(*seen.shape[:-1], length, device=queries.device)
-    return count.scatter_add_(-1, layout.key_order.unsqueeze(-2).expand_as(seen), seen.float()) > 0
-
-
-def check(
-    attention: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor, num_queries: int = 24
-) -> None:
-    """Compare some queries' outputs and their gradients with what they must be.
-
-    Where a contestant says which keys are visible, with softmax attention over those in float64.
-    Otherwise its weights, read off the gradient of v, must be a distribution over the allowed
-    keys.
-
-    Raises:
-        CheckFailed: saying by how much.
-        Unavailable: it does not run here; errors of this project's own code are passed on.
-    """
-    queries = torch.randint(q.size(2), (num_queries,), device=q.device).unique()
-    try:
-        out, losses = attention(x, q, k, v)
-        _check_finite(losses)
-        visible = attention.visible(x, q, k, queries)
-        if visible is None:
-            _check_weights(attention.setting, out, v, queries[:4])
-        else:
-            _check_exact(attention.setting, out, (q, k, v), queries, visible)
-    except torch.OutOfMemoryError:
-        raise Unavailable("out of memory") from None
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        if isinstance(attention, Clustered):
-            raise
-        raise Unavailable(one_line(error)) from None
-
-
-def _check_finite(losses: list[Tensor]) -> None:
-    if not all(torch.isfinite(loss) for loss in losses):
-        raise CheckFailed(f"its losses are {[loss.item() for loss in losses]}")
-
-
-def _check_exact(
-    setting: Setting, out: Tensor, qkv: tuple[Tensor, ...], queries: Tensor, visible: Tensor
-) -> None:
-    copies = [t.detach().double().requires_grad_() for t in qkv]
-    q, k, v = copies
-    logits = q[:, :, queries] @ k.transpose(2, 3) / math.sqrt(setting.width)
-    weights = logits.masked_fill(~visible, -math.inf).softmax(-1)
-    expected = weights @ v
-    found = out[:, :, queries]
-    weight = torch.randn(found.shape, device=found.device, dtype=found.dtype)
-    gradients = torch.autograd.grad(found, qkv, weight)
-    expected_gradients = torch.autograd.grad(expected, copies, weight.double())
-    names = ("output", "gradient of q", "gradient of k", "gradient of v")
-    pairs = zip(names, (found, *gradients), (expected, *expected_gradients), strict=True)
-    for name, one, other in pairs:
-        error = ((one.double() - other).abs().max() / other.abs().max()).item()
-        if not error <= TOLERANCE[setting.dtype]:
-            raise CheckFailed(f"its {name} differs from softmax attention by {error:.2g}")
-
-
-def _check_weights(setting: Setting, out: Tensor, v: Tensor, queries: Tensor) -> None:
-    tolerance = 10 * TOLERANCE[setting.dtype]
-    token = torch.arange(setting.length, device=v.device)
-    for query in queries:
-        (gradient,) = torch.autograd.grad(out[:, :, query, 0].sum(), v, retain_graph=True)
-        weights = gradient[..., 0].double()  # [B, H, N]
-        if setting.causal and (weights[..., token > query] != 0).any():
-            raise CheckFailed("it sees a later token")
-        # A query may see fewer than all: none, or a key that stands for nothing.
-        if not (weights.min() >= -tolerance and weights.sum(-1).max() <= 1 + tolerance):
-            raise CheckFailed("its weights are no distribution")

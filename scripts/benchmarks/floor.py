@@ -1,17 +1,17 @@
 """How fast attention could be at best here: two measured ceilings, and the least work there is.
 
     ceilings = measure_ceilings("cpu", torch.float32)
-    pairs = batch * heads * causal_pairs(length, window)
-    floor = attention_floor(ceilings, pairs, batch * heads * length, width, torch.float32)
+    seconds = attention_floor(ceilings, pairs, batch * heads * length, width, torch.float32)
 
-Nothing that computes each visible query-key pair, and reads and writes each tensor once, can be
-faster than the floor. Softmax, masks, routing and sorting are not counted: they are overhead.
+The floor is the least time for computing each visible query-key pair, and for reading and writing
+each tensor once. Softmax, masks, routing and sorting are not counted: they are overhead.
 """
 
-import time
 from dataclasses import dataclass
 
 import torch
+
+from scripts.benchmarks.common import seconds_of
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Ceilings:
     """What a machine reached in one precision.
 
     Attributes:
-        operations: floating-point operations a second of a large matrix product.
-        bytes: bytes a second, read and written, of a large copy.
+        operations: floating-point operations per second of a large matrix product.
+        bytes: bytes per second, read and written, of a large copy.
     """
 
     operations: float
@@ -45,8 +45,9 @@ def measure_ceilings(
         device: "cpu" or "cuda".
         dtype: of the matrices and of what is copied.
         size: rows and columns of the matrices; default: 2048, on CUDA 8192.
-        copy_bytes: that are read, and as many written; default: 256 MiB, on CUDA 2 GiB, more
-            than caches hold.
+        copy_bytes: bytes that are read, and as many written; default: 256 MiB, on CUDA 2 GiB,
+            which is more than caches hold.
+        repeats: number of timings.
     """
     on_gpu = device == "cuda"
     size = size or (8192 if on_gpu else 2048)
@@ -63,58 +64,27 @@ def measure_ceilings(
 
 
 def _fastest(run, device: str, repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first touches the memory
-        begin = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - begin)
-    return best
+    run()  # the first call touches the memory
+    return min(seconds_of(run, device) for _ in range(repeats))
 
 
-def causal_pairs(length: int, window: int | None = None) -> int:
-    """Query-key pairs of one causal head: each of N queries sees its W latest keys (None: all)."""
-    window = length if window is None else min(window, length)
-    return window * (window + 1) // 2 + (length - window) * window
-
-
-def attention_operations(pairs: int, width: int, *, backward: bool = True) -> float:
-    """Least floating-point operations of softmax attention.
+def attention_work(pairs: int, vectors: int, width: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Least operations, and least bytes, of softmax attention forward and backward.
 
     Args:
-        pairs: visible query-key pairs, over batch and heads.
-        width: E. Forward, a pair costs two products of E numbers (2 E operations each); backward,
-            five.
-    """
-    forward = pairs * width * 2 * 2
-    return forward * (1 + 2.5) if backward else forward
-
-
-def attention_bytes(
-    vectors: int, width: int, dtype: torch.dtype, *, backward: bool = True
-) -> float:
-    """Least bytes moved: each input read once and each output written once, in each pass.
-
-    Args:
-        vectors: queries over batch and heads, B H N; as many keys and values.
+        pairs: visible query-key pairs, over batch and heads. A pair costs two products of E
+            numbers forward and five backward; a product is 2 E operations.
+        vectors: queries over batch and heads, B H N; there are as many keys and values. Forward
+            reads q, k, v and writes the output; backward reads q, k, v, the output and its
+            gradient, and writes three gradients.
         width: E.
+        dtype: of all tensors.
     """
-    # forward: q, k, v; out. backward: q, k, v, out, d_out; d_q, d_k, d_v.
-    return vectors * width * dtype.itemsize * (12 if backward else 4)
+    return pairs * width * 2 * (2 + 5), vectors * width * dtype.itemsize * (4 + 8)
 
 
 def attention_floor(
-    ceilings: Ceilings,
-    pairs: int,
-    vectors: int,
-    width: int,
-    dtype: torch.dtype,
-    *,
-    backward: bool = True,
+    ceilings: Ceilings, pairs: int, vectors: int, width: int, dtype: torch.dtype
 ) -> float:
-    """Seconds that attention takes at least; arguments as above."""
-    return ceilings.floor(
-        attention_operations(pairs, width, backward=backward),
-        attention_bytes(vectors, width, dtype, backward=backward),
-    )
+    """Seconds that attention takes at least; for the arguments see :func:`attention_work`."""
+    return ceilings.floor(*attention_work(pairs, vectors, width, dtype))

@@ -1,14 +1,13 @@
-#!/usr/bin/env python3
-"""What ``clusterformer_reader`` costs by the length of a document, and K-Means of a memory bank.
+"""Time and memory of ``clusterformer_reader`` by a document's length, and of K-Means.
 
-    python scripts/benchmark_reader.py
-    python scripts/benchmark_reader.py --memory --arch clusterformer_reader_base --lengths 100000
-    python scripts/benchmark_reader.py --kmeans
+    python -m scripts.benchmarks.reader
+    python -m scripts.benchmarks.reader --memory --arch clusterformer_reader_base --lengths 100000
+    python -m scripts.benchmarks.reader --kmeans
 
-Forward passes without gradients of a model of random weights: seconds of the processor, which
-other programs on it do not add to, or of the clock on CUDA. The lengths in turns, the best of
-some; with --memory each once, in a process of its own, whose memory at its peak is counted with
-all that was loaded (on CUDA, always: of the tensors).
+Measures forward passes without gradients of a model of random weights. Seconds are of the
+processor, to which other programs do not add; on CUDA they are of the clock. The lengths take
+turns, and the best of several counts. With --memory, each length runs once in a process of its
+own; the memory at the peak includes all that was loaded (on CUDA: tensors only).
 """
 
 import logging
@@ -23,17 +22,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.attention import attention_kinds
-from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from scripts.benchmarks.common import (
-    Unavailable,
-    add_device_options,
-    in_own_process,
-    markdown,
-    peak_memory,
-    settle_device,
-)
+from scripts.benchmarks import common
 
 WORDS = 50_265  # of RoBERTa
 QUESTION = 20  # tokens
@@ -41,10 +32,11 @@ ARCHITECTURES = [
     name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model == "clusterformer_reader"
 ]
 CLUSTERS = 512  # of K-Means alone
+COLUMNS = {"tokens": ",", "seconds": ".3f", "times the row above": ".2f", "peak MiB": ",.0f"}
 
 
 def make_reader(args: Namespace) -> ClusterformerReader:
-    """An architecture, or four layers, of which one goes across windows of the paper's size."""
+    """The model of --arch, or four layers of which one goes across windows."""
     dictionary = Dictionary()
     for word in range(WORDS - len(dictionary)):
         dictionary.add_symbol(str(word))
@@ -70,7 +62,7 @@ def random_words(length: int, device: str) -> torch.Tensor:
 def seconds_and_peak(
     model: ClusterformerReader, question: torch.Tensor, document: torch.Tensor
 ) -> tuple[float, float]:
-    """Of one forward pass; MiB."""
+    """Seconds and MiB of one forward pass."""
     cuda = document.is_cuda
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -79,11 +71,11 @@ def seconds_and_peak(
     model(question, document)
     if cuda:
         torch.cuda.synchronize()
-    return clock() - start, peak_memory("cuda" if cuda else "cpu")
+    return clock() - start, common.peak_memory("cuda" if cuda else "cpu")
 
 
 def measure_one(args: Namespace, length: int) -> tuple[float, float]:
-    """The same, in the process of ``--memory``."""
+    """Seconds and MiB, in a process of its own."""
     logging.disable(logging.INFO)
     torch.manual_seed(0)
     model = make_reader(args)
@@ -93,7 +85,7 @@ def measure_one(args: Namespace, length: int) -> tuple[float, float]:
 
 
 def measure_in_turns(args: Namespace) -> list[tuple[float, float | None]]:
-    """Seconds of each length, and on CUDA memory."""
+    """Seconds of each length; on CUDA memory too."""
     model = make_reader(args)
     question = random_words(QUESTION, args.device)
     documents = [random_words(length, args.device) for length in args.lengths]
@@ -106,24 +98,24 @@ def measure_in_turns(args: Namespace) -> list[tuple[float, float | None]]:
     return best if args.device == "cuda" else [(seconds, None) for seconds, _ in best]
 
 
-def measure_lengths(args: Namespace) -> None:
-    """Print seconds, how many times those of the length before, and MiB at the peak."""
-    print(markdown(("tokens", "seconds", "times the row above", "peak MiB")))
-    print(markdown(("---:",) * 4))
+def measure_lengths(args: Namespace) -> list[dict]:
+    """Print a row for each length, and return the rows."""
+    print(common.table_head(COLUMNS))
     if args.memory:
-        rows = (in_own_process(measure_one, args=args, length=n) for n in args.lengths)
+        found = (common.in_own_process(measure_one, args=args, length=n) for n in args.lengths)
     else:
-        rows = measure_in_turns(args)
-    before = None
-    for length, (seconds, peak) in zip(args.lengths, rows, strict=True):
-        times = None if before is None else f"{seconds / before:.2f}"
-        memory = None if peak is None else f"{peak:,.0f}"
-        print(markdown((f"{length:,}", f"{seconds:.3f}", times, memory)), flush=True)
-        before = seconds
+        found = measure_in_turns(args)
+    rows: list[dict] = []
+    for length, (seconds, peak) in zip(args.lengths, found, strict=True):
+        times = seconds / rows[-1]["seconds"] if rows else None
+        measured = (length, seconds, times, peak)
+        rows.append(dict(zip(COLUMNS, measured, strict=True)))
+        print(common.table_row(rows[-1], COLUMNS), flush=True)
+    return rows
 
 
-def measure_kmeans(args: Namespace) -> None:
-    """Print seconds of K-Means over noisy directions, as many as there are clusters."""
+def measure_kmeans(args: Namespace) -> list[dict]:
+    """Print seconds of K-Means over noisy directions, one direction per cluster."""
     clusters = args.clusters or CLUSTERS
     directions = torch.randn(clusters, args.kmeans_width)
     states = directions[torch.randint(clusters, (args.states,))]
@@ -135,35 +127,35 @@ def measure_kmeans(args: Namespace) -> None:
         f"{args.states:,} states of {args.kmeans_width:,} in {clusters} clusters: "
         f"{used:.1f} s of processors, {passed:.1f} s of the clock"
     )
+    return [{"states": args.states, "processor seconds": used, "seconds": passed}]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what the command line asks for; returns the exit status."""
+def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.INFO)
-    parser = Parser(prog="benchmark_reader.py", description=__doc__)
-    add_device_options(parser)
-    parser.add_argument(
-        "--lengths", nargs="+", type=whole_number, default=[2000, 4000, 8000, 16000, 32000]
-    )
+    numbers = {
+        "--lengths": ([2000, 4000, 8000, 16000, 32000], "tokens"),
+        "--width": (128, "of the model"),
+        "--states": (100_000, "for K-Means"),
+        "--clusters": (None, f"default: the model's, or {CLUSTERS} for K-Means"),
+        "--kmeans-width": (1024, "of the states"),
+    }
+    parser = common.make_parser("scripts.benchmarks.reader", __doc__, numbers)
     parser.add_argument("--attention", choices=attention_kinds(), default="kmeans")
     parser.add_argument("--arch", choices=ARCHITECTURES, help="default: 4 layers of --width")
-    parser.add_argument("--width", type=whole_number, default=128, help="of the model")
-    parser.add_argument("--repeats", type=whole_number, default=4)
     parser.add_argument("--memory", action="store_true", help="each length in its own process")
     parser.add_argument("--kmeans", action="store_true", help="measure K-Means instead")
-    parser.add_argument("--states", type=whole_number, default=100_000)
-    parser.add_argument(
-        "--clusters", type=whole_number, help="default: the model's, or 512 of --kmeans"
-    )
-    parser.add_argument("--kmeans-width", type=whole_number, default=1024, help="of the states")
-    args = parser.parse_args(arguments)
-    settle_device(parser, args)
+    parser.set_defaults(repeats=4)
+    args = parser.parse_args(argv)
+    common.settle_device(parser, args)
     torch.manual_seed(0)
     try:
-        (measure_kmeans if args.kmeans else measure_lengths)(args)
-    except Unavailable as error:
+        rows = (measure_kmeans if args.kmeans else measure_lengths)(args)
+    except common.Unavailable as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
+    shown = ("attention", "arch", "width", "clusters", "kmeans_width", "impl", "repeats")
+    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
+    common.write_record(args.json, parser.prog, args.device, settings, rows)
     return 0
 
 
