@@ -245,7 +245,9 @@ def plot_rows(
     title: str,
     floors: Mapping[str, str] | None = None,
 ) -> None:
-    """Draw a panel for each column with logarithmic axes, and a line for each series.
+    """Draw a panel for each column, and a line for each series.
+
+    The vertical axis is logarithmic where values differ by ten times or more, and else begins at 0.
 
     Args:
         path: of the picture.
@@ -260,8 +262,11 @@ def plot_rows(
         lines = _lines(rows, column, x[0], series)
         if floors and column in floors:
             lines += _lines(rows, floors[column], x[0], series, bound=True)
-        if lines:
+        values = [value for line in lines for (value,) in line.points.values()]
+        if values and max(values) >= 10 * min(values):
             panels.append(Panel(lines, x[1], label, log="xy"))
+        elif values:
+            panels.append(Panel(lines, x[1], label, log="x", limits=(0, None)))
     if panels:
         draw(panels, path, title)
 
@@ -271,5 +276,10 @@ def _lines(rows: list[dict], column: str, x: str, series: str, bound: bool = Fal
     for row in rows:
         if row.get(column):
             points.setdefault(row[series], {})[row[x]] = [row[column]]
-    start = "floor of " if bound else ""
-    return [Line(start + name, found, bound=bound) for name, found in points.items()]
+    lines: list[Line] = []
+    for name, found in points.items():
+        if not bound:
+            lines.append(Line(name, found))
+        elif found not in [line.points for line in lines]:  # neural+losses sees what neural sees
+            lines.append(Line(f"floor of {name}", found, bound=True))
+    return lines

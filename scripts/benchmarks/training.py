@@ -282,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = (
         f"{args.layers} layers, D = {args.embed_dim}, H = {args.heads}, ffn {args.ffn}, "
         f"B = {args.batch}, {args.attention}, W = {args.window}, K = {args.clusters or 'sqrt(N)'}"
-        f", {args.dtype}, {args.impl}, {args.updates} updates a run, medians of {args.repeats}"
+        f", {args.dtype}, {args.impl}, {args.updates} updates per run, medians of {args.repeats}"
     )
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as temporary:
