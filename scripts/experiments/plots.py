@@ -2,6 +2,7 @@
 
 import logging
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (WIDTH * len(panels), HEIGHT)
+    size = (max(1.4, len(panels)) * WIDTH, HEIGHT)
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=size, dpi=150, layout="constrained", squeeze=False
     )
@@ -67,7 +68,8 @@ def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     for panel, axis in zip(panels, axes.flat, strict=True):
         _draw_panel(panel, axis, colours)
-    figure.suptitle(title, fontsize=FONT + 2)
+    wrapped = textwrap.fill(title, width=round(13 * size[0]))
+    figure.suptitle(wrapped, fontsize=FONT + 2)
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, format=path.suffix[1:] or "png")
     pyplot.close(figure)
@@ -120,7 +122,7 @@ def _line(name: str, results: Sequence[dict], plot: dict) -> Line:
     label = name
     if "end" in plot:
         score, digits = plot["end"]
-        label += " " + cell([v for r in results if (v := lookup(r, score)) is not None], digits)
+        label += ": " + cell([v for r in results if (v := lookup(r, score)) is not None], digits)
     return Line(name, points, label)
 
 
@@ -150,7 +152,8 @@ def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.yaxis.set_major_formatter("{x:,g}")
+    if "y" in panel.log or axis.get_ylim()[1] >= 1000:
+        axis.yaxis.set_major_formatter("{x:,g}")
     axis.set_ylim(*panel.limits)
     axis.margins(x=0.02)
     axis.autoscale_view(scaley=False)
@@ -191,7 +194,8 @@ def _label_ends(axis, ends: Sequence[tuple]) -> None:
     heights = _spread([one[0] for one in placed], gap)
     for height, (_, at, label, color) in zip(heights, placed, strict=True):
         style = {"color": color, "transform": axis.transAxes, "clip_on": False}
-        axis.plot([at[0], 1.03], [min(max(at[1], 0), 1), height], linewidth=0.5, **style)
+        ends = [at[0], 1.03], [min(max(at[1], 0), 1), height]
+        axis.plot(*ends, linewidth=0.5, linestyle=(0, (2, 3)), **style)
         axis.text(1.04, height, label, fontsize=FONT, va="center", **style)
 
 
