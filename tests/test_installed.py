@@ -117,7 +117,7 @@ def test_pairs(run: Run) -> None:
     (run.home / "pairs.tsv").write_text(lines)
     run(
         "clusterformer prepare translation text data-bin/pairs --train pairs.tsv"
-        " --source-lang en --target-lang fr --bpe-operations 60"
+        " --source-lang en --target-lang fr"
     )
     run(
         "fairseq-train data-bin/pairs --task translation -s en -t fr"
@@ -159,7 +159,7 @@ def test_questions(run: Run) -> None:
             question = f"Where does group {number} meet?"
             record = {"id": str(number), "question": question, "context": context}
             file.write(json.dumps({**record, "answers": [city]}) + "\n")
-    run("clusterformer prepare qa text questions.jsonl data-bin/questions --sentencepiece 120")
+    run("clusterformer prepare qa text questions.jsonl data-bin/questions --sentencepiece 330")
     run(
         "fairseq-train data-bin/questions --task clusterformer_qa"
         f" --arch clusterformer_reader_tiny {TRAIN} --criterion clusterformer_qa"

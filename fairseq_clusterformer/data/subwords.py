@@ -1,11 +1,10 @@
-"""Text as subwords, each with the characters that it stands for: answers are spans of both.
+"""Text as subwords, each with the characters that it stands for; answers are spans of both.
 
 A text is split by GPT-2's byte pair encoding, as RoBERTa reads it (``encoder.json`` and
-``vocab.bpe``), or by a sentencepiece model. The text is left as it is: offsets are characters of
-the Python string that was given, whatever a model makes of it inside.
+``vocab.bpe``), or by a sentencepiece model. Offsets are characters of the Python string that was
+given, whatever a model makes of it inside.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,59 +71,52 @@ class Subwords(Protocol):
 
 
 class GPT2Subwords:
-    """GPT-2's byte pair encoding, from a folder of ``encoder.json`` and ``vocab.bpe``.
+    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``.
 
     Its symbols are the ids as text, as in RoBERTa's ``dict.txt``.
 
     Raises:
-        ValueError: if the files do not go together.
+        ValueError: if the files do not belong together.
     """
 
     def __init__(self, folder: Path) -> None:
-        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+        from tokenizers import Tokenizer, models, pre_tokenizers
 
         files = [folder / name for name in GPT2_FILES]
         try:
-            self._bpe = get_encoder(*map(str, files))
-            ids = sorted(self._bpe.encoder.values())
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+            vocabulary, merges = models.BPE.read_file(*map(str, files))
+        except Exception as error:  # the library raises nothing narrower
             raise ValueError(
                 f"{folder}: no encoder.json and vocab.bpe of GPT-2: {error}"
             ) from None
-        pieces = [*self._bpe.byte_encoder.values(), *map("".join, self._bpe.bpe_ranks)]
-        if missing := [piece for piece in pieces if piece not in self._bpe.encoder]:
+        pieces = [*pre_tokenizers.ByteLevel.alphabet(), *map("".join, merges)]
+        if missing := [piece for piece in pieces if piece not in vocabulary]:
             raise ValueError(
                 f"{files[0]}: lacks {len(missing):,} pieces, {missing[0]!r} first; allowed: all "
                 f"256 bytes and what {files[1].name} merges"
             )
+        ids = sorted(vocabulary.values())
         if ids != list(range(len(ids))):
             raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
         self.symbols = [str(id_) for id_ in ids]
+        self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, trim_offsets=False
+        )
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
-        ids, widths = [], []  # in bytes
-        byte_symbols = self._bpe.byte_encoder
-        for match in self._bpe.pat.finditer(text):
-            word = "".join([byte_symbols[byte] for byte in match[0].encode()])
-            for piece in self._bpe.bpe(word).split(" "):
-                ids.append(self._bpe.encoder[piece])
-                widths.append(len(piece))
-        ends = np.cumsum(widths, dtype=np.int32)
-        starts = np.concatenate([np.zeros(1, np.int32), ends[:-1]])[: len(ends)]
-        if not text.isascii():
-            # Each byte's character: bytes 10xxxxxx go on with the one before.
-            leads = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80
-            character = np.cumsum(leads, dtype=np.int32) - 1
-            starts, ends = character[starts], character[ends - 1] + 1
-        return Tokens(np.array(ids, np.int32), starts, ends)
+        text.encode()  # the tokenizer does not say what is wrong
+        encoding = self._tokenizer.encode(text)
+        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        return Tokens(np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1])
 
 
 class SentencePieceSubwords:
     """A sentencepiece model; its symbols are the pieces.
 
-    A model that leaves text as it is (as ``scripts/`` train them) keeps every character in a
-    token; one that normalises drops some blanks.
+    A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
+    character in a token. One that normalises drops some blanks.
 
     Raises:
         ValueError: if the file is no such model.
@@ -142,7 +134,7 @@ class SentencePieceSubwords:
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
-        text.encode()  # sentencepiece says nothing of what is wrong
+        text.encode()  # sentencepiece does not say what is wrong
         mapping = self._model.encode(text, return_type="offset_mapping")
         spans = np.array(mapping["offsets"], np.int32).reshape(-1, 2)
         # All bytes of a character but the last have an empty span; so has the mark of the
@@ -164,6 +156,6 @@ def load(path: Path) -> Subwords:
 
 
 def load_prepared(folder: Path) -> Subwords:
-    """Return the model of a folder that ``scripts/prepare_qa.py`` has prepared; raises so too."""
+    """Return the model of a folder that ``clusterformer prepare qa`` has made; see `load`."""
     model = folder / MODEL
     return load(model if model.exists() else folder)

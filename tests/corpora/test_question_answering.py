@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.cli.prepare import qa as prepare_qa
-from fairseq_clusterformer.corpora.question_answering import encode as qa_encode
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.corpora.question_answering import encode
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import QAData, load_dictionary
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
 
 
 def run(*arguments: object) -> int:
-    return prepare_qa.main([str(argument) for argument in arguments])
+    return main(["prepare", "qa", *map(str, arguments)])
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -120,7 +120,7 @@ def test_long_documents_of_squad(source: Path, model: Path, tmp_path: Path) -> N
 def test_workers_make_no_difference(
     source: Path, pieces: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(qa_encode, "_BATCH", 2)
+    monkeypatch.setattr(encode, "_BATCH", 2)
     for workers in (1, 2):
         arguments = ("--sentencepiece-model", pieces, "--workers", workers)
         assert run("squad2", tmp_path / str(workers), "--source", source, *arguments) == 0
@@ -131,7 +131,7 @@ def test_workers_make_no_difference(
 def test_a_model_of_its_own(source: Path, tmp_path: Path, capsys) -> None:
     arguments = ("squad2", tmp_path / "dest", "--source", source, "--sentencepiece")
     assert run(*arguments, 9000) == 1
-    assert "--sentencepiece 9000: allowed is at most" in capsys.readouterr().err
+    assert "--sentencepiece is 9000; allowed: at most" in capsys.readouterr().err
     assert not (tmp_path / "dest").exists()
     assert run(*arguments, 330) == 0
     assert_answers(tmp_path / "dest", "train")
@@ -175,18 +175,18 @@ def test_interrupted_goes_on_with_whole_files(
     dest = tmp_path / "dest"
     files = [source / "train-v2.0.json", source / "dev-v2.0.json"]
     arguments = ("--train", *files, "--valid", files[1], "--gpt2-bpe", model)
-    encode, calls = qa_encode.encode_record, []
+    encode_record, calls = encode.encode_record, []
 
     def interrupted(record, **options):
         calls.append(record.id)
         if interrupt and len(calls) > 7:  # in the second file of train
             raise KeyboardInterrupt
-        return encode(record, **options)
+        return encode_record(record, **options)
 
     interrupt = True
-    monkeypatch.setattr(qa_encode, "encode_record", interrupted)
+    monkeypatch.setattr(encode, "encode_record", interrupted)
     assert run("squad2", dest, *arguments) == 130
-    assert "run it again to finish" in capsys.readouterr().err
+    assert "prepare qa: interrupted" in capsys.readouterr().err
     assert not dest.exists()
     assert sorted(path.name for path in (tmp_path / "dest.parts").iterdir()) == [
         "model",
@@ -207,16 +207,16 @@ def test_parts_of_another_recipe_are_made_anew(
     source: Path, model: Path, tmp_path: Path, monkeypatch
 ) -> None:
     arguments = ("squad2", tmp_path / "dest", "--source", source, "--gpt2-bpe", model)
-    encode = qa_encode.encode_record
+    encode_record = encode.encode_record
 
     def fail_on_valid(record, **options):
         if "🍰" in record.texts:
             raise KeyboardInterrupt
-        return encode(record, **options)
+        return encode_record(record, **options)
 
-    monkeypatch.setattr(qa_encode, "encode_record", fail_on_valid)
+    monkeypatch.setattr(encode, "encode_record", fail_on_valid)
     assert run(*arguments) == 130
-    monkeypatch.setattr(qa_encode, "encode_record", encode)
+    monkeypatch.setattr(encode, "encode_record", encode_record)
     other = write_gpt2(tmp_path / "elsewhere" / model.name, merges=5)
     assert run(*arguments[:-1], other) == 0
     assert run("squad2", tmp_path / "other", *arguments[2:-1], other) == 0
@@ -233,7 +233,7 @@ def test_a_dictionary_that_is_there(source: Path, model: Path, tmp_path: Path, c
     assert load_dictionary(tmp_path / "dest").index(symbols[-1]) == 4
     path.write_text("".join(f"{symbol} 1\n" for symbol in symbols[2:]))
     assert run("squad2", tmp_path / "other", *arguments[2:], "--dict", path) == 1
-    assert "lacks 2 of the model's" in capsys.readouterr().err
+    assert "lacks 2 of its" in capsys.readouterr().err
 
 
 def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
@@ -252,28 +252,144 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("squad2 --source {source}", "subwords: allowed is one of --gpt2-bpe, --sentencepiece-m"),
-        ("squad2 --source {source} --gpt2-bpe x --sentencepiece 9", "allowed is one of --gpt2"),
+        ("squad2 --source {source}", "0 options of subwords are given; allowed: one of --gpt2"),
+        ("squad2 --source {source} --gpt2-bpe x --sentencepiece 9", "2 options of subwords"),
         ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: is no sentencepiece model"),
-        ("squad2 --source nowhere --gpt2-bpe {model}", "--source nowhere: no such folder"),
-        ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed is a folder with"),
-        ("squad1 --gpt2-bpe {model}", "or name files with --train, --valid or --test"),
-        ("squad1 --valid x --sentencepiece 99", "--sentencepiece: allowed with a train split"),
-        ("squad1 --train x --sentencepiece 99", "--train /.*x: no such file"),
-        ("squad1 --train x --gpt2-bpe {model} --contexts long", "--contexts: is no option of squ"),
-        (
-            "hotpotqa --train x --gpt2-bpe {model} --paragraphs 2",
-            "--paragraphs: is no option of h",
-        ),
-        ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict y: no such file"),
-        ("squad1 --train x --sentencepiece 9 --dict y", "--dict: is allowed with"),
+        ("squad2 --source nowhere --gpt2-bpe {model}", "--source is nowhere: no such folder"),
+        ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed: a folder with"),
+        ("squad1 --gpt2-bpe {model}", "or --train, --valid or --test with files"),
+        ("squad1 --valid x --sentencepiece 99", "--sentencepiece is given without train"),
+        ("squad1 --train x --sentencepiece 99", "--train is /.*x: no such file"),
+        ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
+        ("squad1 --train x --sentencepiece 9 --dict y", "--dict is y; allowed: with --gpt2-bpe"),
+        ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
+        ("text {model} --gpt2-bpe {model}", "allowed: a file, or files named train..."),
     ],
 )
 def test_mistakes(source: Path, model: Path, tmp_path: Path, capsys, arguments, message) -> None:
     name, *words = arguments.format(source=source, model=model).split()
-    assert run(name, tmp_path / "dest", *words) == 1
+    place = 1 if name == "text" else 0
+    assert run(name, *words[:place], tmp_path / "dest", *words[place:]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("prepare_qa.py: error: ")
+    assert error.startswith("clusterformer prepare qa: error: ")
     assert re.search(message, error)
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.glob("dest*"))
+
+
+# What is in DEST.parts
+
+
+@pytest.mark.parametrize("record", [None, "[]", '{"recipe": {"corpus": "squad2"}, "files": {}}'])
+def test_parts_of_someone_else_are_kept(source, model, tmp_path: Path, capsys, record) -> None:
+    mine = tmp_path / "dest.parts" / "model"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("mine")
+    if record:
+        (mine / "prepared.json").write_text(record)
+    before = snapshot(mine)
+    arguments = ("--source", source, "--gpt2-bpe", model)
+    assert run("squad2", tmp_path / "dest", *arguments) == 1
+    assert f"DEST is {mine}: " in capsys.readouterr().err
+    assert snapshot(mine) == before
+    mine.rename(tmp_path / "dest.parts" / "something")
+    assert run("squad2", tmp_path / "dest", *arguments) == 0
+    assert snapshot(tmp_path / "dest.parts" / "something") == before
+
+
+# Own questions, and splits drawn by document
+
+
+def own_lines(number: int) -> list[dict]:
+    """Two questions on each document, whose answers are given in every way."""
+    lines = []
+    for i in range(number):
+        document = f"The café {i} opened in 1901."
+        ways = ["1901"], [{"text": "1901", "answer_start": document.index("1901")}]
+        ways += ({"text": ["1901"], "answer_start": [document.index("1901")]}, [])
+        for answers in (ways[i % 4], ways[(i + 1) % 4]):
+            place = {"context": document} if i % 2 else {"paragraphs": [{"text": document}]}
+            lines.append({"question": f"When did {i} open?", "answers": answers, **place})
+    return lines
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.json"])
+def test_own_questions_are_divided_by_document(name, model, tmp_path: Path, capsys) -> None:
+    lines = own_lines(40)
+    text = "\n".join(map(json.dumps, lines)) if name == "own.jsonl" else json.dumps(lines)
+    (tmp_path / name).write_text(text)
+    arguments = ("--gpt2-bpe", model, "--valid-fraction", "0.2")
+    assert run("text", tmp_path / name, tmp_path / "dest", *arguments) == 0
+    seen, counts = set(), {}
+    for split in ("train", "valid", "test"):
+        assert_answers(tmp_path / "dest", split)
+        data = QAData(tmp_path / "dest", split)
+        counts[split] = len(data)
+        documents = {data.texts(i)["paragraphs"][0][1] for i in range(len(data))}
+        assert not seen & documents
+        seen |= documents
+        for i, example in enumerate(data):
+            assert example.answerable is bool(data.texts(i)["texts"])
+            assert len(example.answers) == example.answerable
+    assert counts == {"train": 56, "valid": 16, "test": 8}
+    assert run("text", tmp_path / name, tmp_path / "dest", *arguments) == 0
+    assert run("text", tmp_path / name, tmp_path / "dest", *arguments, "--seed", 2) == 1
+    assert run("text", tmp_path / name, tmp_path / "dest", *arguments, "--seed", 2, "--force") == 0
+
+
+def test_own_files_of_splits(source: Path, model: Path, tmp_path: Path) -> None:
+    """SQuAD's format, recognised by what is in it; test is not drawn where valid is there."""
+    assert run("text", source, tmp_path / "dest", "--gpt2-bpe", model) == 0
+    record = json.loads((tmp_path / "dest" / "prepared.json").read_text())
+    assert {k: v["questions"] for k, v in record["splits"].items()} == {"train": 6, "valid": 2}
+
+
+def test_squad_validates_on_articles_of_train(tmp_path: Path, model: Path, capsys) -> None:
+    """What is left out of train is reported once."""
+    content = squad(*[(f"{i} is here.", str(i)) for i in range(10)])
+    (data,) = content["data"]
+    content["data"] = [{"paragraphs": [paragraph]} for paragraph in data["paragraphs"]]
+    content["data"][0]["paragraphs"][0]["qas"].append(WRONG)
+    (tmp_path / "train-v2.0.json").write_text(json.dumps(content))
+    (tmp_path / "dev-v2.0.json").write_text(json.dumps(squad(("Paris", "Paris"))))
+    words = ("squad2", tmp_path / "dest", "--source", tmp_path, "--gpt2-bpe", model)
+    assert run(*words, "--valid-fraction", "0.3") == 0
+    record = json.loads((tmp_path / "dest" / "prepared.json").read_text())
+    counts = {k: v["questions"] for k, v in record["splits"].items()}
+    assert counts == {"train": 14, "valid": 6, "test": 2}
+    assert capsys.readouterr().out.count("dropped 1: answer not in its context") == 1
+    (tmp_path / "one.json").write_text(json.dumps({"data": content["data"][:1]}))
+    words = ("text", tmp_path / "one.json", tmp_path / "other", "--gpt2-bpe", model)
+    assert run(*words) == 1
+    assert "1 documents are too few to draw valid and test from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"context": "x", "answers": []}, "no question"),
+        ({"question": "?", "answers": []}, "no context"),
+        ({"question": "?", "context": "x", "answers": [{"answer_start": 0}]}, "no text"),
+        ({"question": "?", "context": "x", "answers": ["y"]}, "answer not found"),
+        (
+            {"question": "?", "context": "x", "answers": [{"text": "y", "answer_start": 0}]},
+            "answer not in its context",
+        ),
+        (
+            {
+                "question": "?",
+                "context": "x",
+                "answers": [{"text": "x", "answer_start": 0, "paragraph": 7}],
+            },
+            "answer not in its context",
+        ),
+    ],
+)
+def test_own_questions_that_cannot_be_used(line, reason, model, tmp_path: Path, capsys) -> None:
+    lines = [json.dumps(each) for each in (*own_lines(4), line)]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    words = ("text", tmp_path / "own.jsonl", tmp_path / "dest", "--gpt2-bpe", model)
+    assert run(*words) == 0
+    printed = capsys.readouterr().out
+    assert f"train: dropped 1: {reason}" in printed
+    assert f"{tmp_path}/own.jsonl: line 9: " in printed

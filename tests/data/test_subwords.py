@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.subwords import Subwords, Tokens
@@ -101,13 +102,14 @@ def test_answers_of_words_are_told_exactly(model: Subwords) -> None:
 def test_gpt2_is_roberta_s(tmp_path: Path) -> None:
     """Ids are those of fairseq's own encoder, and each token's bytes are its characters."""
     model = subwords.GPT2Subwords(write_gpt2(tmp_path))
+    bpe = get_encoder(*(str(tmp_path / name) for name in subwords.GPT2_FILES))
     for _ in range(100):
         text = random_text()
         tokens = model.encode(text)
-        assert tokens.ids.tolist() == model._bpe.encode(text)
+        assert tokens.ids.tolist() == bpe.encode(text)
         for i, id_ in enumerate(tokens.ids.tolist()):
             assert model.symbols[id_] == str(id_)
-            token_bytes = bytes(model._bpe.byte_decoder[c] for c in model._bpe.decoder[id_])
+            token_bytes = bytes(bpe.byte_decoder[c] for c in bpe.decoder[id_])
             characters = text[tokens.starts[i] : tokens.ends[i]].encode()
             assert token_bytes in characters
             # no more than the one character at each end is not whole

@@ -1,21 +1,25 @@
-"""Question answering data for fairseq: long documents, answers as spans of tokens.
+"""Prepare questions with long documents for fairseq; an answer is a span of tokens.
 
-DEST becomes a folder as ``fairseq_clusterformer/data/qa.py`` describes it: questions, documents
-(all paragraphs, each led by ``<s>``), spans, the characters of every token and the texts, for
-train, valid and test; ``prepared.json`` tells what was asked for, what is in each split, and what
-was dropped and why. DEST appears when it is complete: run the same command again after an
-interruption, and it goes on with the first file that is not finished (until then, DEST.parts holds
-those that are). Once DEST is there, the command does nothing.
+DEST gets the questions, the documents (all paragraphs, each led by ``<s>``), the spans, the
+characters of every token and the texts of train, valid and test. ``prepared.json`` lists the
+options, what is in each split, and what was dropped and why. DEST appears when it is complete: run
+the same command again after an interruption, and it goes on with the first unfinished file (until
+then, DEST.parts holds the finished ones). Once DEST is there, the command does nothing.
 """
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, prepare_folder, whole_number
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_dest,
+    fraction,
+    prepare_folder,
+    whole_number,
+)
 from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
 from fairseq_clusterformer.corpora.question_answering.corpora import hotpotqa, qed, squad, wiki2
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
@@ -24,19 +28,35 @@ from fairseq_clusterformer.corpora.question_answering.open_domain import (
     searchqa,
     triviaqa,
 )
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.corpora.question_answering.own import draw_splits, own_questions
+from fairseq_clusterformer.errors import UserError, bad_option
 
 SPLITS = ("train", "valid", "test")
+_OWN = """Prepare your own questions, in the folder DEST.
+
+SOURCE is a file, or a folder with files named train..., valid... (or dev...) and test.... A file
+holds SQuAD's JSON (version 1 or 2), a JSON list of questions, or (.jsonl) a question per line:
+
+  {"id": "1", "question": "Who ...?", "context": "...", "title": "...", "answers": ["Ada"]}
+
+A longer document has "paragraphs": ["...", {"title": "...", "text": "..."}] instead of "context".
+"answers" may say where they stand: {"text": "...", "answer_start": 17}, with the "paragraph"
+counted from 0. Otherwise they are searched in the document. An empty list means that the document
+has no answer. "id" and "title" may be missing. .gz, .bz2 and .xz are unpacked.
+
+Without files of valid and test, whole documents are drawn from SOURCE for both: no document is in
+two splits. If one of them is given, only valid is drawn.
+"""
 
 
 @dataclass(frozen=True)
-class _Corpus:
-    """A corpus as its command offers it.
+class _KnownCorpus:
+    """A corpus that the command knows.
 
     Args:
         reader: of one of its files.
         files: patterns of the names of train, valid and test in --source.
-        distant: it tells answers as texts only, which may not be found.
+        distant: its answers are texts only, which may not be found.
         options: of its reader, by the names of the command's options.
     """
 
@@ -47,67 +67,94 @@ class _Corpus:
 
 
 CORPORA = {
-    "squad1": _Corpus(squad, ("train-v1.1*.json*", "dev-v1.1*.json*"), options=("paragraphs",)),
-    "squad2": _Corpus(squad, ("train-v2.0*.json*", "dev-v2.0*.json*"), options=("paragraphs",)),
-    "quasar-t": _Corpus(
+    "squad1": _KnownCorpus(
+        squad, ("train-v1.1*.json*", "dev-v1.1*.json*"), options=("paragraphs",)
+    ),
+    "squad2": _KnownCorpus(
+        squad, ("train-v2.0*.json*", "dev-v2.0*.json*"), options=("paragraphs",)
+    ),
+    "quasar-t": _KnownCorpus(
         quasar_t,
         tuple(f"questions/{split}_questions.json*" for split in ("train", "dev", "test")),
         distant=True,
         options=("contexts",),
     ),
-    "searchqa": _Corpus(searchqa, ("train*", "val*", "test*"), distant=True),
-    "triviaqa-wikipedia": _Corpus(
+    "searchqa": _KnownCorpus(searchqa, ("train*", "val*", "test*"), distant=True),
+    "triviaqa-wikipedia": _KnownCorpus(
         triviaqa, ("qa/wikipedia-train.json", "qa/wikipedia-dev.json"), distant=True
     ),
-    "triviaqa-web": _Corpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json"), distant=True),
-    "natural-questions": _Corpus(natural_questions, ("*train*.jsonl*", "*dev*.jsonl*")),
-    "qed": _Corpus(qed, ("qed-train*.jsonlines*", "qed-dev*.jsonlines*"), options=("paragraphs",)),
-    "hotpotqa": _Corpus(
+    "triviaqa-web": _KnownCorpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json"), distant=True),
+    "natural-questions": _KnownCorpus(natural_questions, ("*train*.jsonl*", "*dev*.jsonl*")),
+    "qed": _KnownCorpus(
+        qed, ("qed-train*.jsonlines*", "qed-dev*.jsonlines*"), options=("paragraphs",)
+    ),
+    "hotpotqa": _KnownCorpus(
         hotpotqa, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*"), distant=True
     ),
-    "2wiki": _Corpus(
+    "2wiki": _KnownCorpus(
         wiki2, ("train.json*", "dev.json*"), distant=True, options=("corpus", "distractors")
     ),
 }
 
 
+_PARAGRAPHS = "paragraphs of a document: the question's own and others of its "
+_OPTIONS = {
+    "paragraphs": ("N", whole_number, _PARAGRAPHS + "article (qed: of other questions)"),
+    "contexts": ("KIND", None, "short or long passages (default: short)"),
+    "corpus": ("FILE", Path, "a JSON list of {title, text}, for questions without paragraphs"),
+    "distractors": ("N", whole_number, "paragraphs drawn from --corpus per question (default: 8)"),
+}
+
+
 def _parser() -> Parser:
-    parser = Parser(prog="prepare_qa.py", description=__doc__)
-    add = parser.add_argument
-    add("name", metavar="NAME", choices=CORPORA, help=f"the corpus: {', '.join(CORPORA)}")
-    add("dest", metavar="DEST", type=Path, help="the folder to make")
-    add(
-        "--source",
-        metavar="DIR",
-        type=Path,
-        help="a folder with the corpus's files under their own names, as they are or as .gz, .bz2 "
-        "or .xz (TriviaQA: or its .tar.gz)",
-    )
-    for split in SPLITS:
-        add(
-            f"--{split}",
-            metavar="PATH",
+    parser = Parser(prog="clusterformer prepare qa", description=__doc__)
+    corpora = parser.corpora()
+    own = corpora.add_parser("text", description=_OWN, help="your own questions")
+    own.add_argument("source", metavar="SOURCE", type=Path, help="a file or a folder; see above")
+    add_dest(own)
+    _add_options(own.add_argument, ("paragraphs",), 0.1)
+    for name, corpus in CORPORA.items():
+        known = corpora.add_parser(name, description=__doc__, help=", ".join(corpus.files))
+        add_dest(known)
+        known.add_argument(
+            "--source",
+            metavar="DIR",
             type=Path,
-            nargs="+",
-            help=f"the files of {split}, other than those found in --source",
+            help=f"a folder with {', '.join(corpus.files)}"
+            + (", or its .tar.gz" if name.startswith("triviaqa") else "; .gz, .bz2 or .xz too"),
         )
+        _add_options(known.add_argument, corpus.options, None)
+    return parser
+
+
+def _add_options(add: Callable[..., object], own: Sequence[str], share: float | None) -> None:
+    for split in SPLITS:
+        source = "SOURCE" if share else "--source"
+        help_ = f"the files of {split}, instead of those found in {source}"
+        add(f"--{split}", metavar="PATH", type=Path, nargs="+", help=help_)
+    for split in SPLITS[1:]:
+        add(
+            f"--{split}-fraction",
+            metavar="F",
+            type=fraction,
+            default=share,
+            help=f"draw documents with this share of train's questions for {split}"
+            + (" (default: %(default)s)" if share else "; valid of --source becomes test"),
+        )
+    add("--seed", metavar="N", type=whole_number, default=1, help="of the drawing (default: 1)")
+    subwords = "; one of the options of subwords is needed"
     add(
         "--gpt2-bpe",
         metavar="DIR",
         type=Path,
-        help="GPT-2's subwords, as RoBERTa's: a folder with encoder.json and vocab.bpe",
+        help=f"GPT-2's subwords (RoBERTa's): a folder with encoder.json and vocab.bpe{subwords}",
     )
-    add(
-        "--sentencepiece-model",
-        metavar="FILE",
-        type=Path,
-        help="the subwords of a sentencepiece model",
-    )
+    add("--sentencepiece-model", metavar="FILE", type=Path, help=f"an existing model{subwords}")
     add(
         "--sentencepiece",
         metavar="VOCAB",
         type=whole_number,
-        help="that many pieces, from a model trained on train",
+        help=f"train a sentencepiece model with VOCAB pieces on train{subwords}",
     )
     add(
         "--dict",
@@ -117,41 +164,24 @@ def _parser() -> Parser:
     )
     add("--titles", action="store_true", help="put each paragraph's title before its text")
     add("--workers", metavar="N", type=whole_number, default=1, help="processes (default: 1)")
-    add(
-        "--paragraphs",
-        metavar="N",
-        type=whole_number,
-        help="of squad1, squad2 and qed: paragraphs of a document, its own and others of its "
-        "article (qed: of other questions) (default: 1)",
-    )
-    add("--contexts", choices=("short", "long"), help="of quasar-t (default: short)")
-    add(
-        "--corpus",
-        metavar="FILE",
-        type=Path,
-        help="of 2wiki: a JSON list of {title, text}, for questions without paragraphs",
-    )
-    add(
-        "--distractors",
-        metavar="N",
-        type=whole_number,
-        help="of 2wiki: other paragraphs drawn from --corpus for each question (default: 8)",
-    )
-    return parser
+    add("--force", action="store_true", help="replace DEST if it has been prepared before")
+    for name in own:
+        metavar, kind, help_ = _OPTIONS[name]
+        choices = ("short", "long") if name == "contexts" else None
+        add(f"--{name}", metavar=metavar, type=kind, choices=choices, help=help_)
 
 
 def _vocabulary(options: dict) -> Vocabulary:
     names = ("gpt2_bpe", "sentencepiece_model", "sentencepiece")
     gpt2, model, train = given = [options.pop(name) for name in names]
     dictionary = options.pop("dict")
-    if sum(value is not None for value in given) != 1:
-        raise UserError(
-            "subwords: allowed is one of --gpt2-bpe, --sentencepiece-model and --sentencepiece"
-        )
+    allowed = "one of --gpt2-bpe, --sentencepiece-model and --sentencepiece"
+    if (number := sum(value is not None for value in given)) != 1:
+        raise UserError(f"{number} options of subwords are given; allowed: {allowed}")
     if train and dictionary:
-        raise UserError("--dict: is allowed with --gpt2-bpe or --sentencepiece-model only")
+        raise bad_option("--dict", dictionary, "with --gpt2-bpe or --sentencepiece-model only")
     if dictionary and not dictionary.is_file():
-        raise UserError(f"--dict {dictionary}: no such file")
+        raise bad_option("--dict", dictionary, "a dictionary of fairseq's", "no such file")
     return Vocabulary(gpt2 or model, train, dictionary)
 
 
@@ -162,7 +192,7 @@ def find_files(source: Path, pattern: str) -> list[Path]:
         UserError: if `source` is no folder.
     """
     if not source.is_dir():
-        raise UserError(f"--source {source}: no such folder")
+        raise bad_option("--source", source, "a folder", "no such folder")
     if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
         return found
     if pattern.startswith("qa/"):  # TriviaQA's reader looks into the archive
@@ -170,51 +200,89 @@ def find_files(source: Path, pattern: str) -> list[Path]:
     return []
 
 
-def prepare_corpus(*, name: str, dest: Path, source: Path | None, **options) -> dict | None:
-    """Prepare a corpus; see ``prepare_qa.py --help``.
+def _own_files(source: Path) -> dict[str, list[Path]]:
+    """Return the files of the splits of a user's own questions."""
+    if not source.is_dir():
+        return {"train": [source]}
+    names = {"train": ["train*"], "valid": ["valid*", "dev*", "val.*"], "test": ["test*"]}
+    found = {
+        split: sorted({p for pattern in patterns for p in source.glob(pattern) if p.is_file()})
+        for split, patterns in names.items()
+    }
+    if not found["train"]:
+        raise bad_option("SOURCE", source, "a file, or files named train..., valid..., test...")
+    return {split: paths for split, paths in found.items() if paths}
+
+
+def prepare_corpus(
+    *, corpus: str, dest: Path, source: Path | None, seed: int, force: bool, **options
+) -> dict | None:
+    """Prepare a corpus; see ``clusterformer prepare qa --help``.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
-        UserError: if an option or a file is not as it must be.
+        UserError: if an option or a file is wrong.
     """
-    corpus = CORPORA[name]
+    is_own = corpus == "text"
+    known = _KnownCorpus(own_questions, (), distant=True) if is_own else CORPORA[corpus]
     vocabulary = _vocabulary(options)
+    shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
     given = {split: options.pop(split) for split in SPLITS}
-    splits = {}
-    for split, pattern in zip_longest(SPLITS, corpus.files):
-        paths = given[split] or (find_files(source, pattern) if source and pattern else [])
-        if paths:
-            splits[split] = [path.absolute() for path in paths]
+    if is_own:
+        splits = _own_files(source)
+    else:
+        splits = {
+            split: find_files(source, pattern)
+            for split, pattern in zip_longest(SPLITS, known.files)
+            if source and pattern
+        }
+        if shares["valid"] and splits.get("valid"):
+            splits["test"] = splits.pop("valid")
+    splits |= {split: paths for split, paths in given.items() if paths}
+    splits = {
+        split: [path.absolute() for path in paths] for split, paths in splits.items() if paths
+    }
+    if is_own and len(splits) > 1:
+        shares["test"] = None
+    shares = {split: share for split, share in shares.items() if share and split not in splits}
     if not splits:
-        raise UserError(
-            f"--source {source}: nothing found; allowed is a folder with "
-            f"{', '.join(corpus.files)}; or name files with --train, --valid or --test"
+        raise bad_option(
+            "--source",
+            source,
+            f"a folder with {', '.join(known.files)}; or --train, --valid or --test with files",
+            "nothing found",
         )
-    if vocabulary.train and "train" not in splits:
-        raise UserError("--sentencepiece: allowed with a train split only; see --train")
-    titles, workers = options.pop("titles"), options.pop("workers")
-    chosen = {key: value for key, value in options.items() if value is not None}
-    if foreign := sorted(chosen.keys() - set(corpus.options)):
-        raise UserError(f"--{foreign[0]}: is no option of {name}")
+    if "train" not in splits and (shares or vocabulary.train):
+        needs = "--sentencepiece" if vocabulary.train else "--valid-fraction or --test-fraction"
+        raise UserError(f"{needs} is given without train; allowed: with files for --train")
     for split, paths in splits.items():
         for path in paths:
             if not path.exists() and not any(part.is_file() for part in path.parents):
-                raise UserError(f"--{split} {path}: no such file")
-    readers = {}
-    for split in splits:
-        unfound = {"keep_unfound": split != "train"} if corpus.distant else {}
-        readers[split] = functools.partial(corpus.reader, **chosen, **unfound)
+                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
+    titles, workers = options.pop("titles"), options.pop("workers")
+    chosen = {key: value for key, value in options.items() if value is not None}
+    reader = functools.partial(known.reader, **chosen)
+    readers = dict.fromkeys(splits, reader)
+    if shares:
+        readers |= draw_splits(reader, splits["train"], shares, seed)
+        splits |= {split: splits["train"] for split in shares}
+    if known.distant:
+        for split in splits:
+            readers[split] = functools.partial(readers[split], keep_unfound=split != "train")
+    drawn = {f"{split} fraction": share for split, share in shares.items()}
+    drawn |= {"seed": seed} if shares else {}
     return prepare(
         dest,
-        corpus=name,
-        splits=splits,
+        corpus=corpus,
+        splits={split: splits[split] for split in SPLITS if split in splits},
         readers=readers,
         vocabulary=vocabulary,
-        options={k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()},
+        options={k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()} | drawn,
         titles=titles,
         workers=workers,
+        force=force,
     )
 
 
@@ -224,11 +292,9 @@ def _named(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``prepare_qa.py``; a user's mistake is one line on stderr and status 1."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
-    return prepare_folder({"prepare": prepare_corpus, **options})
+    """Prepare a corpus; returns the exit status.
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    Raises:
+        UserError: if an option or a file is wrong.
+    """
+    return prepare_folder({"prepare": prepare_corpus, **vars(_parser().parse_args(arguments))})

@@ -1,8 +1,8 @@
 """From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
 
-The model and each file become a folder of their own in ``DEST.parts``, complete or not there; an
-interrupted run goes on with those. ``qa_encode`` is imported where it is used: it imports fairseq,
-which takes seconds, and a mistake is told at once.
+The model of subwords and each file become a folder in ``DEST.parts``. An interrupted run goes on
+with those that are complete. Modules that need fairseq are imported where they are used, so that
+mistakes are reported at once.
 """
 
 import functools
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.folder import RECORD, make_folder
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.corpora.question_answering.encode import Reader
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which subwords: a model that is there, or the size of one to train on the training split.
+    """Which subwords: an existing model, or the size of one to train on the training split.
 
     Args:
         model: a folder with GPT-2's files, or a sentencepiece model.
-        train: pieces of a sentencepiece model.
-        dictionary: fairseq's, as RoBERTa's ``dict.txt``; None: all that the model has.
+        train: the number of pieces of a sentencepiece model.
+        dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
     """
 
     model: Path | None = None
@@ -49,18 +49,20 @@ def prepare(
     options: dict,
     titles: bool = False,
     workers: int = 1,
+    force: bool = False,
 ) -> dict | None:
     """Prepare the files of `splits`, each read by its split's reader, in the folder `dest`.
 
     Args:
         options: of the corpus, for ``prepared.json``.
         titles: put each paragraph's title before its text.
+        force: replace a `dest` that was prepared before.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
-        UserError: if the files are not as they must be.
+        UserError: if a file is not what it must be, or has no question that can be used.
     """
     recipe = {
         "corpus": corpus,
@@ -92,14 +94,14 @@ def prepare(
         return {"counts": counts, "dropped": drops.counts, "examples": drops.examples}
 
     def build(_work: Path, out: Path) -> dict:
-        _part(model, recipe, build_model)
+        _make_part(model, recipe, build_model)
         shutil.copytree(model, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
         counts, dropped = {}, {}
         for split, paths in splits.items():
             made = {}
             for i, path in enumerate(paths):
                 part = parts / f"{split}-{i}"
-                made[part] = _part(part, recipe, functools.partial(build_part, split, path))
+                made[part] = _make_part(part, recipe, functools.partial(build_part, split, path))
             counts[split], drops = _join(made, out, split)
             if not counts[split]["questions"]:
                 raise UserError(f"{corpus}: no question is left in {split}\n{drops}".rstrip())
@@ -109,12 +111,19 @@ def prepare(
         return {"splits": counts, "dropped": dropped}
 
     try:
-        record = make_folder(dest, recipe, build)
-        shutil.rmtree(parts, ignore_errors=True)
+        record = make_folder(dest, recipe, build, force)
+        _remove_parts(parts)
     finally:
         with suppress(OSError):
-            parts.rmdir()  # unless something in it is worth keeping
+            parts.rmdir()  # unless something is left in it
     return record
+
+
+def _remove_parts(parts: Path) -> None:
+    """Remove the folders that `_make_part` made, and nothing else."""
+    for folder in parts.glob("*"):
+        if _recipe_of_part(folder):
+            shutil.rmtree(folder)
 
 
 def _size(path: Path) -> int:
@@ -132,20 +141,24 @@ def _checksums(path: Path) -> dict[str, str]:
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
-def _part(folder: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict:
-    """Make a folder, unless the same recipe made it before an interruption; return its record."""
+def _make_part(folder: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict:
+    """Make a folder, unless the same recipe made it before an interruption; return its record.
+
+    Raises:
+        UserError: if something else is there, which `make_folder` never replaces.
+    """
     recipe = json.loads(json.dumps(recipe | {"part": folder.name}))
-    if folder.exists() and _record(folder).get("recipe") != recipe:
-        shutil.rmtree(folder)
-    make_folder(folder, recipe, build)
-    return _record(folder)
+    make_folder(folder, recipe, build, force=_recipe_of_part(folder) not in (None, recipe))
+    return json.loads((folder / RECORD).read_text())
 
 
-def _record(folder: Path) -> dict:
+def _recipe_of_part(folder: Path) -> dict | None:
+    """Return what a folder was made by; None if `_make_part` did not make it."""
     try:
-        return json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
-        return {}
+        recipe = json.loads((folder / RECORD).read_text())["recipe"]
+        return recipe if recipe["part"] == folder.name else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
@@ -168,7 +181,7 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
 
 def _train(records: Iterable[Record], pieces: int, text: Path, out: Path) -> None:
     """Train a sentencepiece model on questions and paragraphs, each text once."""
-    from fairseq_clusterformer.corpora import binarize as lm_binarize
+    from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.subwords import MODEL
 
     seen = set()
@@ -179,7 +192,7 @@ def _train(records: Iterable[Record], pieces: int, text: Path, out: Path) -> Non
                 file.write(line + "\n")
     if not seen:
         raise UserError("--sentencepiece: train has no question to train on")
-    lm_binarize.train_sentencepiece([text], pieces, out / MODEL, "--sentencepiece")
+    binarize.train_sentencepiece([text], pieces, out / MODEL, "--sentencepiece")
 
 
 def _lines(record: Record) -> Iterator[str]:
@@ -205,10 +218,11 @@ def _copy_model(vocabulary: Vocabulary, out: Path) -> None:
     except ValueError as error:
         raise UserError(str(error)) from None
     if missing := [symbol for symbol in symbols if symbol not in dictionary]:
-        raise UserError(
-            f"--dict {vocabulary.dictionary}: lacks {len(missing):,} of the model's "
-            f"{len(symbols):,} symbols, {missing[0]!r} first; allowed: the dictionary that "
-            "belongs to it"
+        raise bad_option(
+            "--dict",
+            vocabulary.dictionary,
+            "the dictionary that belongs to the model of subwords",
+            f"lacks {len(missing):,} of its {len(symbols):,} symbols, {missing[0]!r} first",
         )
     dictionary.save(str(out / "dict.txt"))
     if given and given.is_dir():

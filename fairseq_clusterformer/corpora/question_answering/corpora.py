@@ -1,10 +1,10 @@
-"""Corpora of question answering, each a reader from a file as its authors offer it to records.
+"""Corpora of question answering: a reader for each, from its authors' files to records.
 
-Every reader takes a path and a `Drops`, reads .gz, .bz2 and .xz too, and yields `Record`s.
-SQuAD and QED tell where an answer stands, in one paragraph: to make a long document of it, others
-are put around it. HotpotQA and 2WikiMultihopQA tell its text: it is
-searched in the supporting paragraphs, if not there in all. More are in ``qa_open_domain`` and
-``qa_natural_questions``.
+Every reader takes a path and a `Drops`, unpacks .gz, .bz2 and .xz, and yields `Record`s. SQuAD and
+QED say where in one paragraph an answer stands; other paragraphs can be put around it to make a
+long document. HotpotQA and 2WikiMultihopQA give the answer's text, which is searched in the
+supporting paragraphs first, then in all. More corpora are in `open_domain` and
+`natural_questions`.
 """
 
 import random
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
 from fairseq_clusterformer.corpora.question_answering.records import (
-    Answer,
     Drops,
+    GoldAnswer,
     Items,
     Paragraph,
     Record,
@@ -35,13 +35,18 @@ def squad(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
     """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file.
 
     Args:
-        paragraphs: of a document: as many in a row of the question's article, its own among them
-            (all of a shorter article), where they begin drawn for each question by its id.
+        paragraphs: how many paragraphs of the article make a document. They follow each other
+            and include the question's own; the first one is drawn for each question by its id.
     """
     content = json_file(path)
     if not isinstance(content, Mapping) or not isinstance(content.get("data"), list):
         raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
-    questions = _squad_questions(path, content["data"], drops)
+    return squad_records(path, content["data"], drops, paragraphs)
+
+
+def squad_records(path: Path, articles: list, drops: Drops, paragraphs: int) -> Iterator[Record]:
+    """Yield the records of SQuAD's list of articles; see `squad`."""
+    questions = _squad_questions(path, articles, drops)
     return convert(questions, partial(_squad_record, paragraphs=paragraphs), drops)
 
 
@@ -64,11 +69,11 @@ def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
                 continue
             for question in questions:
                 id_ = question.get("id") if isinstance(question, Mapping) else None
-                yield f"{place}, id {id_}", (contexts, j, question)
+                yield f"{place}, id {id_}", (contexts, j, question, title or f"article {i}")
 
 
 def _squad_context(title: str, paragraph: object) -> Paragraph | Unusable:
-    """Return a paragraph; or why it is none, which is told of each of its questions alone."""
+    """Return a paragraph, or why it is none; each of its questions reports this."""
     try:
         context = get(paragraph, "context")
     except Unusable as error:
@@ -77,9 +82,9 @@ def _squad_context(title: str, paragraph: object) -> Paragraph | Unusable:
 
 
 def _squad_record(
-    item: tuple[Sequence[Paragraph | Unusable], int, Mapping], *, paragraphs: int
+    item: tuple[Sequence[Paragraph | Unusable], int, Mapping, str], *, paragraphs: int
 ) -> Record:
-    contexts, own, question = item
+    contexts, own, question, document = item
     if isinstance(contexts[own], Unusable):
         raise contexts[own]
     impossible = question.get("is_impossible")
@@ -89,7 +94,7 @@ def _squad_record(
     first, own = _around(id_, own, len(contexts), paragraphs)
     contexts = contexts[first : first + paragraphs]
     answers = [
-        Answer(own, start := get(answer, "answer_start", int), start + len(text), text)
+        GoldAnswer(own, start := get(answer, "answer_start", int), start + len(text), text)
         for answer in get(question, "answers", list)
         for text in [get(answer, "text")]
     ]
@@ -104,6 +109,7 @@ def _squad_record(
         texts=tuple(dict.fromkeys(answer.text for answer in answers)),
         answerable=not impossible,
         long_answers=(own,) if answers and len(contexts) > 1 else (),
+        document=document,
     )
 
 
@@ -148,7 +154,7 @@ def _among_others(records: list[Record], wanted: int) -> Iterator[Record]:
 
 def _qed_record(item: Mapping) -> Record:
     answers = [
-        Answer(0, get(span, "start", int), get(span, "end", int), get(span, "string"))
+        GoldAnswer(0, get(span, "start", int), get(span, "end", int), get(span, "string"))
         for annotator in get(item, "original_nq_answers", list)
         for span in annotator
     ]

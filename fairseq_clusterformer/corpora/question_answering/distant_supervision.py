@@ -12,7 +12,7 @@ from functools import lru_cache
 import regex
 
 from fairseq_clusterformer.corpora.question_answering.records import (
-    Answer,
+    GoldAnswer,
     Paragraph,
     Record,
     Unusable,
@@ -24,7 +24,7 @@ _WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}\u200C\u200D]*|[\p{Sc}\p{Sm}
 
 def find_answers(
     texts: Iterable[str], paragraphs: Sequence[Paragraph], among: Iterable[int] | None = None
-) -> tuple[Answer, ...]:
+) -> tuple[GoldAnswer, ...]:
     """Return every place where one of `texts` stands in the paragraphs (or those `among` them).
 
     Whole words are compared, without regard to case, marks such as accents, punctuation and white
@@ -44,7 +44,7 @@ def find_answers(
             matches = [w for w in wanted.get(word, ()) if tuple(plain[i : i + len(w)]) == w]
             if matches:
                 start, end = words[i][1], words[i + max(map(len, matches)) - 1][2]
-                found.append(Answer(index, start, end, text[start:end]))
+                found.append(GoldAnswer(index, start, end, text[start:end]))
     return tuple(found)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fairseq_clusterformer.corpora.question_answering.records import (
-    Answer,
     Drops,
+    GoldAnswer,
     Paragraph,
     Record,
     Unusable,
@@ -136,7 +136,7 @@ def _around(start: int, end: int, spans: Sequence[tuple[int, int]]) -> int:
     raise Unusable("answer not in a candidate", f"tokens {start} to {end}")
 
 
-def _answer(index: int, paragraph: Paragraph, start: int, end: int) -> Answer:
+def _answer(index: int, paragraph: Paragraph, start: int, end: int) -> GoldAnswer:
     """Return the characters of the document's tokens [start, end)."""
     words = [k for k, token in enumerate(paragraph.tokens) if start <= token < end]
     if not words:
@@ -144,7 +144,7 @@ def _answer(index: int, paragraph: Paragraph, start: int, end: int) -> Answer:
     ends = [match.end() for match in re.finditer(r"[^ ]+", paragraph.text)]
     first = ends[words[0] - 1] + 1 if words[0] else 0
     last = ends[words[-1]]
-    return Answer(index, first, last, paragraph.text[first:last])
+    return GoldAnswer(index, first, last, paragraph.text[first:last])
 
 
 def _title(item: Mapping) -> str:

@@ -1,6 +1,6 @@
 """Open-domain question answering: Quasar-T, SearchQA and TriviaQA, from their files to records.
 
-Each question comes with passages that a search found; see ``qa_search`` for where answers stand.
+Each question comes with passages that a search found. `distant_supervision` finds the answers.
 """
 
 import tarfile

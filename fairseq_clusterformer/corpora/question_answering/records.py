@@ -1,8 +1,8 @@
-"""What every question answering corpus becomes: records of questions, paragraphs and answers.
+"""Records: questions with their paragraphs and answers, which readers of all corpora yield.
 
-A reader yields records that were checked: each answer is its paragraph's text from start to end,
-character for character. What cannot be one is dropped, and told with file, record and reason.
-A file as a whole that is not what it must be ends in a `UserError`.
+Records are checked: each answer is its paragraph's text from start to end, character for
+character. Whatever cannot be a record is dropped, and reported with file, place and reason. A
+whole file of another kind ends in a `UserError`.
 """
 
 import bz2
@@ -26,7 +26,7 @@ class Paragraph:
     """A paragraph, passage or snippet.
 
     Args:
-        title: of it, or of the document that it is from; may be empty.
+        title: of the paragraph or of its document; may be empty.
         text: not empty.
         span: Natural Questions: the document's tokens [start, end) that a long answer is scored
             by, markup included.
@@ -40,8 +40,8 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A gold answer's place: characters [start, end) of a paragraph (by its index) are `text`."""
+class GoldAnswer:
+    """A right answer: `text` is the characters [start, end) of a paragraph, given by its index."""
 
     paragraph: int
     start: int
@@ -51,26 +51,28 @@ class Answer:
 
 @dataclass(frozen=True)
 class Record:
-    """A question with all it can be answered from.
+    """A question with everything that it can be answered from.
 
     Args:
         id: of the question, in the corpus's own files.
-        answers: the gold spans, each once; found by search where the corpus tells only texts.
+        answers: the gold spans, each once; found by search where the corpus has only texts.
         texts: the accepted answers, to score predictions with.
         answerable: None if that is kept secret (a test set without answers).
         yes_no: "yes" or "no" where that is the answer.
         long_answers: the paragraphs that answer or support the answer (Natural Questions'
             long answers, HotpotQA's supporting paragraphs).
+        document: names the document, where its paragraphs' titles do not.
     """
 
     id: str
     question: str
     paragraphs: tuple[Paragraph, ...]
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[GoldAnswer, ...] = ()
     texts: tuple[str, ...] = ()
     answerable: bool | None = True
     yes_no: str | None = None
     long_answers: tuple[int, ...] = ()
+    document: str = ""
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -95,7 +97,7 @@ class Record:
 
 
 class Unusable(Exception):
-    """Why something cannot be a record: a reason that many share, and what is this one's own."""
+    """Why something cannot be a record: a reason that others share, and a detail of its own."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -104,7 +106,7 @@ class Unusable(Exception):
 
 @dataclass
 class Drops:
-    """What readers left out: how many for each reason, and the first few with their place."""
+    """What readers left out: a count for each reason, and the first few examples with places."""
 
     most_examples: int = 5
     counts: Counter = field(default_factory=Counter)
@@ -123,11 +125,11 @@ class Drops:
         return "\n".join(lines)
 
 
-Items = Iterable[tuple[str, Any]]  # with where each stands, for messages
+Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
 
 
 def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> Iterator[Record]:
-    """Yield the record of each item; what has none, or another's id, goes to `drops`."""
+    """Yield the record of each item. Unusable items and repeated ids go to `drops`."""
     ids = set()
     for place, item in items:
         try:

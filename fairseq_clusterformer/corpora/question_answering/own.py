@@ -1,0 +1,162 @@
+"""A user's own questions, and splits that are drawn by document.
+
+The files hold SQuAD's JSON, or one question per line as JSON.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from fairseq_clusterformer.corpora.question_answering.corpora import squad_records
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    GoldAnswer,
+    Paragraph,
+    Record,
+    Unusable,
+    convert,
+    foreign,
+    get,
+    json_file,
+    json_lines,
+)
+from fairseq_clusterformer.errors import UserError
+
+FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
+_LINES = (".jsonl", ".jsonlines", ".ndjson")
+
+
+def own_questions(
+    path: Path, drops: Drops, *, paragraphs: int = 1, keep_unfound: bool = False
+) -> Iterator[Record]:
+    """Yield the records of a user's file.
+
+    Args:
+        paragraphs: of SQuAD's JSON; see `squad`.
+        keep_unfound: keep questions whose answer is not found in the document.
+    """
+    if any(suffix in _LINES for suffix in path.suffixes):
+        items = json_lines(path, drops)
+    else:
+        content = json_file(path)
+        if isinstance(content, Mapping) and isinstance(content.get("data"), list):
+            return squad_records(path, content["data"], drops, paragraphs)
+        if not isinstance(content, list):
+            raise foreign(path, FORMATS)
+        items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
+    numbered = ((place, (str(i), item)) for i, (place, item) in enumerate(items))
+    return convert(numbered, partial(_record, keep_unfound=keep_unfound), drops)
+
+
+def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool) -> Record:
+    """The record of an object with ``question``, ``context`` or ``paragraphs``, ``answers``.
+
+    ``answers`` is a list of texts, which are searched in the document, or of objects ``{text,
+    answer_start}``, which may name their ``paragraph``; or such an object of two lists. An empty
+    list says that there is no answer; without ``answers`` this is unknown.
+    """
+    number, item = item_and_number
+    id_ = str(get(item, "id", (str, int)) if "id" in item else number)
+    question, paragraphs = get(item, "question"), _paragraphs(item)
+    if "answers" not in item:
+        return Record(id_, question, paragraphs, answerable=None)
+    answers = list(map(_answer, _entries(get(item, "answers", (list, dict)))))
+    texts = tuple(dict.fromkeys(text for text, _, _ in answers))
+    places = [place for _, _, place in answers]
+    if not answers:
+        return Record(id_, question, paragraphs, answerable=False)
+    if texts in (("yes",), ("no",)) and places[0] is None:
+        return Record(id_, question, paragraphs, (), texts, yes_no=texts[0])
+    if None in places:
+        return distant_record(id_, question, paragraphs, texts, keep_unfound=keep_unfound)
+    gold = [GoldAnswer(n, start, start + len(text), text) for text, n, start in answers]
+    if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
+        raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
+    long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
+    return Record(
+        id_, question, paragraphs, tuple(dict.fromkeys(gold)), texts, long_answers=tuple(long)
+    )
+
+
+def _paragraphs(item: Mapping) -> tuple[Paragraph, ...]:
+    title = str(item.get("title") or "")
+    if "paragraphs" not in item:
+        return (Paragraph(title, get(item, "context")),)
+    return tuple(
+        Paragraph(title, part)
+        if isinstance(part, str)
+        else Paragraph(str(part.get("title") or title), get(part, "text"))
+        for part in get(item, "paragraphs", list)
+    )
+
+
+def _entries(answers: list | dict) -> list:
+    """Return a list of answers, also of two lists in an object, as Hugging Face has them."""
+    if isinstance(answers, list):
+        return answers
+    lists = get(answers, "text", list), get(answers, "answer_start", list)
+    if len(lists[0]) != len(lists[1]):
+        raise Unusable("malformed", "text and answer_start have different lengths")
+    return [{"text": text, "answer_start": start} for text, start in zip(*lists, strict=True)]
+
+
+def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
+    """Return an answer's text, its paragraph, and its first character or None."""
+    if isinstance(entry, str):
+        return entry, 0, None
+    start = get(entry, "answer_start", int) if "answer_start" in entry else None
+    return get(entry, "text"), get(entry, "paragraph", int) if "paragraph" in entry else 0, start
+
+
+Reader = Callable[[Path, Drops], Iterator[Record]]
+
+
+def draw_splits(
+    reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
+) -> dict[str, Reader]:
+    """Return a reader for train and for each split of `shares`, all of the same files.
+
+    No document is in two splits. Documents are drawn at random until a split has its share of
+    the questions.
+
+    Args:
+        shares: of all questions.
+
+    Raises:
+        UserError: if there are too few documents.
+    """
+    sizes = Counter(document_of(r) for path in paths for r in reader(path, Drops()))
+    if len(sizes) <= len(shares):
+        raise UserError(
+            f"{paths[0]}: {len(sizes)} documents are too few to draw {' and '.join(shares)} from; "
+            "allowed: more documents, or files of each split"
+        )
+    order, split_of = sorted(sizes), {}
+    random.Random(seed).shuffle(order)
+    for left, (split, share) in enumerate(shares.items()):
+        count = 0
+        while not count or (count < share * sizes.total() and len(order) > len(shares) - left):
+            document = order.pop()
+            split_of[document] = split
+            count += sizes[document]
+
+    def read(path: Path, drops: Drops, *, split: str, **options) -> Iterator[Record]:
+        # what is left out is reported once, with train
+        for record in reader(path, drops if split == "train" else Drops(), **options):
+            if split_of.get(document_of(record), "train") == split:
+                yield record
+
+    return {split: partial(read, split=split) for split in ("train", *shares)}
+
+
+def document_of(record: Record) -> str:
+    """Return what identifies a record's document: its title, or else its text."""
+    titles = {paragraph.title for paragraph in record.paragraphs}
+    if record.document:
+        return record.document
+    if len(titles) == 1 and titles != {""}:
+        return titles.pop()
+    return "\n".join(paragraph.text for paragraph in record.paragraphs)

@@ -1,0 +1,159 @@
+"""Answers of a reader to all questions of a prepared split, and their scores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from tqdm import tqdm
+
+from fairseq_clusterformer.answers import natural_question, ranked_answers
+from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, squad
+from fairseq_clusterformer.metrics.natural_questions import Label
+
+from .load import Loaded
+
+# What the scripts of these corpora read too: supporting facts, and triples of entities.
+HOPS = {"hotpotqa": ("sp",), "2wiki": ("sp", "evidence")}
+
+
+@dataclass
+class Predictions:
+    """A reader's answers to a split, and the right ones, in the order of the split.
+
+    Attributes:
+        corpus: the name that it was prepared by.
+        texts: the short answer to each question's id.
+        no_answer: the probability that each has none.
+        natural: entries of Natural Questions' predictions.
+        gold: the accepted answers, where they are known.
+    """
+
+    corpus: str
+    texts: dict[str, str]
+    no_answer: dict[str, float]
+    natural: list[dict[str, Any]]
+    gold: dict[str, list[str]]
+
+    @property
+    def some_unanswerable(self) -> bool:
+        """Whether questions without an answer are scored, as in SQuAD 2.0."""
+        return self.corpus == "squad2" or (self.corpus == "text" and not all(self.gold.values()))
+
+    def files(self) -> dict[str, Any]:
+        """Return the content of each file for the corpus's own script, by its name."""
+        if self.corpus == "natural-questions":
+            return {"predictions.json": {"predictions": self.natural}}
+        if self.corpus in HOPS:  # the reader predicts none of what else these scripts read
+            empty = dict.fromkeys(HOPS[self.corpus], {})
+            return {"predictions.json": {"answer": self.texts, **empty}}
+        more = {"no_answer.json": self.no_answer} if self.some_unanswerable else {}
+        return {"predictions.json": self.texts, **more}
+
+
+def predict(
+    loaded: Loaded, split: str, corpus: str, *, batch_size: int = 8, cpu: bool = False
+) -> Predictions:
+    """Answer all questions of a split.
+
+    Args:
+        loaded: a reader; its task reads the split.
+        corpus: the name that the data was prepared by.
+        cpu: do not use an accelerator.
+
+    Raises:
+        UserError: if the data has no such split.
+    """
+    task, is_natural = loaded.task, corpus == "natural-questions"
+    cuda = torch.cuda.is_available() and not cpu
+    model = loaded.model.cuda() if cuda else loaded.model
+    try:
+        dataset = task.load_dataset(split)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(f"--split is {split}: {error}") from None
+    data = dataset.data
+    batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
+    rows: list[tuple] = [()] * len(data)
+    with tqdm(total=len(data), unit=" questions", disable=None) as progress, torch.no_grad():
+        for batch in batches.next_epoch_itr(shuffle=False):
+            inputs = batch["net_input"]
+            logits, _ = model(**(utils.move_to_cuda(inputs) if cuda else inputs))
+            numbers = batch["id"].tolist()
+            found = ranked_answers(
+                logits,
+                [data.document(number) for number in numbers],
+                max_answer_length=task.cfg.max_answer_length,
+                within_long=is_natural,
+            )
+            for number, answers_ in zip(numbers, found, strict=True):
+                line = data.texts(number)
+                entry = None
+                if is_natural:
+                    entry = natural_question(line["id"], answers_, line["paragraphs"])
+                gold = None if data[number].answerable is None else line["texts"]
+                text = answers_.short[0].text  # the best span, even if none is more likely
+                rows[number] = (line["id"], text, answers_.no_short, entry, gold)
+            progress.update(len(numbers))
+    return Predictions(
+        corpus,
+        texts={id_: text for id_, text, *_ in rows},
+        no_answer={id_: probability for id_, _, probability, *_ in rows},
+        natural=[entry for *_, entry, _ in rows],
+        gold={id_: gold for id_, *_, gold in rows if gold is not None},
+    )
+
+
+def score(
+    found: Predictions, *, gold: Sequence[Path] = (), no_answer_threshold: float = 0.5
+) -> dict[str, float]:
+    """Return the scores of the corpus, by their own names; none where the answers are secret.
+
+    Args:
+        gold: Natural Questions' files of the split; none: it gets no scores.
+        no_answer_threshold: a question has no answer if this is more probable, in SQuAD 2.0.
+
+    Raises:
+        UserError: if a file of `gold` is something else, or lacks a question.
+    """
+    if found.corpus == "natural-questions":
+        return _score_natural(found.natural, gold) if gold else {}
+    if not found.gold:
+        return {}
+    if found.some_unanswerable:
+        evaluate = partial(squad.evaluate_v2, threshold=no_answer_threshold)
+        return evaluate(found.gold, found.texts, found.no_answer)
+    if found.corpus in HOPS:
+        return hotpotqa.evaluate(found.gold, found.texts)
+    normalise = answers.normalise
+    if found.corpus.startswith("triviaqa"):
+        normalise = answers.normalise_triviaqa
+    return answers.evaluate(found.gold, found.texts, normalise=normalise)
+
+
+def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:
+    """Return Natural Questions' scores. A question that is only in the files has no answer.
+
+    Raises:
+        UserError: if a file is something else, or lacks a question.
+    """
+    predictions = {str(entry["example_id"]): Label.from_json(entry) for entry in entries}
+    gold, drops = {}, Drops()
+    for path in paths:
+        for place, item in json_lines(path, drops):
+            try:
+                labels = [Label.from_json(annotation) for annotation in item["annotations"]]
+                gold[str(item["example_id"])] = labels
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                allowed = "Natural Questions' .jsonl"
+                raise bad_option("--gold", path, allowed, f"{place}: {error!r}") from None
+    broken = [example for of_reason in drops.examples.values() for example in of_reason]
+    missing = [f"question {id_} is not there" for id_ in predictions if id_ not in gold]
+    if what := broken + missing:
+        allowed = "the files that the split was prepared from"
+        raise bad_option("--gold", " ".join(map(str, paths)), allowed, what[0])
+    return natural_questions.evaluate(gold, dict.fromkeys(gold, Label()) | predictions)
