@@ -57,19 +57,20 @@ def verify(path: Path, checksum: str | None) -> None:
         )
 
 
-def obtain(archive: Archive, source: Path | None, work: Path) -> dict[str, Path]:
-    """Return the archive's members as files whose checksums are right.
+def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict[str, Path]:
+    """Return the archives' members by their names, as files whose checksums are right.
 
     Args:
-        source: the folder of --source. It holds the archive, or its members, right in it or in a
-            subfolder. None: the archive is downloaded.
+        source: the folder of --source. It holds the archives, or their members, right in it or in
+            a subfolder. None: they are downloaded.
         work: where to download and unpack.
 
     Raises:
         UserError: if a member is missing or is not the right one.
     """
     paths = {}
-    for name, checksum in archive.members.items():
+    wanted = [(archive, *member) for archive in archives for member in archive.members.items()]
+    for archive, name, checksum in wanted:
         if source is None:
             paths[name] = _unpack(download(archive, work / "download"), name, work)
         elif places := sorted(source.glob(name)) + sorted(source.glob(f"*/{name}")):

@@ -78,7 +78,7 @@ def test_what_cannot_be_verified_is_said_and_its_checksum_kept(archive, tmp_path
     offered = archive if known else Archive(archive.url, None, {"text": None})
 
     def build(work, out):
-        path = obtain(offered, None, work)["text"]
+        path = obtain([offered], None, work)["text"]
         assert path.read_bytes() == CONTENT
         return {}
 
@@ -105,7 +105,7 @@ def test_files_at_hand(archive, tmp_path, form):
             file.add(source / "corpus", "corpus")
         (source / "corpus" / "text").unlink()
         archive = Archive("http://nowhere/corpus.tgz", None, archive.members)
-    assert obtain(archive, source, tmp_path)["text"].read_bytes() == CONTENT
+    assert obtain([archive], source, tmp_path)["text"].read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,6 @@ def test_wrong_files_at_hand(archive, tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / "source" / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        obtain(archive, tmp_path / "source", tmp_path)
+        obtain([archive], tmp_path / "source", tmp_path)
     with pytest.raises(UserError, match="--source is nowhere: no such folder"):
-        obtain(archive, type(tmp_path)("nowhere"), tmp_path)
+        obtain([archive], type(tmp_path)("nowhere"), tmp_path)

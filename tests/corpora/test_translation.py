@@ -513,10 +513,19 @@ MISTAKES = {
         r"de-en.de has 10 lines and .*en has 9; allowed: the",
     ),
     "more": ({"valid.de-en.en": "x\n" * 12}, r"has 10 lines and .*en has 12; allowed: the same"),
-    "Latin-1": ({"test.de-en.de": b"a\ncaf\xe9\n"}, r"test.de-en.de: line 2: byte 0xE9 cannot be read as UTF-8"),
+    "Latin-1": (
+        {"test.de-en.de": b"a\ncaf\xe9\n"},
+        r"test.de-en.de: line 2: byte 0xE9 cannot be read as UTF-8",
+    ),
     "broken": ({"train.sample.de-en.de.gz": b"no gz"}, r"de\.gz: cannot be read after line 0"),
-    "missing": ({"test.de-en.en": None}, r"0 files for test in en; allowed: one, test\.de-en"),
-    "two": ({"train.de-en.en": b"x\n"}, r"2 files for train in en; allowed: one"),
+    "missing": (
+        {"test.de-en.en": None},
+        r"--source is .*test\.de-en: found test\.de-en\.de; allowed: a PREFIX",
+    ),
+    "two": (
+        {"train.de-en.en": b"x\n"},
+        r"--source is .*: has both; allowed: one of train\.de-en and train\.sample",
+    ),
     "empty": (
         {"valid.de-en.de": b"", "valid.de-en.en": b""},
         r"iwslt14: no pair is left for valid; allowed: at",

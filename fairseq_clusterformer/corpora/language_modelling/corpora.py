@@ -15,7 +15,6 @@ from fairseq_clusterformer.corpora.language_modelling.text import (
     SPLITS,
     Reader,
     by_document,
-    by_file,
     contiguous,
     cut,
     find_texts,
@@ -60,7 +59,7 @@ def prepare_enwik8(
     """
 
     def build(work: Path, out: Path) -> dict:
-        (path,) = obtain(archive, source, work).values()
+        (path,) = obtain([archive], source, work).values()
         if path.stat().st_size != sum(sizes):
             raise UserError(f"{path} has {path.stat().st_size:,} bytes; allowed: {sum(sizes):,}")
         return {"splits": _binarize(cut(path, work, sizes), work, out)}
@@ -83,7 +82,7 @@ def prepare_wikitext103(
         from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
 
-        texts = dict(zip(SPLITS, obtain(archive, source, work).values(), strict=True))
+        texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
         words = binarize.count_words(texts["train"])
         dictionary = binarize.word_dictionary(words)
         items = WordCoding(dictionary).items
@@ -146,7 +145,7 @@ def prepare_text(
     def build(work: Path, out: Path) -> dict:
         _report(texts, split, skipped)
         if split == "files":
-            parts = by_file(files, reader)
+            parts = ((name, lines) for name in SPLITS for lines in reader.documents(files[name]))
         elif split == "documents":
             parts = by_document(texts, reader, fractions)
         else:

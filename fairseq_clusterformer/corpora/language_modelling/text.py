@@ -167,13 +167,6 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
     return dict(files)
 
 
-def by_file(files: dict[str, list[Path]], reader: Reader) -> SplitLines:
-    """Yield every document with the split that its file is named after."""
-    for split in SPLITS:
-        for document in reader.documents(files[split]):
-            yield split, document
-
-
 def by_document(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> SplitLines:
     """Yield every document, whole, with a split that depends on the documents' texts alone.
 

@@ -219,8 +219,9 @@ class _Job:
     def segment(self) -> None:
         """Write the subwords of each split, and the raw text of all but train into `out`."""
         function = functools.partial(_subwords, self.pipeline)
-        by_subwords = self.corpus.cleaning.unit == "subwords"
-        cleaned = {"train", *self.corpus.drawn} if by_subwords else set()
+        cleaned = {"train", *self.corpus.drawn, *(["valid"] if self.corpus.hold_out else [])}
+        if self.corpus.cleaning.unit != "subwords":
+            cleaned = set()
         (self.out / "raw").mkdir()
         with self._writer(self.work) as write, self._writer(self.out / "raw") as write_raw:
             for split, count in self.counts.items():

@@ -162,7 +162,7 @@ def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> Paralle
     }
 
     def read(work: Path) -> dict[str, Pairs]:
-        files = _obtain_all(archives, source, work)
+        files = obtain(archives, source, work)
         return {
             split: read_pairs([files[f"{name}.{lang}.gz"] for lang in GERMAN_ENGLISH])
             for split, name in names.items()
@@ -196,11 +196,15 @@ def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> ParallelCorpus:
         test_sets={"test": "dev2010+dev2012+tst2010+tst2011+tst2012"},
         cleaning=Cleaning("tokens", 175, 1.5),
     )
-    if source and any(_split_files(source, "train", lang) for lang in GERMAN_ENGLISH):
-        return corpus(read=lambda _: _read_split_files(source), tokenised=True)
+    if source and (any(source.glob("train.de-en.*")) or any(source.glob("train.sample.de-en.*"))):
+        splits = ("train", "valid", "test")
+        return corpus(
+            read=lambda _: {split: _tokenised_pairs(source, split) for split in splits},
+            tokenised=True,
+        )
 
     def read(work: Path) -> dict[str, Pairs]:
-        files = obtain(archive, source, work)
+        files = obtain([archive], source, work)
 
         def pairs(name: str, reader: Callable[[Path], Iterator[str]]) -> Pairs:
             return read_pairs([files[name.format(lang)] for lang in GERMAN_ENGLISH], reader)
@@ -215,27 +219,16 @@ def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> ParallelCorpus:
         }
 
     expected = {} if source else IWSLT14_PAIRS
-    return corpus(read=read, hold_out=23, drawn=("valid",), expected=expected)
+    return corpus(read=read, hold_out=23, expected=expected)
 
 
-def _split_files(source: Path, split: str, lang: str) -> list[Path]:
-    names = [
-        f"{split}{sample}.de-en.{lang}{end}" for sample in ("", ".sample") for end in ("", ".gz")
-    ]
-    return [source / name for name in names if (source / name).is_file()]
-
-
-def _read_split_files(source: Path) -> dict[str, Pairs]:
-    pairs = {}
-    for split in ("train", "valid", "test"):
-        found = [_split_files(source, split, lang) for lang in GERMAN_ENGLISH]
-        for lang, files in zip(GERMAN_ENGLISH, found, strict=True):
-            if len(files) != 1:
-                names = f"{split}.de-en.{lang} or {split}.sample.de-en.{lang}"
-                problem = f"{len(files)} files for {split} in {lang}"
-                raise bad_option("--source", source, f"one, {names}, plain or .gz", problem)
-        pairs[split] = read_pairs([files[0] for files in found])
-    return pairs
+def _tokenised_pairs(source: Path, split: str) -> Pairs:
+    """Return the pairs of ``SPLIT.de-en.LANGUAGE`` or ``SPLIT.sample.de-en.LANGUAGE``."""
+    names = f"{split}.de-en", f"{split}.sample.de-en"
+    found = [name for name in names if any(source.glob(f"{name}.*"))]
+    if len(found) == 2:
+        raise bad_option("--source", source, f"one of {names[0]} and {names[1]}", "has both")
+    return read_pairs(pair_files(source / (found or names)[0], GERMAN_ENGLISH, "--source"))
 
 
 # WMT14
@@ -245,28 +238,29 @@ def _both(name: str) -> list[str]:
     return [f"{name}.de-en.{lang}" for lang in GERMAN_ENGLISH]
 
 
+# The checksums are those of TensorFlow Datasets (sha256) and sacreBLEU (md5).
+_WMT14_SHA256 = {
+    "wmt13/training-parallel-europarl-v7.tgz": (
+        "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
+    ),
+    "wmt13/training-parallel-commoncrawl.tgz": (
+        "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"
+    ),
+    "wmt14/training-parallel-nc-v9.tgz": (
+        "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"
+    ),
+}
 _WMT14_TRAIN = ("europarl-v7", "commoncrawl", "news-commentary-v9")
 _WMT14_TEST = ("newstest2014-deen-ref.de.sgm", "newstest2014-deen-src.en.sgm")
-# Checksums of the archives as TensorFlow Datasets (sha256) and sacreBLEU (md5) list them.
+_STATMT = "https://www.statmt.org"
 WMT14 = [
-    Archive(f"https://www.statmt.org/{place}", checksum, dict.fromkeys(members))
-    for place, checksum, members in (
-        (
-            "wmt13/training-parallel-europarl-v7.tgz",
-            "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-            _both("europarl-v7"),
-        ),
-        (
-            "wmt13/training-parallel-commoncrawl.tgz",
-            "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-            _both("commoncrawl"),
-        ),
-        (
-            "wmt14/training-parallel-nc-v9.tgz",
-            "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-            _both("news-commentary-v9"),
-        ),
-        ("wmt14/test-full.tgz", "md5:a8cd784e006feb32ac6f3d9ec7eb389a", _WMT14_TEST),
+    Archive(f"{_STATMT}/{place}", f"sha256:{checksum}", dict.fromkeys(_both(name)))
+    for name, (place, checksum) in zip(_WMT14_TRAIN, _WMT14_SHA256.items(), strict=True)
+] + [
+    Archive(
+        f"{_STATMT}/wmt14/test-full.tgz",
+        "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
+        dict.fromkeys(_WMT14_TEST),
     )
 ]
 
@@ -290,7 +284,7 @@ def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Paralle
         )
 
     def read(work: Path) -> dict[str, Pairs]:
-        files = _obtain_all(archives, source, work)
+        files = obtain(archives, source, work)
         train = [read_pairs([files[part] for part in _both(name)]) for name in _WMT14_TRAIN]
         test = read_pairs([files[name] for name in _WMT14_TEST], read_segments)
         return {"train": chain.from_iterable(train), "test": test}
@@ -298,17 +292,4 @@ def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Paralle
     pipeline = TextPipeline(
         GERMAN_ENGLISH, normalize_punctuation=True, dash_splits=True, escape=True
     )
-    return corpus(
-        read=read,
-        pipeline=pipeline,
-        test_sets={"test": "newstest2014"},
-        hold_out=100,
-        drawn=("valid",),
-    )
-
-
-def _obtain_all(archives: list[Archive], source: Path | None, work: Path) -> dict[str, Path]:
-    files = {}
-    for archive in archives:
-        files |= obtain(archive, source, work)
-    return files
+    return corpus(read=read, pipeline=pipeline, test_sets={"test": "newstest2014"}, hold_out=100)
