@@ -60,6 +60,14 @@ def test_links_and_placeholders(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_whole(page: Path) -> None:
+    """Every row has as many cells as its header."""
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.MULTILINE):
+        bars = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert set(bars) == {bars[0]}, table.splitlines()[0]
+
+
 def test_all_pages_together_are_short() -> None:
     assert sum(page.stat().st_size for page in PAGES) < 130_000
 
