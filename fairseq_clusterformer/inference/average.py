@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import read_tensors
 
@@ -18,7 +18,7 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
 def average(paths: Sequence[Path]) -> dict:
-    """The checkpoint that holds the average of the checkpoints' parameters.
+    """Return a checkpoint with the average of the checkpoints' parameters.
 
     A tensor that two names share in every checkpoint is shared in the result too. The mean of
     minus infinity, which a log-sum-exp starts from, is minus infinity.
@@ -59,7 +59,7 @@ def average(paths: Sequence[Path]) -> dict:
 
 
 def _updates(state: dict) -> int:
-    """How many updates a checkpoint has seen; 0 if it does not tell."""
+    """How many updates a checkpoint has seen; 0 if it does not say."""
     history = state.get("optimizer_history") or [{}]
     return history[-1].get("num_updates", 0)
 
@@ -77,7 +77,7 @@ def _check_same(
 
 
 def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:
-    """The `count` latest checkpoints of a folder by epoch or by update, the newest first.
+    """Return the `count` latest checkpoints of a folder by epoch or by update, the newest first.
 
     Args:
         upper_bound: the latest epoch or update to take.
@@ -94,9 +94,8 @@ def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -
         option = "--num-update-checkpoints" if by_update else "--num-epoch-checkpoints"
         there = ", ".join(found[n].name for n in sorted(found)) or "none"
         bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
-        raise UserError(
-            f"{option} is {count}, but {folder} has {len(allowed)}{bound}; there are: {there}"
-        )
+        problem = f"{folder} has {len(allowed)}{bound}"
+        raise bad_option(option, count, f"as many as there are: {there}", problem)
     return [found[n] for n in allowed[:count]]
 
 

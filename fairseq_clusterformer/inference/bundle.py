@@ -165,10 +165,9 @@ def _plain(loaded: "Loaded") -> tuple[dict[str, dict], list[str]]:
     for section in sections.values():
         if isinstance(section, dict) and "data" in section:
             section["data"] = None
-    task = loaded.task.cfg if hasattr(loaded.task, "cfg") else loaded.task.args
     for side in ("source_lang", "target_lang"):  # fairseq infers them from the data's files
         if side in sections["task"]:
-            sections["task"][side] = getattr(task, side)
+            sections["task"][side] = getattr(loaded.task.cfg, side)
     return sections, namespaces
 
 

@@ -1,4 +1,4 @@
-"""A toy translation folder, as ``prepare_mt.py`` makes them, and a model that knows it all."""
+"""Toy data of several tasks, as prepared folders have it, and models of it."""
 
 import io
 import json
@@ -10,8 +10,18 @@ from fairseq import options
 from fairseq_cli import preprocess
 from subword_nmt.learn_bpe import learn_bpe
 
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.inference.bundle import write_bundle
+from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.text import TextPipeline
-from tests.cli.in_process import HERE, train
+from tests.cli.conftest import (  # noqa: F401  fixtures
+    byte_data,
+    checkpoint,
+    dense_checkpoint,
+    pair_data,
+    qa_data,
+)
+from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, HERE, train
 
 SUBJECTS = {"Der Hund": "The dog", "Die Katze": "The cat", "Ein Kind": "A child", "Er": "He"}
 VERBS = {
@@ -75,3 +85,54 @@ def translation_models(translation_data: Path, tmp_path_factory: pytest.TempPath
 def translation_model(translation_models: Path) -> Path:
     """The last of them."""
     return translation_models / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def clustered_translator(translation_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of our translation model, after two updates."""
+    folder = tmp_path_factory.mktemp("clustered")
+    train(translation_data, f"{TRAINING} --arch clusterformer_tiny --max-update 2", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def word_data(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """The text of ``byte_data`` in words."""
+    folder = tmp_path_factory.mktemp("words") / "data"
+    words = ["prepare", "lm", "text", byte_data.parent / "text", folder, "--words"]
+    assert main([str(word) for word in words]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def word_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clustered language model with adaptive embeddings and softmax, all tied."""
+    folder = tmp_path_factory.mktemp("adaptive")
+    line = CLUSTERFORMER.replace("cross_entropy", "adaptive_loss")
+    line = line.replace("--share-decoder-input-output-embed", "--ddp-backend legacy_ddp")
+    for side in ("softmax", "input"):
+        line += f" --adaptive-{side}-cutoff 100,200 --adaptive-{side}-factor 4"
+    options = "--adaptive-input --tie-adaptive-weights --tie-adaptive-proj --max-update 12"
+    train(word_data, f"{line} {options}", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def masked_checkpoint(word_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A masked language model."""
+    folder = tmp_path_factory.mktemp("masked")
+    line = CLASSIFICATION
+    for old, new in (
+        ("clusterformer_sentence_prediction", "clusterformer_masked_lm"),
+        ("clusterformer_sentence ", "masked_lm "),
+        ("clusterformer_classifier", "clusterformer_masked_lm"),
+    ):
+        line = line.replace(old, new)
+    train(word_data, f"{line} --tokens-per-sample 64 --max-update 3", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def lm_bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """The bundle of ``checkpoint``."""
+    return write_bundle(load_checkpoint(checkpoint), tmp_path_factory.mktemp("bundle") / "lm")

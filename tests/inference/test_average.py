@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.cli import average as average_checkpoints
+from tests.inference.commands import error
+from tests.inference.commands import run as run_command
 
 
 def write(path: Path, updates: int, **tensors: torch.Tensor) -> Path:
@@ -35,7 +36,7 @@ def write(path: Path, updates: int, **tensors: torch.Tensor) -> Path:
 
 
 def run(*arguments: object) -> int:
-    return average_checkpoints.main([str(argument) for argument in arguments])
+    return run_command("average", *arguments)
 
 
 def load(path: Path) -> dict:
@@ -133,22 +134,20 @@ def test_latest_of_a_folder(
     assert str(max(wanted)) in capsys.readouterr().out
 
 
-def error(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    """The one line that a refused call prints."""
-    assert run(*arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_1_500.pt", "checkpoint_best.pt"):
         write(tmp_path / name, 1)
     options = ["--inputs", tmp_path, "--output", tmp_path / "average.pt"]
-    line = error(capsys, *options, "--num-epoch-checkpoints", 3)
+    line = error(capsys, "average", *options, "--num-epoch-checkpoints", 3)
     assert "--num-epoch-checkpoints is 3" in line
-    assert line.endswith("has 2; there are: checkpoint2.pt, checkpoint10.pt")
-    line = error(capsys, *options, "--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499)
-    assert "has 0 up to --checkpoint-upper-bound 499; there are: checkpoint_1_500.pt" in line
+    assert line.endswith("has 2; allowed: as many as there are: checkpoint2.pt, checkpoint10.pt")
+    line = error(
+        capsys, "average", *options, "--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499
+    )
+    assert (
+        "has 0 up to --checkpoint-upper-bound 499; allowed: as many as there are: checkpoint_1_500.pt"
+        in line
+    )
     assert not (tmp_path / "average.pt").exists()
 
 
@@ -165,7 +164,7 @@ def test_other_parameters_are_refused(
 ) -> None:
     one = write(tmp_path / "one.pt", 1)
     other = write(tmp_path / "other.pt", 2, **tensors)
-    line = error(capsys, "--inputs", one, other, "--output", tmp_path / "average.pt")
+    line = error(capsys, "average", "--inputs", one, other, "--output", tmp_path / "average.pt")
     assert says in line
     assert next(iter(tensors)) in line
     assert str(one) in line
@@ -179,7 +178,9 @@ def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     before = one.read_bytes()
     link = tmp_path / "link.pt"
     for given, output in ((one, one), (one, link), (link, one)):
-        assert "one of the inputs" in error(capsys, "--inputs", given, two, "--output", output)
+        assert "one of the inputs" in error(
+            capsys, "average", "--inputs", given, two, "--output", output
+        )
     assert one.read_bytes() == before
 
 
@@ -190,11 +191,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.Capture
     torch.save({"model": {}, "code": Path("x")}, tmp_path / "code.pt")  # a type not allowed
     for name in ("text.pt", "other.pt", "code.pt", "absent.pt"):
         options = ["--inputs", one, tmp_path / name, "--output", tmp_path / "average.pt"]
-        line = error(capsys, *options)
+        line = error(capsys, "average", *options)
         assert str(tmp_path / name) in line
         assert "allowed: " in line
     assert "--num-epoch-checkpoints" in error(
-        capsys, "--inputs", tmp_path, "--output", tmp_path / "average.pt"
+        capsys, "average", "--inputs", tmp_path, "--output", tmp_path / "average.pt"
     )
 
 
@@ -209,6 +210,7 @@ def test_a_failed_write_leaves_the_old_file(
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", save)
-    assert "no space left" in error(capsys, "--inputs", one, "--output", output)
+    assert run("--inputs", one, "--output", output) == 1
+    assert "no space left" in capsys.readouterr().err
     assert output.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["average.pt", "one.pt"]

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +12,13 @@ import sacrebleu
 import torch
 from sacrebleu.metrics import BLEU
 
-from fairseq_clusterformer.cli import average as average_checkpoints
-from fairseq_clusterformer.cli.evaluate import translation as score_translation
-from fairseq_clusterformer.inference import bleu as mt_bleu
-from tests.conftest import RunCli
+from fairseq_clusterformer.inference import generated as of_fairseq
+from fairseq_clusterformer.inference.bleu import split_compounds
+from fairseq_clusterformer.inference.bundle import write_bundle
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.text import TextPipeline
+from tests.inference.commands import error as refused
+from tests.inference.commands import run as run_command
 from tests.inference.conftest import PAIRS
 
 # of the toy data's test split, which is the pairs backwards
@@ -24,7 +26,7 @@ REFERENCES = [english for _, english in PAIRS[::-1]]
 
 
 def run(*arguments: object) -> int:
-    return score_translation.main([str(argument) for argument in arguments])
+    return run_command("evaluate", "translation", *arguments)
 
 
 def generated(hypotheses: list[str], references: list[str]) -> str:
@@ -44,7 +46,7 @@ def generated(hypotheses: list[str], references: list[str]) -> str:
 @pytest.fixture
 def toy_output(translation_data: Path, tmp_path: Path) -> tuple[Path, list[str], list[str]]:
     """A file of output for the toy test split with mistakes; the tokens in it, both sides."""
-    pipeline = mt_bleu.TextPipeline.from_folder(translation_data)
+    pipeline = TextPipeline.from_folder(translation_data)
     references = [pipeline.encode(line, "en") for line in REFERENCES]
     hypotheses = [pipeline.encode(line.replace("The", "A"), "en") for line in REFERENCES]
     hypotheses[5] = ""
@@ -175,7 +177,7 @@ def test_reference_of_ones_own(toy_output: tuple, translation_data: Path, tmp_pa
 
 
 def test_compounds_are_split(tmp_path: Path) -> None:
-    split = mt_bleu.split_compounds
+    split = split_compounds
     # what perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g' prints
     assert split("a well-known x-y-z - b-") == (
         "a well ##AT##-##AT## known x ##AT##-##AT## y-z - b-"
@@ -209,13 +211,7 @@ def test_bootstrap(toy_output: tuple, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def error(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    """The one line that a refused call prints."""
-    assert run(*arguments) == 1
-    out, err = capsys.readouterr()
-    assert not out
-    (line,) = err.splitlines()
-    assert "allowed: " in line or "allowed is " in line
-    return line
+    return refused(capsys, "evaluate", "translation", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +272,7 @@ def test_the_direction_is_the_models(
     torch.save(state, tmp_path / "en-de.pt")
     commands = []
     monkeypatch.setattr(
-        score_translation.subprocess,
+        of_fairseq.subprocess,
         "run",
         lambda command, **options: commands.append(command) or SimpleNamespace(returncode=1),
     )
@@ -289,7 +285,7 @@ def test_the_direction_is_the_models(
     assert f"-s is de; allowed: en, which {tmp_path / 'en-de.pt'} has" in line
     (tmp_path / "model.pt").write_text("no checkpoint")
     line = error(capsys, "--checkpoint", tmp_path / "model.pt", "--data", translation_data)
-    assert "allowed: a checkpoint of a translation model" in line
+    assert "cannot be read" in line
 
 
 def test_failing_generation_is_told(
@@ -301,9 +297,9 @@ def test_failing_generation_is_told(
 ) -> None:
     shutil.copy(translation_model, tmp_path / "model.pt")
     program = "import sys; print('first'); sys.exit('UnpicklingError: no checkpoint')"
-    run_process = score_translation.subprocess.run
+    run_process = of_fairseq.subprocess.run
     monkeypatch.setattr(
-        score_translation.subprocess,
+        of_fairseq.subprocess,
         "run",
         lambda command, **options: run_process([*command[:2], "-c", program], **options),
     )
@@ -315,28 +311,30 @@ def test_failing_generation_is_told(
     assert log.read_text().startswith("first")
 
 
-def test_an_average_from_checkpoints_to_bleu(
-    translation_data: Path, translation_models: Path, tmp_path: Path, run_cli: RunCli
+def test_an_average_and_a_bundle_to_bleu(
+    translation_data: Path,
+    translation_models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    """Two epochs averaged, translated by fairseq-generate, scored, all as a user would."""
-    average = tmp_path / "average.pt"
-    options = ["--inputs", str(translation_models), "--num-epoch-checkpoints", "2"]
-    assert average_checkpoints.main([*options, "--output", str(average)]) == 0
-    done = run_cli(
-        "scripts/score_translation.sh",
-        *("--checkpoint", average, "--data", translation_data, "--out", tmp_path / "out"),
-        *("--beam", 2, "--batch-size", 8, "--json", tmp_path / "out.json"),
-        *("--", "--cpu", "--no-progress-bar"),
-        env={"PYTHON": sys.executable},
-    )
+    """Two epochs averaged, translated together with a bundle, and scored."""
+    average, last = tmp_path / "average.pt", translation_models / "checkpoint_last.pt"
+    options = ["--inputs", translation_models, "--num-epoch-checkpoints", 2, "--output", average]
+    assert run_command("average", *options) == 0
+    bundle = write_bundle(load_checkpoint(last), tmp_path / "bundle")
+    given, out = f"{average}:{bundle}", tmp_path / "out"
+    options = ["--checkpoint", given, "--data", translation_data, "--out", out, "--beam", 2]
+    options += ["--batch-size", 8, "--json", tmp_path / "out.json"]
+    assert run(*options, "--", "--cpu", "--no-progress-bar") == 0
     record = json.loads((tmp_path / "out.json").read_text())
     rows = record["scores"]
-    assert f"tokenised       {rows['tokenised']['bleu']:7.2f}" in done.stdout
+    shown = capsys.readouterr().out
+    assert f"tokenised       {rows['tokenised']['bleu']:7.2f}" in shown
     assert all(row["bleu"] > 50 for row in rows.values())
-    assert record["checkpoint"] == str(average)
+    assert record["checkpoint"] == given
     assert record["beam"] == 2
     assert record["options"] == ["--cpu", "--no-progress-bar"]
-    output = tmp_path / "out" / "generate-test.txt"
+    output = out / "generate-test.txt"
     assert "Generate test with beam=2:" in output.read_text()
     assert str(average) in output.with_suffix(".log").read_text()
     again = tmp_path / "again.json"

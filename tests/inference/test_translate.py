@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.tasks.translation import TranslationTask
 
-from fairseq_clusterformer.cli import translate
-from tests.inference.conftest import PAIRS, TRAINING, train
+import fairseq_clusterformer
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.inference.translate import Translator, capitalize
+from tests.inference.commands import error as refused
+from tests.inference.commands import run as run_command
+from tests.inference.commands import usage_error
+from tests.inference.conftest import PAIRS
 
 # of a machine without an accelerator
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -17,7 +24,7 @@ ENGLISH = [english.lower() for _, english in PAIRS]
 
 
 def run(*arguments: object) -> int:
-    return translate.main([str(argument) for argument in arguments])
+    return run_command("translate", "--cpu", *arguments)
 
 
 def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -26,13 +33,7 @@ def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def error(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    """The one line that a refused call prints."""
-    assert run(*arguments) == 1
-    out, err = capsys.readouterr()
-    assert not out
-    (line,) = err.splitlines()
-    assert "allowed: " in line
-    return line
+    return refused(capsys, "translate", "--cpu", *arguments)
 
 
 def test_sentences(translation_model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -82,7 +83,7 @@ def test_nbest_and_scores(translation_model: Path, capsys: pytest.CaptureFixture
 
 
 @torch.no_grad()
-def teacher_forced(translator: translate.Translator, german: str, english: str) -> float:
+def teacher_forced(translator: Translator, german: str, english: str) -> float:
     """Mean log2 probability of a translation's subwords, end included; of several models' mean."""
     task = translator.task
     source, target = (
@@ -105,28 +106,37 @@ def teacher_forced(translator: translate.Translator, german: str, english: str) 
 def test_score_is_the_models(count: int, translation_models: Path) -> None:
     """Also that of an ensemble, which averages probabilities."""
     files = sorted(map(str, translation_models.glob("checkpoint[0-9]*.pt")))[:count]
-    translator = translate.Translator(files)
+    translator = Translator(*map(load_checkpoint, files), device="cpu")
     assert len(translator.models) == count
-    ((points, text),) = translator.translate([GERMAN[6]])[0]
+    (found,) = translator.hypotheses([GERMAN[6]])[0]
+    text = found.text
     assert text == ENGLISH[6]
-    assert points == pytest.approx(teacher_forced(translator, GERMAN[6], text), rel=1e-3)
+    assert found.score == pytest.approx(teacher_forced(translator, GERMAN[6], text), rel=1e-3)
 
 
 def test_lenpen_divides(translation_model: Path) -> None:
-    one = translate.Translator([str(translation_model)], lenpen=1.0)
-    two = translate.Translator([str(translation_model)], lenpen=2.0)
-    length = len(one.text.encode(ENGLISH[6], "en").split()) + 1
-    (first,), (second,) = one.translate([GERMAN[6]])[0], two.translate([GERMAN[6]])[0]
-    assert second[1] == first[1]
-    assert second[0] == pytest.approx(first[0] / length, rel=1e-4)
+    translator = fairseq_clusterformer.load(translation_model, device="cpu")
+    length = len(translator.text.encode(ENGLISH[6], "en").split()) + 1
+    (first,), (second,) = (translator.hypotheses([GERMAN[6]], lenpen=p)[0] for p in (1.0, 2.0))
+    assert second.text == first.text
+    assert second.score == pytest.approx(first.score / length, rel=1e-4)
+
+
+def test_in_python(translation_model: Path) -> None:
+    translator = fairseq_clusterformer.load(translation_model, device="cpu")
+    assert translator.translate(GERMAN[3]) == ENGLISH[3]
+    found = translator.translate([GERMAN[3], "", GERMAN[5]], source="de", target="en", beam=2)
+    assert found == [ENGLISH[3], "", ENGLISH[5]]
+    with pytest.raises(UserError, match="-t is fr; allowed: en, which the model has"):
+        translator.translate(GERMAN[3], target="fr")
 
 
 def test_capitalize(translation_model: Path, capsys: pytest.CaptureFixture) -> None:
     assert run("--checkpoint", translation_model, "--capitalize", GERMAN[0]) == 0
     assert capsys.readouterr().out == ENGLISH[0].capitalize() + "\n"
-    assert translate.capitalize('"él dijo: Ja"') == '"Él dijo: Ja"'
-    assert translate.capitalize("") == ""
-    assert translate.capitalize("5 dogs") == "5 dogs"
+    assert capitalize('"él dijo: Ja"') == '"Él dijo: Ja"'
+    assert capitalize("") == ""
+    assert capitalize("5 dogs") == "5 dogs"
 
 
 def test_unknown_characters_are_translated(
@@ -139,9 +149,7 @@ def test_unknown_characters_are_translated(
 def test_too_long_is_refused_before_anything_is_translated(
     translation_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(
-        translate.TranslationTask, "inference_step", lambda *_: pytest.fail("translated")
-    )
+    monkeypatch.setattr(TranslationTask, "inference_step", lambda *_: pytest.fail("translated"))
     long = " ".join(["Eis"] * 60)
     line = error(capsys, "--checkpoint", translation_model, GERMAN[0], "", long)
     assert "line 3 has " in line
@@ -162,30 +170,36 @@ def test_mistakes(
     assert "no such folder" in error(capsys, *model, "--data", tmp_path / "x", "Ja.")
     assert "--input is" in error(capsys, *model, "--input", tmp_path / "x")
     (tmp_path / "text.pt").write_text("no checkpoint")
-    assert "cannot be loaded" in error(capsys, "--checkpoint", tmp_path / "text.pt", "Ja.")
+    assert "cannot be read" in error(capsys, "--checkpoint", tmp_path / "text.pt", "Ja.")
     give(monkeypatch, "gut\nschön".encode("latin-1"))
     assert "stdin, line 2: is not UTF-8" in error(capsys, *model)
     for wrong in (["--nbest", "6", "Ja."], ["--input", "x", "Ja."], ["--beam", "0", "Ja."]):
-        with pytest.raises(SystemExit):
-            run(*model, *wrong)
-        assert "allowed: " in capsys.readouterr().err.replace("\n", " ")
+        usage_error(capsys, "translate", *model, *wrong)
 
     moved = translation_data.with_name("moved")
     translation_data.rename(moved)
     try:
         line = error(capsys, *model, "Ja.")
-        assert f"--data is {translation_data}, as --checkpoint says: no such folder" in line
+        assert f"--data is {translation_data}, as the checkpoint says: no such folder" in line
         assert run(*model, "--data", moved, GERMAN[0]) == 0
         assert capsys.readouterr().out == ENGLISH[0] + "\n"
     finally:
         moved.rename(translation_data)
 
 
-def test_clustered_model(translation_data: Path, tmp_path: Path) -> None:
-    line = f"{TRAINING} --arch clusterformer_tiny --max-update 2"
-    train(translation_data, line, tmp_path)
-    translator = translate.Translator([str(tmp_path / "checkpoint_last.pt")], beam=2, batch_size=5)
-    found = translator.translate(GERMAN[:7], nbest=2)
+def test_clustered_model(clustered_translator: Path) -> None:
+    translator = fairseq_clusterformer.load(clustered_translator, device="cpu")
+    found = translator.hypotheses(GERMAN[:7], nbest=2, beam=2, batch_size=5)
     assert [len(hypotheses) for hypotheses in found] == [2] * 7
-    again = translator.translate(GERMAN[6:7], nbest=2)[0]  # alone, not in a batch
-    assert [text for _, text in again] == [text for _, text in found[6]]
+    (again,) = translator.hypotheses(GERMAN[6:7], nbest=2, beam=2)  # alone, not in a batch
+    assert [each.text for each in again] == [each.text for each in found[6]]
+
+
+def test_models_of_an_ensemble_go_together(
+    translation_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    state = torch.load(translation_model, weights_only=True)
+    state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "de"}
+    torch.save(state, tmp_path / "other.pt")
+    options = ["--checkpoint", translation_model, "--checkpoint", tmp_path / "other.pt", "Ja."]
+    assert "allowed: models of the languages and dictionaries of" in error(capsys, *options)

@@ -1,0 +1,196 @@
+"""Bundles: the same outputs as the checkpoint, without its data, without pickle."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairseq_clusterformer
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.bundle import write_bundle
+from fairseq_clusterformer.inference.load import load_checkpoint
+from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, QUESTIONS, train
+from tests.inference.commands import error, run
+
+MODELS = (
+    *("checkpoint", "dense_checkpoint", "word_checkpoint", "kmeans_checkpoint"),
+    *("translation_model", "clustered_translator", "masked_checkpoint"),
+    *("classifier", "siamese_classifier", "reader"),
+)
+
+
+@pytest.fixture(scope="module")
+def kmeans_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a memory bank, which serves training alone."""
+    folder = tmp_path_factory.mktemp("kmeans")
+    options = "--attention window+kmeans --kmeans-interval 2 --kmeans-bank-size 300"
+    train(byte_data, f"{CLUSTERFORMER} {options}", folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    train(pair_data, CLASSIFICATION, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def siamese_classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("siamese")
+    train(pair_data, CLASSIFICATION, folder, "--pair-form", "siamese")
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def reader(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reader")
+    train(qa_data, QUESTIONS, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@torch.no_grad()
+def outputs(loaded) -> torch.Tensor:
+    """What a model makes of the same few tokens."""
+    torch.manual_seed(1)
+    tokens = torch.randint(5, 12, (2, 14))
+    model, name = loaded.model, loaded.cfg.task._name
+    if name == "translation":
+        return model(tokens, torch.tensor([14, 14]), tokens)[0]
+    if name == "clusterformer_qa":
+        tokens[:, 0] = loaded.task.source_dictionary.bos()
+        return torch.cat([x.flatten() for x in model(tokens[:, :5], tokens)[0]])
+    if name == "clusterformer_sentence" and loaded.task.is_siamese:
+        return model(tokens, pair_tokens=tokens)[0]
+    return model(tokens)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bundle_is_its_checkpoint(
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit by bit, though the data is gone and nothing is unpickled."""
+    loaded = load_checkpoint(request.getfixturevalue(name))
+    wanted = outputs(loaded)
+    write_bundle(loaded, tmp_path / "bundle")
+    moved = tmp_path / "moved"
+    shutil.move(tmp_path / "bundle", moved)  # it has no path of its own inside
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("unpickled"))
+    hidden = loaded.folder.with_name("hidden")
+    loaded.folder.rename(hidden)
+    try:
+        again = load_checkpoint(moved)
+        assert again.folder == moved
+        assert again.updates == loaded.updates
+        assert torch.equal(outputs(again), wanted)
+    finally:
+        hidden.rename(loaded.folder)
+    text = (moved / "bundle.json").read_text()
+    assert str(loaded.folder) not in text
+    assert str(loaded.path.parent) not in text
+    write_bundle(again, tmp_path / "copy")  # of a bundle
+    for file in ("bundle.json", "model.safetensors"):
+        same = (tmp_path / "copy" / file).read_bytes(), (moved / file).read_bytes()
+        assert file == "bundle.json" or same[0] == same[1]
+
+
+def test_tied_tensors_are_written_once(word_checkpoint: Path, tmp_path: Path) -> None:
+    """Those of adaptive embeddings and softmax."""
+    loaded = load_checkpoint(word_checkpoint)
+    write_bundle(loaded, tmp_path / "bundle")
+    record = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
+    assert len(record["shared"]) == 5
+    tied = load_checkpoint(tmp_path / "bundle").model.decoder
+    softmax = tied.adaptive_softmax.head.word_proj.weight
+    assert softmax is tied.embed_tokens.embeddings[0][0].weight
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_smaller_numbers(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
+    loaded = load_checkpoint(checkpoint)
+    write_bundle(loaded, tmp_path / "whole")
+    write_bundle(loaded, tmp_path / "bundle", dtype=dtype)
+    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("bundle", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+    again = load_checkpoint(tmp_path / "bundle")
+    rounding = torch.finfo(getattr(torch, dtype)).eps
+    for (name, given), mine in zip(
+        loaded.model.named_parameters(), again.model.parameters(), strict=True
+    ):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, given, rtol=rounding, atol=1e-6, msg=name)
+    for given, mine in zip(loaded.model.buffers(), again.model.buffers(), strict=True):
+        assert torch.equal(mine, given)
+
+
+def test_a_translation_bundle_translates(translation_model: Path, tmp_path: Path) -> None:
+    write_bundle(load_checkpoint(translation_model), tmp_path / "bundle")
+    whole = fairseq_clusterformer.load(translation_model, device="cpu")
+    bundled = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
+    text = "Der Hund singt laut."
+    assert bundled.translate(text) == whole.translate(text) == "the dog sings loudly."
+
+
+def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "new" / "bundle"
+    assert run("bundle", checkpoint, out) == 0
+    assert f"{out}: ClusterformerLanguageModel" in capsys.readouterr().out
+    assert [path.name for path in out.parent.iterdir()] == ["bundle"]
+    (out / "README.md").write_text("mine")
+    assert "--force to replace" in error(capsys, "bundle", checkpoint, out)
+    assert (out / "README.md").is_file()
+    assert run("bundle", checkpoint, out, "--force", "--dtype", "float16") == 0
+    assert json.loads((out / "bundle.json").read_text())["dtype"] == "float16"
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    for more in ([], ["--force"]):
+        assert "holds something else" in error(capsys, "bundle", checkpoint, other, *more)
+    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
+    assert "CHECKPOINT is x: no such file" in error(capsys, "bundle", "x", tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_failed_write_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_checkpoint(checkpoint)
+
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("fairseq_clusterformer.inference.bundle.save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_bundle(loaded, tmp_path / "bundle")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("bundle.json", "{", "damaged"),
+        ("bundle.json", "{}", "damaged"),
+        ("bundle.json", '{"format": 9}', "a bundle of format 9, and this version reads 1"),
+        ("model.safetensors", "text", "damaged"),
+        ("model.safetensors", None, "damaged"),
+        ("dict.txt", None, "dict.txt"),
+        ("dict.txt", "a 1\n", "does not fit"),
+    ],
+)
+def test_damaged(
+    file: str, content: str | None, says: str, lm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(lm_bundle, bundle)
+    (bundle / file).unlink()
+    if content is not None:
+        (bundle / file).write_text(content)
+    with pytest.raises(UserError, match=says) as caught:
+        load_checkpoint(bundle)
+    assert len(str(caught.value).splitlines()) == 1

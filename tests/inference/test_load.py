@@ -1,0 +1,146 @@
+"""The loader: what is wrong with a checkpoint or its data is one line; our own defects are not."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairseq_clusterformer
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
+
+
+def refused(path: Path, **options: object) -> str:
+    """The one line of an error."""
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path, **options)
+    (line,) = str(caught.value).splitlines()
+    assert "; allowed: " in line
+    return line
+
+
+def edited(checkpoint: Path, path: Path, edit) -> Path:
+    """A copy of a checkpoint whose state ``edit`` has changed."""
+    state = torch.load(checkpoint, weights_only=True)
+    edit(state)
+    torch.save(state, path)
+    return path
+
+
+def test_loaded(checkpoint: Path, byte_data: Path) -> None:
+    loaded = load_checkpoint(checkpoint, tokens_per_sample=32)
+    assert not loaded.model.training
+    assert loaded.folder == byte_data
+    assert loaded.updates == 40
+    assert loaded.task.args.tokens_per_sample == 32
+    assert loaded.cfg.model.attention == "window+neural"
+
+
+def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    assert "--model is x.pt: no such file" in refused(Path("x.pt"), option="--model")
+    assert "a folder without bundle.json" in refused(tmp_path)
+    path = tmp_path / "file.pt"
+    for content in (b"", b"text", b"PK\3\4 no zip", pickle.dumps({"model": 1})):
+        path.write_bytes(content)
+        assert "cannot be read" in refused(path) or "holds no model" in refused(path)
+    path.write_bytes(checkpoint.read_bytes()[:3000])
+    assert "cannot be read" in refused(path)
+    torch.save({"weights": torch.zeros(1)}, path)
+    assert "holds no model" in refused(path)
+    torch.save({"model": {}}, path)
+    assert "no options of a training" in refused(path)
+    torch.save({"model": {}, "code": Path("x")}, path)
+    assert "needs pathlib" in refused(path)
+
+
+def test_another_task(checkpoint: Path) -> None:
+    line = refused(checkpoint, task="translation")
+    assert "of the task language_modeling; allowed: a model of the task translation" in line
+
+
+def test_data(checkpoint: Path, byte_data: Path, word_data: Path, tmp_path: Path) -> None:
+    assert "--data is x: no such folder" in refused(checkpoint, data="x")
+    assert "dict.txt" in refused(checkpoint, data=tmp_path)
+    line = refused(checkpoint, data=word_data)
+    assert "does not fit" in line
+    assert "decoder.embed_tokens.weight" in line
+    (tmp_path / "dict.txt").write_bytes(b"\xff\n")
+    assert "--data is" in refused(checkpoint, data=tmp_path)
+    moved = byte_data.with_name("moved")
+    byte_data.rename(moved)
+    try:
+        assert "as the checkpoint says: no such folder" in refused(checkpoint)
+        assert load_checkpoint(checkpoint, data=moved).folder == moved
+    finally:
+        moved.rename(byte_data)
+
+
+def test_other_versions(checkpoint: Path, tmp_path: Path) -> None:
+    """Options that are new or gone are passed over; what cannot be built is one line."""
+
+    def option(**values: object):
+        return lambda state: state["cfg"]["model"].update(values)
+
+    path = tmp_path / "other.pt"
+    load_checkpoint(edited(checkpoint, path, option(of_the_future=7)))
+    load_checkpoint(edited(checkpoint, path, lambda s: s["cfg"]["model"].pop("stride")))
+    line = refused(edited(checkpoint, path, option(attention="of_the_future")))
+    assert "of_the_future" in line
+    line = refused(edited(checkpoint, path, option(_name="of_the_future")))
+    assert "its architecture of_the_future is unknown" in line
+    line = refused(edited(checkpoint, path, lambda s: s["cfg"]["task"].update(_name="future")))
+    assert "its task future is unknown" in line
+    line = refused(edited(checkpoint, path, lambda s: s["model"].update(new=torch.zeros(1))))
+    assert "tensors of another model: 1, such as new" in line
+
+
+@pytest.mark.parametrize("defect", [AttributeError, TypeError, KeyError, AssertionError])
+def test_a_defect_of_ours_is_not_the_users(
+    defect: type[Exception], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_):
+        raise defect("a bug")
+
+    monkeypatch.setattr(ClusterformerLanguageModel, "build_model", broken)
+    with pytest.raises(defect, match="a bug"):
+        load_checkpoint(checkpoint)
+
+
+def test_load_gives_what_a_model_can_do(
+    checkpoint: Path, translation_model: Path, masked_checkpoint: Path
+) -> None:
+    language = fairseq_clusterformer.load(checkpoint, device="cpu")
+    assert "generate, perplexity, encode" in repr(language)
+    assert "clusterformer_lm" in repr(language)
+    with pytest.raises(UserError, match="is a language model: it cannot translate; allowed: gen"):
+        language.translate(["a"])
+    assert not hasattr(language, "translate")
+    with pytest.raises(AttributeError, match="has no attribute tranlate"):
+        language.tranlate  # noqa: B018
+    assert language.perplexity("The cat sat.\n") > 1
+    with pytest.raises(UserError, match="text is ''"):
+        language.perplexity("")
+    (states,) = language.encode("The")
+    assert states.shape == (3, 32)
+    longer = language.encode(["The cat"])[0]  # causal: what follows changes nothing
+    torch.testing.assert_close(longer[:3], states)
+    half = fairseq_clusterformer.load(checkpoint, device="cpu", dtype=torch.bfloat16)
+    assert half.encode(["The", "cat sat"], pooled=True).dtype == torch.bfloat16
+
+    translator = fairseq_clusterformer.load(translation_model, device="cpu")
+    with pytest.raises(UserError, match="it cannot generate; allowed: translate, encode"):
+        translator.generate("a")
+    (states,) = translator.encode("Der Hund singt laut.")
+    assert states.shape[1] == 32
+    masked = fairseq_clusterformer.load(masked_checkpoint, device="cpu")
+    assert masked.encode(["the cat", "a"], pooled=True).shape == (2, 32)
+    with pytest.raises(UserError, match="device is tpu9"):
+        fairseq_clusterformer.load(checkpoint, device="tpu9")
+
+
+def test_a_checkpoint_under_another_name(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copy(checkpoint, tmp_path / "model")
+    assert load_checkpoint(tmp_path / "model").updates == 40

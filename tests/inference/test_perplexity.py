@@ -1,0 +1,78 @@
+"""``clusterformer perplexity``: what fairseq-eval-lm says, step by step as in one pass."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.inference.perplexity import file_tokens, tokens_of
+from tests.cli.in_process import CLUSTERFORMER, eval_lm, train
+from tests.inference.commands import error, run, usage_error
+
+
+def numbers(tmp_path: Path, *words: object) -> dict[str, float]:
+    assert run("perplexity", *words, "--out", tmp_path / "out.json", "--cpu") == 0
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_a_split_is_what_eval_lm_says(
+    tmp_path: Path, byte_data: Path, checkpoint: Path, capsys: pytest.CaptureFixture
+) -> None:
+    result = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test")
+    evaluated = eval_lm(byte_data, checkpoint, "--tokens-per-sample 64 --batch-size 2")
+    assert result["stepwise bits"] == pytest.approx(evaluated["loss"], abs=1e-4)
+    assert result["teacher-forced bits"] == pytest.approx(evaluated["loss"], abs=1e-4)
+    assert result["largest difference of a log-probability"] < 1e-4
+    assert result["tokens"] == 500
+    assert "teacher-forced perplexity" in capsys.readouterr().out
+
+
+def test_a_text_file_is_scored_as_its_split(
+    tmp_path: Path, byte_data: Path, checkpoint: Path, lm_bundle: Path
+) -> None:
+    text = byte_data.parent / "text" / "test.txt"
+    split = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test")
+    words = ["--checkpoint", lm_bundle, "--text", text, "--teacher-forced"]
+    result = numbers(tmp_path, *words)
+    assert result["teacher-forced bits"] == pytest.approx(split["teacher-forced bits"], abs=1e-6)
+    assert result["teacher-forced bits per byte"] == result["teacher-forced bits"]
+    assert "stepwise bits" not in result
+    assert numbers(tmp_path, *words, "--max-blocks", 2)["tokens"] == 128
+
+
+def test_the_leaking_rule_is_measured_by_prefixes(
+    tmp_path: Path, byte_data: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = "--attention neural --cluster-rule leaking-chunk --max-update 12"
+    train(byte_data, CLUSTERFORMER, tmp_path, *options.split())
+    last = ["--checkpoint", tmp_path / "checkpoint_last.pt"]
+    result = numbers(tmp_path, *last, "--gen-subset", "test", "--max-blocks", 3)
+    assert result["tokens"] == 3 * 64
+    assert result["largest difference of a log-probability"] > 1e-3
+    assert "leaking-chunk" in error(capsys, "generate", *last, "a", "--cpu")
+
+
+@pytest.mark.parametrize("text", ["a b\nc", "a b\nc\n", "a", "\n"])
+def test_a_string_is_the_file_with_it(tmp_path: Path, word_data: Path, text: str) -> None:
+    coding = TextCoding.from_folder(word_data)
+    (tmp_path / "text.txt").write_text(text)
+    assert torch.equal(file_tokens(coding, tmp_path / "text.txt"), tokens_of(coding, text))
+
+
+def test_mistakes(
+    tmp_path: Path,
+    byte_data: Path,
+    checkpoint: Path,
+    lm_bundle: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    model = ["perplexity", "--checkpoint", checkpoint]
+    assert "--data is nowhere: no such folder" in error(capsys, *model, "--data", "nowhere")
+    assert "a prepared folder with valid.idx" in error(capsys, *model, "--data", lm_bundle)
+    assert "with other.idx" in error(capsys, *model, "--gen-subset", "other")
+    assert "is nowhere: no such file" in error(capsys, *model, "--text", "nowhere")
+    (tmp_path / "empty").write_text("")
+    assert "it is empty" in error(capsys, *model, "--text", tmp_path / "empty")
+    assert "--max-blocks is 0" in usage_error(capsys, *model, "--max-blocks", 0)
