@@ -141,13 +141,10 @@ def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     line = error(capsys, "average", *options, "--num-epoch-checkpoints", 3)
     assert "--num-epoch-checkpoints is 3" in line
     assert line.endswith("has 2; allowed: as many as there are: checkpoint2.pt, checkpoint10.pt")
-    line = error(
-        capsys, "average", *options, "--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499
-    )
-    assert (
-        "has 0 up to --checkpoint-upper-bound 499; allowed: as many as there are: checkpoint_1_500.pt"
-        in line
-    )
+    options += ["--num-update-checkpoints", 1, "--checkpoint-upper-bound", 499]
+    line = error(capsys, "average", *options)
+    assert "has 0 up to --checkpoint-upper-bound 499" in line
+    assert line.endswith("as many as there are: checkpoint_1_500.pt")
     assert not (tmp_path / "average.pt").exists()
 
 
