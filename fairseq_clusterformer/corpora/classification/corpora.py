@@ -14,9 +14,9 @@ from fairseq_clusterformer.corpora.classification.readers import (
     Example,
     read_aligned,
     read_class_files,
-    read_columns,
-    read_json_lines,
     read_labelled_lines,
+    read_objects,
+    read_table,
 )
 from fairseq_clusterformer.errors import bad_option
 
@@ -143,6 +143,9 @@ def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> LabelledCo
 # Natural language inference
 
 _NLI = ("contradiction", "entailment", "neutral")
+_read_snli = partial(
+    read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
+)
 
 
 def snli(source: Path) -> LabelledCorpus:
@@ -154,7 +157,7 @@ def snli(source: Path) -> LabelledCorpus:
         "snli",
         dict(zip(_NLI, _NLI, strict=True)),
         files,
-        read_json_lines,
+        _read_snli,
         inputs=2,
         published={"train": 549_367, "valid": 9_842, "test": 9_824},
     )
@@ -169,12 +172,13 @@ def scitail(source: Path) -> LabelledCorpus:
         for folder in folders
     ]
     number, files = find_files(source, "scitail", layouts)
-    columns = partial(read_columns, texts=(0, 1), label=2, width=3)
+    names = ("text1", "text2", "label")
+    columns = partial(read_table, names=names, label="label", texts=names[:2])
     return LabelledCorpus(
         "scitail",
         {"entails": "entailment", "entailment": "entailment", "neutral": "neutral"},
         files,
-        columns if number < 2 else read_json_lines,
+        columns if number < 2 else _read_snli,
         inputs=2,
         published={"train": 23_596, "valid": 1_304, "test": 2_126},
     )
@@ -184,12 +188,11 @@ def sick(source: Path) -> LabelledCorpus:
     """Return SICK with its entailment judgements; its trial set is valid."""
     parts = {"train": "train", "valid": "trial", "test": "test_annotated"}
     layout = {part: (f"SICK_{name}.txt",) for part, name in parts.items()}
-    header = ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment")
     return LabelledCorpus(
         "sick",
         {name.upper(): name for name in _NLI},
         find_files(source, "sick", [layout])[1],
-        partial(read_columns, header=header, texts=(1, 2), label=4),
+        partial(read_table, label="entailment_judgment", texts=("sentence_A", "sentence_B")),
         inputs=2,
         published={"train": 4_500, "valid": 500, "test": 4_927},
     )
@@ -217,13 +220,18 @@ def quora(source: Path) -> LabelledCorpus:
             "quora",
             BINARY,
             files,
-            partial(read_columns, texts=(1, 2), label=0, width=4),
+            partial(
+                read_table,
+                names=("label", "text1", "text2", "id"),
+                label="label",
+                texts=("text1", "text2"),
+            ),
             inputs=2,
             tokenised=True,
             published={"train": 384_348, "valid": 10_000, "test": 10_000},
         )
-    header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
-    read = partial(read_columns, header=header, texts=(3, 4), label=5, quoted=True)
+    texts = ("question1", "question2")
+    read = partial(read_table, label="is_duplicate", texts=texts, quoted=True)
     return LabelledCorpus("quora", BINARY, files, read, inputs=2)
 
 
@@ -243,13 +251,11 @@ def wikiqa(source: Path) -> LabelledCorpus:
             grouped=True,
             published={"train": 8_672, "valid": 1_130, "test": 2_351},
         )
-    header = ("QuestionID", "Question", "DocumentID", "DocumentTitle")
-    header += ("SentenceID", "Sentence", "Label")
     return LabelledCorpus(
         "wikiqa",
         BINARY,
         files,
-        partial(read_columns, header=header, texts=(1, 5), label=6, group=0),
+        partial(read_table, label="Label", texts=("Question", "Sentence"), group="QuestionID"),
         inputs=2,
         grouped=True,
         published={"train": 20_360, "valid": 2_733, "test": 6_165},
@@ -261,8 +267,7 @@ def msrp(source: Path) -> LabelledCorpus:
     parts = {"train": "train", "test": "test"}
     original = {part: (f"msr_paraphrase_{part}.txt",) for part in parts}
     number, files = find_files(source, "msrp", [original, _aligned(parts)])
-    header = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
-    columns = partial(read_columns, header=header, texts=(3, 4), label=0)
+    columns = partial(read_table, label="Quality", texts=("#1 String", "#2 String"))
     return LabelledCorpus(
         "msrp",
         BINARY,

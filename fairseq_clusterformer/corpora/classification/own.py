@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.readers import (
     Example,
-    at,
     read_labelled_lines,
+    read_objects,
     read_rows,
+    read_table,
     short,
     some,
 )
@@ -192,54 +194,25 @@ def _read_lines(path: Path, layout: Layout) -> Iterator[Example]:
 def _read_table(path: Path, layout: Layout) -> Iterator[Example]:
     """Yield the examples of TSV or CSV, with a header or without one."""
     is_csv = _format(path, layout) == "csv"
-    delimiter = "," if is_csv else "\t"
-    names: list[str] | None = None
-    for number, row in read_rows(path, delimiter, quoted=is_csv, encoding=layout.encoding):
-        if not any(cell.strip() for cell in row):
-            continue
-        where = at(path, number)
-        if names is None:
-            header = [cell.strip() for cell in row]
-            if layout.label in header and _texts_of(header, layout):
-                names = header
-                continue
-            if layout.texts or layout.label != "label":
-                wanted = [layout.label, *(layout.texts or ("text",))]
-                raise UserError(f"{where}: {short(row)}; allowed: a header with {some(wanted)}")
-            names = ["label", "text", "text2"][: max(2, len(row))]
-        if len(row) != len(names):
-            raise UserError(
-                f"{where}: {len(row)} columns, {short(row)}; allowed: {len(names)} columns "
-                f"({some(names)}) between {'commas' if is_csv else 'tabs'}"
-            )
-        cells = dict(zip(names, row, strict=True))
-        texts = _texts_of(cells, layout)
-        yield Example(cells[layout.label], tuple(cells[name] for name in texts), where)
-
-
-def _texts_of(names: Sequence[str] | Mapping[str, object], layout: Layout) -> tuple[str, ...]:
-    """Return the names of the texts among the names that there are; none if they are missing."""
-    wanted = (layout.texts,) if layout.texts else _TEXTS
-    return next((texts for texts in wanted if all(name in names for name in texts)), ())
+    how = {"delimiter": "," if is_csv else "\t", "quoted": is_csv, "encoding": layout.encoding}
+    first = [cell.strip() for cell in next(read_rows(path, **how), (1, []))[1]]
+    names, texts = None, _texts_of(first, layout)
+    if layout.label not in first and not layout.texts and layout.label == "label":
+        names = ("label", "text", "text2")[: max(2, len(first))]
+        texts = names[1:]
+    return read_table([path], label=layout.label, texts=texts, names=names, **how)
 
 
 def _read_objects(path: Path, layout: Layout) -> Iterator[Example]:
-    """Yield the examples of JSON lines. A label may be a string, a whole number, or a boolean."""
-    for number, line in enumerate(read_lines(path, layout.encoding), 1):
-        if not line.strip():
-            continue
-        where = at(path, number)
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where}: {error}; allowed: a JSON object per line") from None
-        texts = _texts_of(record, layout) if isinstance(record, dict) else ()
-        label = record.get(layout.label) if texts else None
-        values = [record[name] for name in texts]
-        if not isinstance(label, str | int) or not all(isinstance(v, str) for v in values):
-            wanted = [layout.label, *(layout.texts or ("text, or text1 and text2",))]
-            raise UserError(
-                f"{where}: {short(line)}; allowed: a JSON object with the fields {some(wanted)}"
-            )
-        label = json.dumps(label) if isinstance(label, bool) else str(label)
-        yield Example(label, tuple(values), where)
+    """Yield the examples of JSON lines; the first one says which names the texts have."""
+    first = {}
+    with suppress(ValueError):
+        first = json.loads(next(read_lines(path, layout.encoding), ""))
+    texts = _texts_of(first if isinstance(first, dict) else {}, layout)
+    return read_objects([path], label=layout.label, texts=texts, encoding=layout.encoding)
+
+
+def _texts_of(names: Sequence[str] | Mapping[str, object], layout: Layout) -> tuple[str, ...]:
+    """Return the names of the texts that are expected where there are these names."""
+    texts = (texts for texts in _TEXTS if all(name in names for name in texts))
+    return layout.texts or next(texts, ("text",))

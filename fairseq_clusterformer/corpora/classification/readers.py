@@ -14,6 +14,8 @@ from typing import NamedTuple
 from fairseq_clusterformer.corpora.translation.pairs import read_lines
 from fairseq_clusterformer.errors import UserError
 
+_NAMES = {"\t": "tabs", ",": "commas"}
+
 
 class Example(NamedTuple):
     """A labelled text or pair; `label` is None where its annotators did not agree on one."""
@@ -46,36 +48,43 @@ def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator
             yield Example(str(label), (line,), at(path, number))
 
 
-def read_columns(
+def read_table(
     files: Sequence[Path],
     *,
-    texts: Sequence[int],
-    label: int,
-    header: Sequence[str] = (),
-    width: int = 0,
-    group: int | None = None,
+    label: str,
+    texts: Sequence[str],
+    names: Sequence[str] | None = None,
+    group: str | None = None,
+    delimiter: str = "\t",
     quoted: bool = False,
+    encoding: str = "utf-8",
 ) -> Iterator[Example]:
-    """Yield the examples of lines whose columns are separated by tabs.
+    """Yield the examples of lines of columns.
 
     Args:
-        texts, label, group: columns, counted from 0.
-        header: the first line's columns; none: there is no such line.
-        width: the number of columns, where there is no header.
-        quoted: see `read_rows`.
+        label, texts, group: the names of their columns.
+        names: of all columns; None: the first line of each file has them.
+        delimiter, quoted: see `read_rows`.
     """
-    path, width = files[0], len(header) or width
-    rows = read_rows(path, "\t", quoted=quoted)
-    if header and (found := next(rows, (1, []))[1]) != list(header):
-        raise UserError(f"{at(path, 1)}: {short(found)}; allowed: the header {' '.join(header)}")
-    for number, row in rows:
-        if len(row) != width:
-            raise UserError(
-                f"{at(path, number)}: {len(row)} columns, {short(row)}; allowed: {width} "
-                "between tabs"
-            )
-        key = None if group is None else row[group]
-        yield Example(row[label], tuple(row[i] for i in texts), at(path, number), key)
+    for path in files:
+        columns = names
+        for number, row in read_rows(path, delimiter, quoted=quoted, encoding=encoding):
+            if columns is None:
+                columns = [cell.strip() for cell in row]
+                if not {label, *texts} <= set(columns):
+                    wanted = some((label, *texts))
+                    raise UserError(
+                        f"{at(path, 1)}: {short(row)}; allowed: a header with {wanted}"
+                    )
+            elif len(row) == len(columns):
+                cells = dict(zip(columns, row, strict=True))
+                found = tuple(cells[name] for name in texts)
+                yield Example(cells[label], found, at(path, number), cells.get(group))
+            elif any(cell.strip() for cell in row):
+                raise UserError(
+                    f"{at(path, number)}: {len(row)} columns, {short(row)}; allowed: "
+                    f"{len(columns)} columns ({some(columns)}) between {_NAMES[delimiter]}"
+                )
 
 
 def read_rows(
@@ -97,28 +106,42 @@ def read_rows(
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        name = {"\t": "tabs", ",": "commas"}[delimiter]
         raise UserError(
-            f"{at(path, reader.line_num)}: {error}; allowed: columns between {name}, in quotes "
-            "or not"
+            f"{at(path, reader.line_num)}: {error}; allowed: columns between "
+            f"{_NAMES[delimiter]}, in quotes or not"
         ) from None
 
 
-def read_json_lines(files: Sequence[Path]) -> Iterator[Example]:
-    """Yield the examples of SNLI's JSON, one object per line; a gold label "-" is None."""
-    keys = ("gold_label", "sentence1", "sentence2")
-    for number, line in enumerate(read_lines(files[0]), 1):
-        values = []
-        with suppress(ValueError, KeyError, TypeError):
-            record = json.loads(line)
-            values = [record[key] for key in keys]
-        if not values or not all(isinstance(value, str) for value in values):
-            raise UserError(
-                f"{at(files[0], number)}: {short(line)}; allowed: a JSON object with the strings "
-                f"{', '.join(keys)}"
-            )
-        label, *texts = values
-        yield Example(None if label == "-" else label, tuple(texts), at(files[0], number))
+def read_objects(
+    files: Sequence[Path],
+    *,
+    label: str,
+    texts: Sequence[str],
+    unlabelled: str | None = None,
+    encoding: str = "utf-8",
+) -> Iterator[Example]:
+    """Yield the examples of JSON objects, one per line.
+
+    Args:
+        label, texts: the names of their fields; a label may also be a whole number or a boolean.
+        unlabelled: the label that stands for none.
+    """
+    for path in files:
+        for number, line in enumerate(read_lines(path, encoding), 1):
+            if not line.strip():
+                continue
+            values = []
+            with suppress(ValueError, LookupError, TypeError):
+                record = json.loads(line)
+                values = [record[name] for name in (label, *texts)]
+            name, *found = values or [None]
+            if not isinstance(name, str | int) or not all(isinstance(v, str) for v in found):
+                raise UserError(
+                    f"{at(path, number)}: {short(line)}; allowed: a JSON object with the fields "
+                    f"{some((label, *texts))}"
+                )
+            name = json.dumps(name) if isinstance(name, bool) else str(name)
+            yield Example(None if name == unlabelled else name, tuple(found), at(path, number))
 
 
 def read_aligned(files: Sequence[Path]) -> Iterator[Example]:
