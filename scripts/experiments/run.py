@@ -136,11 +136,13 @@ def kept(place: Place) -> dict:
     if not mark.is_file():
         problem = f"no {MARK} in it, so it is not of this command"
         raise bad_option("--keep", place.folder, "a folder of this command, or a new one", problem)
-    state = json.loads(mark.read_text())
-    here = {"command": commands(place)["command"], "scored by": []}
-    problem = differences({"command": state["command"], "scored by": []}, here)
-    if state["data"] != str(place.data.resolve()):
-        problem = f"trained on {state['data']}"
+    try:
+        state = json.loads(mark.read_text())
+        problem = differences({**state, "scored by": []}, {**commands(place), "scored by": []})
+        if not problem and state["data"] != str(place.data.resolve()):
+            problem = f"trained on {state['data']}"
+    except (ValueError, LookupError, TypeError):
+        problem = f"its {MARK} is not one"
     if problem:
         raise bad_option("--keep", place.folder, "another folder for other options", problem)
     return state

@@ -35,7 +35,7 @@ from fairseq_clusterformer.cli.common import (
     whole_number,
 )
 from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.language_modelling.text import read_lines
+from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.corpora.question_answering.corpora import squad
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
@@ -143,7 +143,7 @@ def read_passages(path: Path) -> Iterator[str]:
     if ".json" in path.suffixes:
         lines = (record.paragraphs[0].text for record in squad(path, Drops()))
     else:
-        lines = (line.decode() for line in read_lines(path))
+        lines = (line.decode() for line in raw_lines(path))
     for line in lines:
         passage = " ".join(line.split())
         if passage.count(" ") + 1 in PASSAGE_WORDS:

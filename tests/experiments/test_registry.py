@@ -1,0 +1,101 @@
+"""Every result of examples/ says where it comes from, by a command that today's programs read."""
+
+import argparse
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from fairseq import options
+
+from fairseq_clusterformer.cli import main as clusterformer
+from scripts.experiments import registry, run
+from scripts.experiments.grids import load_grid, runs_of
+from tests.conftest import REPO_ROOT
+
+EXAMPLES = REPO_ROOT / "examples"
+FAIRSEQ = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+}
+#: where the results of a grid are, if not in the folder of the grid's name
+FOLDERS = {f"grid_{name}": name for name in "attention cf20 clustering gated speed".split()}
+FOLDERS |= {f"grid_{name}": name for name in "ablation iwslt14 multi30k".split()}
+GRIDS = [path for path in sorted(EXAMPLES.glob("*/*.yaml"))]
+
+
+def test_every_result_has_the_fields_of_provenance(capsys) -> None:
+    assert registry.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_what_is_missing_is_reported() -> None:
+    complete = dict.fromkeys(registry.FIELDS, "x")
+    assert list(registry.problems(complete)) == []
+    assert list(registry.problems(complete | {"cpu": None})) != []
+    assert list(registry.problems(complete | {"cpu": None, "added": {}})) == []
+    assert list(registry.problems(complete | {"command": None, "added": {}})) != []
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_results_are_of_todays_grids(path: Path) -> None:
+    out = path.parent / "results" / FOLDERS.get(path.stem, path.stem)
+    args = argparse.Namespace(data=None, out=out)
+    grid = load_grid(path)
+    found = run.results(runs_of(grid), grid, args)
+    assert {p.stem for p in out.glob("*.json")} == set(found)
+
+
+class ParsedError(Exception):
+    """A command line was read to its end."""
+
+
+def commands() -> set[str]:
+    """Every command of a result, those that differ in a number or a fold once."""
+    found = {}
+    for _, records in registry.results():
+        for record in records:
+            for command in [record["command"], *record.get("scored by", [])]:
+                if command is not None:
+                    key = re.sub(r"DATA\S*|KEEP/[^ ']*|--seed \d+|'KEEP[^']*'", "", command)
+                    found.setdefault(re.sub(r"(\d+\.)?\d+", "0", key), command)
+    return set(found.values())
+
+
+def test_every_command_parses_today(monkeypatch) -> None:
+    def parse(self, words=None, namespace=None):
+        reader(self, words, namespace)
+        raise ParsedError
+
+    todo = commands()
+    assert len(todo) > 20
+    for command in todo:
+        first, *words = shlex.split(command.split(";")[0])
+        if first in FAIRSEQ:
+            options.parse_args_and_arch(FAIRSEQ[first](), words)
+            continue
+        reader = argparse.ArgumentParser.parse_args
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        with pytest.raises(ParsedError):
+            start([first, *words])
+        monkeypatch.undo()
+
+
+def start(words: list[str]) -> None:
+    """Call the main function of a command."""
+    if words[0] == "clusterformer":
+        clusterformer.main(words[1:])
+    assert words[:2] == ["python", "-m"], words
+    module = importlib.import_module(words[2])
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{words[2]}.__main__")
+    module.main(words[3:])
+
+
+def test_grids_say_which_task_they_train() -> None:
+    """Else fairseq takes its default, and the command of a result trains something else."""
+    for path in GRIDS:
+        grid = json.loads(json.dumps(load_grid(path)))
+        own = grid["score"] in ("clustering", "recall")
+        assert own or "task" in grid["shared"], path

@@ -1,0 +1,226 @@
+"""The runner: it resumes, refuses results and checkpoints of other options, and deletes nothing.
+
+Most tests replace fairseq's programs by a script that writes such logs, which takes no time.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.experiments import run, scores
+from tests.cli.in_process import SIZES
+
+FAKE = """
+import json, os, sys
+from pathlib import Path
+data, words = Path(sys.argv[1]), sys.argv[2:]
+options = {w: v for w, v in zip(words, words[1:]) if w.startswith("--")}
+if "--path" in options:
+    print("Loss (base 2): " + Path(options["--path"]).read_text() + ", Perplexity: 2")
+    sys.exit()
+last = Path(options["--save-dir"], "checkpoint_last.pt")
+begin = int(last.read_text()) if last.exists() else 0
+print("num. shared model params: 1,234 (num. trained: 1,234)")
+for update in range(begin + 1, 6):
+    record = {"num_updates": str(update), "loss": str(5 - update), "wps": "100"}
+    print("2026 | train_inner | " + json.dumps(record), flush=True)
+    last.write_text(str(update))
+    if update == 3 and (data / options["--arch"]).exists():
+        os.kill(os.getpid(), 9)
+record = {"valid_num_updates": "5", "valid_loss": options["--lr"]}
+print("2026 | valid | " + json.dumps(record))
+"""
+GRID = {
+    "score": "language_model",
+    "shared": {"task": "language_modeling", "lr": 0.5, "max-update": 5},
+    "seeds": [1, 2],
+    "rows": {"dense": {"arch": "a"}, "window": {"arch": "b", "seeds": [1]}},
+    "test": {"gen-subset": "test"},
+    "columns": {"valid bits per symbol": 1, "test bits per symbol": 1},
+    "plot": {"title": "loss", "points": "curve", "x": "updates", "y": "loss"},
+}
+
+
+class Case:
+    """A grid, its data, and the runner's command line."""
+
+    def __init__(self, folder: Path):
+        self.out, self.keep, self.data = folder / "out", folder / "keep", folder / "data"
+        self.data.mkdir()
+        (self.data / "dict.txt").write_text("a 1\n")
+        self.grid = folder / "grid.yaml"
+        self.write(GRID)
+
+    def write(self, grid: dict) -> None:
+        self.grid.write_text(yaml.safe_dump(grid, sort_keys=False))
+
+    def __call__(self, *more: object) -> int:
+        words = [self.grid, "--data", self.data, "--out", self.out, *more]
+        return run.main([str(word) for word in words])
+
+    def result(self, name: str) -> dict:
+        return json.loads((self.out / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch) -> Case:
+    (tmp_path / "fake.py").write_text(FAKE)
+    for program in ("fairseq-train", "fairseq-eval-lm"):
+        monkeypatch.setitem(scores.PROGRAMS, program, [sys.executable, str(tmp_path / "fake.py")])
+    return Case(tmp_path)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_grid_becomes_results_and_a_table(case: Case, capsys) -> None:
+    assert case("--workers", 2) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert table == [
+        "| model | valid bits per symbol | test bits per symbol |",
+        "| --- | ---: | ---: |",
+        "| dense | 0.5, 0.5 | 5.0, 5.0 |",
+        "| window | 0.5 | 5.0 |",
+    ]
+    result = case.result("dense@2")
+    assert result["command"].startswith("fairseq-train DATA --user-dir fairseq_clusterformer")
+    assert result["command"].endswith("--arch a --seed 2")
+    assert result["scored by"][0].endswith("--path KEEP/dense@2/checkpoint_last.pt")
+    assert (result["parameters"], result["updates"]) == (1234, 5)
+    assert {"cpu", "torch", "fairseq", "commit", "date", "machine"} <= result.keys()
+
+    before = everything(case.out)
+    (case.data / "dict.txt").unlink()  # nothing is trained again
+    assert case() == 0
+    assert "dense@2: done before" in capsys.readouterr().out
+    assert everything(case.out) == before
+
+
+def test_a_training_that_was_stopped_goes_on(case: Case, capsys) -> None:
+    (case.data / "b").touch()  # window is killed after three updates
+    assert case("--keep", case.keep) == 1
+    said = capsys.readouterr()
+    assert "window@1: fairseq-train ended with status -9" in said.err
+    assert {p.stem for p in case.out.iterdir()} == {"dense@1", "dense@2"}
+    (case.data / "b").unlink()
+    assert case("--keep", case.keep) == 0
+    result = case.result("window@1")
+    assert [update for update, _ in result["curve"]] == [1, 2, 3, 4, 5]
+    assert "resumed" in result
+    log = (case.keep / "window@1" / "train.log").read_text()
+    assert log.count('"num_updates": "1"') == 1
+
+
+def test_a_new_out_keeps_the_checkpoints(case: Case, tmp_path: Path) -> None:
+    assert case("--keep", case.keep, "--only", "dense@1") == 0
+    checkpoint = case.keep / "dense@1" / "checkpoint_last.pt"
+    checkpoint.write_text("7.5")  # trained again, it would be 5
+    case.out = tmp_path / "other"
+    assert case("--keep", case.keep, "--only", "dense@1") == 0
+    assert checkpoint.read_text() == "7.5"
+    assert case.result("dense@1")["test bits per symbol"] == 7.5
+
+
+@pytest.mark.parametrize("mark", [None, "other options", "other data"])
+def test_folders_of_others_are_refused(case: Case, capsys, mark: str | None) -> None:
+    folder = case.keep / "dense@1"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint_last.pt").write_text("someone's")
+    if mark:
+        seed = 3 if mark == "other options" else 1
+        words = "fairseq-train DATA --user-dir fairseq_clusterformer --task language_modeling "
+        words += f"--lr 0.5 --max-update 5 --arch a --seed {seed}"
+        state = {"command": words, "data": "/elsewhere"}
+        (folder / run.MARK).write_text(json.dumps(state))
+    before = everything(case.keep)
+    assert case("--keep", case.keep) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--keep is {folder}: " in line
+    expected = {None: "no experiment.json", "other data": "trained on /elsewhere"}
+    assert expected.get(mark, "--seed is 3 there, and 1 in the grid") in line
+    assert everything(case.keep) == before
+    assert not case.out.exists()
+
+
+@pytest.mark.parametrize("option", [[], ["--table"]])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shared": {**GRID["shared"], "lr": 0.25}}, "--lr is 0.5 there, and 0.25 in the grid"),
+        ({"test": {"gen-subset": "valid"}}, "--gen-subset is test there, and valid in the grid"),
+    ],
+)
+def test_results_of_other_options_are_refused(case, capsys, option, change, said) -> None:
+    assert case("--only", "dense@1") == 0
+    before = everything(case.out)
+    case.write(GRID | change)
+    assert case(*option) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "allowed: another folder for other options" in line
+    assert everything(case.out) == before
+
+
+def test_a_run_starts_from_another_one(case: Case, capsys) -> None:
+    rows = {"start": {"arch": "a"}, "next": {"arch": "b", "from": "start@1"}}
+    case.write(GRID | {"rows": rows, "seeds": [1]})
+    assert case("--only", "next") == 1
+    assert "--keep is None; allowed: a folder with start@1" in capsys.readouterr().err
+    assert case("--keep", case.keep) == 0
+    command = case.result("next@1")["command"]
+    assert "--finetune-from-model KEEP/start@1/checkpoint_last.pt" in command
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "lstm"], "--only is lstm; allowed: dense, window"),
+        (["--data", "/nowhere"], "--data is /nowhere; allowed: a folder with"),
+        (["--table"], "no result; allowed: a folder with results of the grid"),
+    ],
+)
+def test_bad_input_is_one_line(case: Case, capsys, words: list[str], said: str) -> None:
+    assert case(*words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    case.grid.write_text("[1]")
+    assert case() == 1
+    assert "GRID is" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_result_is_kept(case: Case, capsys) -> None:
+    case.out.mkdir()
+    (case.out / "dense@1.json").write_text("[1]")
+    assert case() == 1
+    assert "dense@1.json: not a result" in capsys.readouterr().err
+    assert (case.out / "dense@1.json").read_text() == "[1]"
+
+
+def test_what_there_is_is_drawn(case: Case, tmp_path: Path) -> None:
+    assert case("--only", "dense") == 0
+    assert case("--plot", tmp_path / "curves.png") == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_with_fairseq_itself(case: Case, byte_data: Path, monkeypatch) -> None:
+    monkeypatch.undo()
+    words = SIZES.split()
+    options = {}
+    for word, value in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            options[word[2:]] = True if value.startswith("--") else value
+    shared = {"task": "language_modeling", "tokens-per-sample": 64, "batch-size": 4, "lr": 0.005}
+    shared |= {"optimizer": "adam", "max-update": 3, "log-interval": 1, "cpu": True, **options}
+    rows = {"neural": {"arch": "clusterformer_lm", "criterion": "clusterformer_cross_entropy"}}
+    test = {"gen-subset": "test", "tokens-per-sample": 64, "batch-size": 4}
+    case.data = byte_data
+    case.write(GRID | {"shared": shared, "rows": rows, "test": test, "seeds": [1]})
+    assert case() == 0
+    result = case.result("neural@1")
+    assert 0 < result["test bits per symbol"] < 20
+    assert result["updates"] == len(result["curve"]) == 3
