@@ -7,15 +7,17 @@ fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set
 import argparse
 import collections
 import functools
+import os
 import types
 import typing
 import warnings
+from pathlib import Path
 
 import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
@@ -87,6 +89,7 @@ def apply() -> None:
     shuffle_after_curriculum()
     announce_epochs()
     announce_saving()
+    know_user_dir()
     silence_known_warnings()
 
 
@@ -217,6 +220,21 @@ def announce_saving() -> None:
         return save(cfg, trainer, *args, **kwargs)
 
     checkpoint_utils.save_checkpoint = save_checkpoint
+
+
+def know_user_dir() -> None:
+    """Lets ``--user-dir`` name this package after Python has imported it, however it is spelled.
+
+    fairseq would otherwise call the name "not globally unique" unless the path is exactly the one
+    that Python found.
+    """
+    package = Path(__file__).parent
+    beside_fairseq = os.path.join(os.path.dirname(utils.__file__), "..", package.name)
+    known = {str(package), str(package.resolve())}
+    if os.path.exists(beside_fairseq):  # where fairseq looks for --user-dir NAME
+        known |= {beside_fairseq, os.path.abspath(beside_fairseq)}
+    function = utils.import_user_module
+    function.memo = getattr(function, "memo", set()) | known
 
 
 def silence_known_warnings() -> None:

@@ -1,11 +1,7 @@
-"""Registers models, criterions and tasks with fairseq, and mends fairseq for today's torch.
+"""``import fairseq_clusterformer.plugin`` does in Python what ``--user-dir`` does for commands.
 
-fairseq's ``--user-dir`` ends here, through ``tasks``. In Python: ``import
-fairseq_clusterformer.plugin``.
+It registers the models, criterions, tasks and the text coding with fairseq, and mends fairseq for
+today's torch.
 """
 
-from . import compat
-
-compat.apply()
-
-from . import criterions, models, tasks  # noqa: E402, F401  compat comes first
+from . import tasks  # noqa: F401

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.folder import RECORD
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import bad_option
 
 TOKENIZERS = ("moses", "none")
 VOCABULARIES = {"subword_nmt": "bpe.codes", "sentencepiece": "sentencepiece.model"}
@@ -44,14 +44,14 @@ class TextPipeline:
     def __post_init__(self) -> None:
         for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", tuple(VOCABULARIES))):
             if (value := getattr(self, name)) not in allowed:
-                raise UserError(f"{name} {value!r}: allowed is {' or '.join(allowed)}")
+                raise bad_option(name, value, " or ".join(allowed))
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "TextPipeline":
-        """Return the pipeline of a folder made by ``prepare_mt.py``.
+        """Return the pipeline of a folder that ``clusterformer prepare translation`` made.
 
         Raises:
-            UserError: if it is no such folder.
+            UserError: if it is another folder, or none.
         """
         folder = Path(folder)
         try:
@@ -60,10 +60,11 @@ class TextPipeline:
             values = {name: recipe[name] for name in names}
             languages, model = tuple(recipe["languages"]), folder / recipe["bpe_model"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder}: no folder of translation data ({type(error).__name__}: {error}); "
-                "allowed is one made by prepare_multi30k.sh, prepare_iwslt14.sh or "
-                "prepare_wmt14_en2de.sh"
+            raise bad_option(
+                "the data folder",
+                folder,
+                "a folder that `clusterformer prepare translation` made",
+                f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})",
             ) from None
         return cls(languages=languages, model=model, **values)
 
@@ -109,7 +110,7 @@ class TextPipeline:
         return self.subwords(self.tokens(line, lang))
 
     def decode(self, subwords: str, lang: str) -> str:
-        """Return readable text in language `lang`; lower case stays lower case."""
+        """Return readable text in language `lang`. Lower case stays lower case."""
         self._check(lang)
         words = self.words(subwords)
         if self.tokenizer == "none":
@@ -118,9 +119,9 @@ class TextPipeline:
 
     def _check(self, lang: str) -> None:
         if lang not in self.languages:
-            raise UserError(f"language {lang!r}: allowed is {' or '.join(self.languages)}")
+            raise bad_option("the language", lang, " or ".join(self.languages))
 
-    # Made when first used: a process reads one language often, and some need no model.
+    # Made when first used: a process often reads one language only, and may need no model.
 
     @cached_property
     def _normalizers(self) -> dict:
@@ -155,5 +156,7 @@ class TextPipeline:
 
     def _model_file(self) -> Path:
         if self.model is None or not self.model.is_file():
-            raise UserError(f"{self.model}: no such file; needed for {self.bpe}")
+            raise bad_option(
+                "the subword model", self.model, f"the file of {self.bpe}'s model", "no such file"
+            )
         return self.model

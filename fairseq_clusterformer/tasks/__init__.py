@@ -1,4 +1,7 @@
 """fairseq tasks. ``--user-dir`` imports this package, which registers all of the plug-in."""
 
-from .. import plugin  # noqa: F401
+from .. import compat, criterions, models  # noqa: F401  the last two register themselves
+from ..data import encoder  # noqa: F401
 from . import clusterformer_qa, clusterformer_sentence  # noqa: F401
+
+compat.apply()

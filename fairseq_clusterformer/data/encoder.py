@@ -1,0 +1,99 @@
+"""``--bpe clusterformer``: fairseq's commands read and write plain text.
+
+It does all that was done to the text of a prepared folder, and undoes it. For a language model it
+makes bytes, pieces or words. For translation it makes Moses' tokens and subwords, so a
+``--tokenizer`` must not be given as well.
+
+fairseq-interactive removes blanks at both ends of a prompt, and a prompt is one line. ``sample``
+of ``from_pretrained`` keeps both.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from fairseq import utils
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.data.encoders import register_bpe
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
+
+from fairseq_clusterformer.text import TextPipeline
+
+from .coding import TextCoding
+
+_OF_TASK = "oc.select:task.{},null"
+
+
+@dataclass
+class ClusterformerTextConfig(FairseqDataclass):
+    """Options of ``--bpe clusterformer``."""
+
+    clusterformer_data: Optional[str] = field(  # noqa: UP045 (what fairseq reads)
+        default=None,
+        metadata={"help": "prepared folder whose text coding is used (default: the data folder)"},
+    )
+    # Not on the command line, since they have no help: fairseq takes them from the task.
+    task_data: Optional[str] = II("task.data")  # noqa: UP045
+    task_source_lang: Optional[str] = II(_OF_TASK.format("source_lang"))  # noqa: UP045
+    task_target_lang: Optional[str] = II(_OF_TASK.format("target_lang"))  # noqa: UP045
+
+
+@register_bpe("clusterformer", dataclass=ClusterformerTextConfig)
+def text_of_folder(cfg: ClusterformerTextConfig) -> "LanguageModelText | TranslationText":
+    """Return what codes the text of a prepared folder.
+
+    Raises:
+        UserError: if the folder is not a prepared one.
+    """
+    folder = Path(utils.split_paths(cfg.clusterformer_data or cfg.task_data)[0])
+    if (folder / "dict.txt").is_file():
+        return LanguageModelText(TextCoding.from_folder(folder))
+    pipeline = TextPipeline.from_folder(folder)
+    source, target = cfg.task_source_lang, cfg.task_target_lang
+    if source is None or target is None:  # fairseq's task does the same
+        source, target = infer_language_pair(str(folder))
+    return TranslationText(pipeline, source, target)
+
+
+class LanguageModelText:
+    """Plain text to the symbols of a language model and back.
+
+    Args:
+        coding: of its prepared folder.
+    """
+
+    def __init__(self, coding: TextCoding) -> None:
+        self.coding = coding
+
+    def encode(self, text: str) -> str:
+        """Return the text's symbols with blanks between them.
+
+        Raises:
+            UserError: if the text is not UTF-8.
+        """
+        return " ".join(self.coding.dictionary[i] for i in self.coding.encode(text))
+
+    def decode(self, symbols: str) -> str:
+        """Return readable text; what is no character becomes the replacement character."""
+        return self.coding.decode(map(self.coding.dictionary.index, symbols.split()))
+
+
+class TranslationText:
+    """Raw text in one language to subwords, and subwords to raw text in the other.
+
+    Args:
+        pipeline: of the prepared folder.
+        source, target: the two languages.
+    """
+
+    def __init__(self, pipeline: TextPipeline, source: str, target: str) -> None:
+        self.pipeline, self.source, self.target = pipeline, source, target
+
+    def encode(self, text: str) -> str:
+        """Return the subwords of a sentence with blanks between them."""
+        return self.pipeline.encode(text, self.source)
+
+    def decode(self, subwords: str) -> str:
+        """Return a sentence as people write it, in lower case if the data is in lower case."""
+        return self.pipeline.decode(subwords, self.target)
