@@ -1,6 +1,8 @@
 """``--arch clusterformer``: translation with clustered encoders and decoders."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Optional
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model, register_model_architecture
@@ -14,6 +16,7 @@ from fairseq.models.transformer import (
     transformer_wmt_en_de,
     transformer_wmt_en_de_big,
 )
+from omegaconf import II
 from torch import Tensor
 
 from .checkpoints import ExplainedCheckpoints
@@ -22,7 +25,7 @@ from .encoder import ClusterformerEncoder
 from .options import (
     EncoderClusteringOptions,
     attention_of,
-    defaults_of,
+    complete,
     set_defaults,
 )
 
@@ -40,25 +43,60 @@ _POSITIONS = {
 
 @dataclass
 class ClusterformerOptions(EncoderClusteringOptions):
-    """Options beside those of fairseq's ``transformer``."""
+    """Options that fairseq's ``transformer`` does not have."""
 
     decoder_attention: str = field(
-        default="window*2,window+neural", metadata={"help": "the same for the decoder"}
+        default="window*2,window+neural",
+        metadata={"help": "attention of each decoder layer, written as --encoder-attention is"},
     )
     decoder_cluster_rule: str = field(
         default="recent",
         metadata={
-            "help": "the same for the decoder: recent, strictly causal; or leaking-chunk, for "
-            "comparison, with which nothing can be generated"
+            "help": "which tokens of its cluster a decoder's query sees: recent, which is "
+            "strictly causal; or leaking-chunk, for comparison, which cannot generate"
         },
     )
 
 
-@register_model("clusterformer")
+#: options of fairseq's ``transformer`` that follow another one unless they are given
+_FOLLOWS = {
+    "decoder_embed_dim": "encoder_embed_dim",
+    "decoder_ffn_embed_dim": "encoder_ffn_embed_dim",
+    "decoder_input_dim": "decoder_embed_dim",
+    "decoder_output_dim": "decoder_embed_dim",
+}
+
+
+def _transformer_options() -> Iterator[tuple[str, object, Field]]:
+    """Yield name, type and field of each option of fairseq's ``transformer``, as a flat list."""
+    for option in fields(TransformerConfig):
+        group = is_dataclass(option.type)
+        for member in fields(option.type) if group else (option,):
+            name = f"{option.name}_{member.name}" if group else member.name
+            if member.name.startswith("_"):
+                continue
+            default = II(f"model.{_FOLLOWS[name]}") if name in _FOLLOWS else member.default
+            # fairseq splits these at their commas itself
+            kind = Optional[str] if name.endswith("layers_to_keep") else member.type  # noqa: UP045
+            yield name, kind, field(default=default, metadata=member.metadata)
+
+
+ClusterformerConfig = make_dataclass(
+    "ClusterformerConfig",
+    _transformer_options(),
+    bases=(ClusterformerOptions,),
+    namespace={
+        "__doc__": "Options of fairseq's ``transformer``, flat as on its command line, and ours.",
+        "__module__": __name__,
+    },
+)
+
+
+@register_model("clusterformer", dataclass=ClusterformerConfig)
 class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     """fairseq's Transformer over :class:`ClusterformerEncoder` and :class:`ClusterformerDecoder`.
 
-    Configured by a flat namespace, as fairseq's ``transformer`` is.
+    Its options are flat, so that checkpoints from before it had a dataclass still load.
     """
 
     @classmethod
@@ -68,8 +106,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     @classmethod
     def add_args(cls, parser):
         """Add fairseq's options of a Transformer, and ours."""
-        for options in (TransformerConfig(), ClusterformerOptions()):
-            gen_parser_from_dataclass(parser, options, delete_default=True, with_prefix="")
+        gen_parser_from_dataclass(parser, ClusterformerConfig(), delete_default=True)
 
     @classmethod
     def build_model(cls, args, task):
@@ -79,7 +116,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
             ValueError: an option of the attention that is not allowed.
         """
         base_architecture(args)
-        set_defaults(args, **defaults_of(ClusterformerOptions))
+        complete(args, ClusterformerOptions)
         attention = {
             "encoder": attention_of(args, "encoder", own_centroids=args.own_centroids),
             "decoder": attention_of(args, "decoder"),
@@ -142,12 +179,6 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         )
         extra["reports"]["encoder"] = encoder_out["reports"]
         return x, extra
-
-
-@register_model_architecture("clusterformer", "clusterformer")
-def clusterformer(args):
-    """Sizes by options; by default those of fairseq's ``transformer``."""
-    base_architecture(args)
 
 
 @register_model_architecture("clusterformer", "clusterformer_tiny")

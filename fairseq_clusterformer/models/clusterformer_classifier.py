@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.clustering import Report
 
 from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean
-from .options import defaults_of, set_defaults
+from .options import complete, set_defaults
 from .word_vectors import read_word_vectors
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         Raises:
             ValueError: an option that is not allowed.
         """
-        set_defaults(args, **defaults_of(ClusterformerClassifierConfig))
+        complete(args, ClusterformerClassifierConfig)
         if args.pooling not in POOLINGS:
             raise ValueError(f"--pooling is {args.pooling!r}; allowed: {', '.join(POOLINGS)}")
         if args.classifier_hidden_dim < 0:

@@ -14,47 +14,41 @@ from fairseq.models.transformer_lm import (
 )
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
-from fairseq_clusterformer.attention.base import RULES
-
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .options import (
     ClusteringOptions,
     attention_config,
     check_heads,
-    defaults_of,
+    complete,
     kinds_of_layers,
     set_defaults,
 )
 
 
 @dataclass
-class ClusterformerLanguageModelConfig(ClusteringOptions, TransformerLanguageModelConfig):
-    """Options of fairseq's ``transformer_lm``, and those of the attention."""
+class LanguageModelOptions(ClusteringOptions):
+    """Options that fairseq's ``transformer_lm`` does not have."""
 
     attention: str = field(
         default="window*2,window+gated",
         metadata={
-            "help": "attention of each layer: kinds joined by + share its heads, *n repeats it, "
-            "and a comma-separated list is cycled to the depth, such as window*3,neural"
+            "help": "attention of each layer, separated by commas and cycled to the depth, such "
+            "as window*3,neural: + divides a layer's heads among kinds, *n repeats a layer"
         },
     )
     cluster_rule: str = field(
         default="recent",
         metadata={
-            "help": f"which tokens of a cluster a query sees ({', '.join(RULES)}); a language "
-            "model takes recent; leaking-chunk, where later tokens change earlier outputs, is "
-            "for comparison"
+            "help": "which tokens of its cluster a query sees: recent, the latest ones; or "
+            "leaking-chunk, for comparison, where later tokens change earlier outputs"
         },
     )
 
 
-_DENSE = defaults_of(TransformerLanguageModelConfig)
-_ADDED = {
-    name: default
-    for name, default in defaults_of(ClusterformerLanguageModelConfig).items()
-    if name not in _DENSE
-}
+@dataclass
+class ClusterformerLanguageModelConfig(LanguageModelOptions, TransformerLanguageModelConfig):
+    """Options of fairseq's ``transformer_lm``, and those of the attention."""
 
 
 @register_model("clusterformer_lm", dataclass=ClusterformerLanguageModelConfig)
@@ -72,7 +66,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         Raises:
             ValueError: an option of the attention that is not allowed.
         """
-        set_defaults(args, **_ADDED)  # a named architecture's checkpoint may be older
+        complete(args, LanguageModelOptions)
         check_heads(args, "decoder")
         if args.cluster_rule == "chunk":
             raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_clusterformer.clustering import Report
 
 from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions
-from .options import defaults_of, set_defaults
+from .options import complete, set_defaults
 
 
 @dataclass
@@ -42,7 +42,7 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         Raises:
             ValueError: an option that is not allowed.
         """
-        set_defaults(args, **defaults_of(ClusterformerMaskedLMConfig))
+        complete(args, ClusterformerMaskedLMConfig)
         return cls(args, task)
 
     def forward(

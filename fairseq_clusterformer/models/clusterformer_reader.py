@@ -19,7 +19,7 @@ from .options import (
     attention_config,
     check_heads,
     check_rule,
-    defaults_of,
+    complete,
     set_defaults,
 )
 from .reader import ReaderEncoder
@@ -109,7 +109,7 @@ class ClusterformerReader(EncoderOnlyModel):
         Raises:
             ValueError: an option that is not allowed.
         """
-        set_defaults(args, **defaults_of(ClusterformerReaderConfig))
+        complete(args, ClusterformerReaderConfig)
         return cls(args, task)
 
     @classmethod

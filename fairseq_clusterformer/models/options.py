@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention import AttentionConfig, parse_attention
@@ -143,8 +145,24 @@ def attention_config(
     )
 
 
+def complete(args, options: type[FairseqDataclass]) -> None:
+    """Set the options that an older checkpoint lacks.
+
+    Raises:
+        ValueError: fairseq-hydra-train with a named architecture, whose sizes it ignores.
+    """
+    if HydraConfig.initialized() and OmegaConf.is_config(args):
+        model = ARCH_MODEL_NAME_REGISTRY[args._name]
+        if model != args._name:
+            raise ValueError(
+                f"model._name is {args._name}: fairseq-hydra-train does not apply the sizes of a "
+                f"named architecture; allowed: {model}, with each size"
+            )
+    set_defaults(args, **defaults_of(options))
+
+
 def set_defaults(args, **values) -> None:
-    """Set the options that are left open: on the command line, or by an older checkpoint."""
+    """Set the options that the command line or an older checkpoint leaves open."""
     with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
         for name, value in values.items():
             if not hasattr(args, name):

@@ -1,8 +1,10 @@
 """Translation by fairseq's commands: trained, resumed, warm-started, generated from."""
 
+import argparse
 import json
 import logging
 import math
+import re
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -525,6 +527,23 @@ class TestDistributed:
 CONFIG = REPO_ROOT / "examples" / "translation" / "config"
 
 
+@pytest.mark.parametrize("arch", ["clusterformer", "clusterformer_tiny"])
+def test_checkpoint_from_before_the_dataclass(
+    arch: str, parallel_data: Path, tmp_path: Path
+) -> None:
+    """Its options are a flat namespace; --attention and its like may be missing."""
+    train(parallel_data, f"{CLUSTERED_TRANSLATION} --arch {arch} --max-update 1", tmp_path)
+    expected = translate(parallel_data, last(tmp_path), "", tmp_path / "new")
+    state = torch.load(last(tmp_path), weights_only=True)
+    options = dict(state["cfg"]["model"])
+    del options["cluster_exploration"]
+    state["cfg"]["model"] = argparse.Namespace(**{**options, "arch": arch, "_name": arch})
+    torch.save(state, last(tmp_path))
+    assert_same(translate(parallel_data, last(tmp_path), "", tmp_path / "old"), expected)
+    train(parallel_data, f"{CLUSTERED_TRANSLATION} --arch {arch} --max-update 2", tmp_path)
+    assert load_state(last(tmp_path))["optimizer_history"][-1]["num_updates"] == 2
+
+
 class TestHydra:
     def test_recipe_is_the_grids(self) -> None:
         """Of the runs whose results the repository shows."""
@@ -545,19 +564,9 @@ class TestHydra:
                 value = "@@ "
             assert str(there) == str(value), option
 
-    @pytest.mark.parametrize("name", ["clusterformer", "clusterformer_tiny"])
-    def test_runs(self, name: str, parallel_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
-        """As its first lines say; and with a named architecture, whose values are applied."""
-        run = run_cli(
-            *("fairseq-hydra-train", "--config-dir", "examples/translation/config"),
-            *("--config-name", "multi30k", f"task.data={parallel_data}", "common.log_interval=1"),
-            *(f"checkpoint.save_dir={tmp_path}", "task.source_lang=src", "task.target_lang=tgt"),
-            *("optimization.max_update=6", "dataset.max_tokens=400", "common.log_format=json"),
-            *("lr_scheduler.warmup_updates=0", f"model._name={name}"),
-            *(["~model.encoder_layers"] if name == "clusterformer_tiny" else []),
-            user_dir=None,
-            cwd=REPO_ROOT,
-        )
+    def test_runs(self, parallel_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+        """As its first lines say."""
+        run = self.hydra(run_cli, parallel_data, tmp_path, "model.encoder_layers=3")
         shown = [json.loads(x[x.index("{") :]) for x in run.stdout.splitlines() if "_inner]" in x]
         losses = [float(record["loss"]) for record in shown]
         assert len(losses) == 6
@@ -569,3 +578,34 @@ class TestHydra:
         assert {model[key].shape for key in weights} == {(128, 128)}
         results = translate(parallel_data, last(tmp_path), "--batch-size 24", tmp_path / "out")
         assert results.keys() == set(range(24))
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("+model.num_cluster=7", "Key 'num_cluster' (is )?not in 'ClusterformerConfig'"),
+            (
+                "model._name=clusterformer_tiny",
+                "model._name is clusterformer_tiny: .*; allowed: clusterformer, with each size",
+            ),
+        ],
+    )
+    def test_mistakes(
+        self, override: str, message: str, parallel_data: Path, tmp_path: Path, run_cli: RunCli
+    ) -> None:
+        """They would go unseen: an option that is none, and sizes that are not applied."""
+        run = self.hydra(run_cli, parallel_data, tmp_path, override, check=False)
+        assert run.returncode != 0
+        assert re.search(message, run.stdout), run.stdout[-2000:]
+
+    @staticmethod
+    def hydra(run_cli: RunCli, data: Path, out: Path, override: str, check: bool = True):
+        return run_cli(
+            *("fairseq-hydra-train", "--config-dir", "examples/translation/config"),
+            *("--config-name", "multi30k", f"task.data={data}", "common.log_interval=1"),
+            *(f"checkpoint.save_dir={out}", "task.source_lang=src", "task.target_lang=tgt"),
+            *("optimization.max_update=6", "dataset.max_tokens=400", "common.log_format=json"),
+            *("lr_scheduler.warmup_updates=0", override),
+            user_dir=None,
+            cwd=REPO_ROOT,
+            check=check,
+        )
