@@ -126,6 +126,22 @@ make_environment() {
     die "$base -m venv failed, see above (Debian, Ubuntu: apt install python$(python_version "$base")-venv)"
 }
 
+# fairseq looks for --user-dir NAME in site-packages only, where an editable installation leaves nothing. A folder
+# whose __init__.py leads to the checkout. No link: a later pip install would write through it into the checkout.
+name_for_user_dir() {
+  local site
+  site=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairseq_clusterformer
+  mkdir -p "$site/tasks"
+  : >"$site/tasks/clusterformer_qa.py" # fairseq imports what is listed here, from the checkout
+  cat >"$site/__init__.py" <<PY
+"""Written by scripts/setup.sh: leads to the checkout."""
+__file__ = r"$root/fairseq_clusterformer/__init__.py"
+__path__[:] = [r"$root/fairseq_clusterformer"]
+with open(__file__, encoding="utf-8") as file:
+    exec(compile(file.read(), __file__, "exec"))
+PY
+}
+
 install_all() {
   local requirement
   read -ra requirement <<<"$torch"
@@ -137,6 +153,7 @@ install_all() {
     pip_install -c "$constraints" --no-build-isolation "$FAIRSEQ"
   step "4/5 fairseq_clusterformer and what develops it" "under a minute" \
     pip_install -c "$constraints" --no-build-isolation --editable "$root[dev]"
+  name_for_user_dir
   step "5/5 importing all of it" "seconds" works
 }
 

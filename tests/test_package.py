@@ -15,7 +15,9 @@ import fairseq
 import pytest
 from setuptools import find_packages
 
+from fairseq_clusterformer.cli.main import COMMANDS
 from tests.conftest import REPO_ROOT, RunCli
+from tests.packaging import build_wheel
 
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
@@ -88,6 +90,37 @@ def test_lower_layers_work_without_fairseq(run_cli: RunCli, repo_root: Path) -> 
     assert run_cli("python", "-c", code, cwd=repo_root).stdout == "imported\n"
 
 
+@pytest.mark.parametrize("layer", WITHOUT_FAIRSEQ)
+def test_the_core_imports_torch_and_nothing_slow(layer: str, run_cli: RunCli) -> None:
+    """What is not imported cannot be patched either."""
+    code = (
+        f"import torch, sys\nbefore = set(sys.modules)\nimport {NAME}.{layer}\n"
+        "found = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(found - sys.stdlib_module_names))"
+    )
+    found = ast.literal_eval(run_cli("python", "-c", code, cwd=REPO_ROOT).stdout)
+    assert set(found) <= {NAME, "numpy"}
+
+
+def test_help_comes_without_torch(run_cli: RunCli, repo_root: Path) -> None:
+    """Each --help in a process of its own would be slow, so all are asked for in one."""
+    code = f"""
+import contextlib, io, sys
+from fairseq_clusterformer.cli.main import main
+for words in {[[], *map(str.split, COMMANDS)]}:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            status = main([*words, "--help"])
+        except SystemExit as exit:
+            status = exit.code
+    assert status == 0, words
+    assert printed.getvalue().startswith(" ".join(["usage: clusterformer", *words])), words
+    slow = {{"torch", "fairseq", "numpy", "matplotlib", "omegaconf"}} & set(sys.modules)
+    assert not slow, (words, slow)
+"""
+    run_cli("python", "-c", code, cwd=repo_root)
+
+
 def test_files_name_no_place_of_their_own(repo_root: Path) -> None:
     """No package registry's host, no absolute path of somebody's machine."""
     try:
@@ -153,14 +186,39 @@ class TestUserDir:
         run = run_cli("python", "-I", "-c", IMPORT_USER_DIR, user_dir, cwd=REPO_ROOT / folder)
         assert_registered(run, PACKAGE)
 
+    @pytest.mark.skipif(
+        Path(sys.prefix) != REPO_ROOT / ".venv", reason="not the environment of scripts/setup.sh"
+    )
+    def test_name_after_setup(self, run_cli: RunCli, tmp_path: Path) -> None:
+        """By name from any folder, though the installation is editable."""
+        assert_registered(run_cli("python", "-c", IMPORT_USER_DIR, NAME, cwd=tmp_path), PACKAGE)
+
+    def test_after_python_imported_it(self, run_cli: RunCli, tmp_path: Path) -> None:
+        """Through a link here; the path and the name are known too."""
+        (tmp_path / NAME).symlink_to(PACKAGE)
+        code = f"""
+import fairseq_clusterformer.plugin
+{IMPORT_USER_DIR}
+for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
+    utils.import_user_module(Namespace(user_dir=user_dir))
+"""
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
+        code += "\nassert str(sys.argv[1]) in fairseq_clusterformer.__file__"
+        run = run_cli("python", "-c", code, tmp_path / NAME, cwd=REPO_ROOT)
+        assert_registered(run, PACKAGE)
+
     def test_installed(self, run_cli: RunCli, tmp_path: Path) -> None:
         """From a wheel, named only, in an empty folder."""
         site = tmp_path / "site-packages"
         with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
             wheel.extractall(site)
-        assert {path.relative_to(site) for path in site.rglob("*.py")} == {
-            path.relative_to(REPO_ROOT) for path in FILES.values()
-        }
+        templates = (PACKAGE / "visual" / "templates").iterdir()
+        (info,) = site.glob("*.dist-info")
+        assert {
+            path.relative_to(site)
+            for path in site.rglob("*")
+            if path.is_file() and info not in path.parents
+        } == {path.relative_to(REPO_ROOT) for path in [*FILES.values(), *templates]}
         # fairseq looks for the name beside its own folder
         (site / "fairseq").mkdir()
         for entry in Path(fairseq.__file__).parent.iterdir():
@@ -171,19 +229,6 @@ class TestUserDir:
             *("python", "-c", IMPORT_USER_DIR, NAME), cwd=empty, env={"PYTHONPATH": str(site)}
         )
         assert_registered(run, site / NAME)
-
-
-def build_wheel(run_cli: RunCli, folder: Path) -> Path:
-    """The wheel, built from a copy: building leaves files beside the sources."""
-    source = folder / "source"
-    source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
-        shutil.copy(REPO_ROOT / name, source)
-    shutil.copytree(PACKAGE, source / NAME, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder]
-    run_cli("python", "-m", "pip", "wheel", *options, source)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
