@@ -164,7 +164,7 @@ def _fetch(url: str, part: Path) -> None:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
     except urllib.error.HTTPError as error:
         if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # All of it is here. Its checksum tells whether it is right.
+            return  # All of it is here; `download` verifies it.
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:

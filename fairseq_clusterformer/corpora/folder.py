@@ -27,7 +27,7 @@ def make_folder(
     but keeps finished and half-finished downloads (``work / "download"``).
 
     Args:
-        recipe: what was asked for, as JSON; it goes into ``prepared.json``.
+        recipe: the options, as JSON; they go into ``prepared.json``.
         build: returns more to put into ``prepared.json``, which also lists the files that were
             written, and the checksums of what was downloaded.
         force: replace a `dest` that was prepared before, when the new one is complete.

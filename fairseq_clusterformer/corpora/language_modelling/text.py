@@ -5,7 +5,6 @@ Documents are iterators of their lines, and splits are a stream of ``(split, lin
 that memory holds no more than one line of the corpus.
 """
 
-import bz2
 import fnmatch
 import gzip
 import hashlib
@@ -20,11 +19,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fairseq_clusterformer.corpora.lines import PACKED, raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
 
 SPLITS = ("train", "valid", "test")
 
-_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
 Lines = Iterator[bytes]
@@ -39,7 +38,7 @@ def find_texts(
     Hidden files and folders, whose names start with a dot, are neither.
 
     Args:
-        source: a folder, searched recursively, or one file, taken whatever its name is.
+        source: a folder, searched recursively, or one text file, whatever its name is.
         patterns: shell patterns for names; a .xz, .gz or .bz2 at a name's end may be left out.
             None: every file whose first bytes are text.
         allow_binary: without patterns, take every file.
@@ -47,8 +46,10 @@ def find_texts(
     Raises:
         UserError: if `source` does not exist or holds no such file.
     """
-    if source.is_file():
+    if source.is_file() and (allow_binary or not _is_binary(source)):
         return [source], []
+    if source.is_file():
+        raise bad_option("SOURCE", source, "text; or --bytes --allow-binary", "not a text file")
     if not source.is_dir():
         raise bad_option("SOURCE", source, "a folder of text, or one file", "does not exist")
     texts, others = [], []
@@ -56,7 +57,7 @@ def find_texts(
         if any(part.startswith(".") for part in path.relative_to(source).parts):
             continue
         if patterns:
-            names = (path.name, path.stem if path.suffix in _OPENERS else path.name)
+            names = (path.name, path.stem if path.suffix in PACKED else path.name)
             wanted = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
         else:
             wanted = allow_binary or not _is_binary(path)
@@ -71,7 +72,7 @@ def find_texts(
 def _is_binary(path: Path) -> bool:
     """Whether a file begins as a PDF file, or with a NUL byte in its first 8 kB."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+        with PACKED.get(path.suffix, open)(path, "rb") as file:
             start = file.read(8192)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile):
         return False  # to be reported when it is read
@@ -84,46 +85,13 @@ def names_of(paths: Sequence[Path], most: int = 3) -> str:
     return names if len(paths) <= most else f"{names} and {len(paths) - most} more"
 
 
-def read_lines(path: Path, *, allow_binary: bool = False) -> Iterator[bytes]:
-    """Yield a file's lines, unpacked. The last line gets its newline if it has none.
-
-    Raises:
-        UserError: if the file cannot be read or unpacked or, unless `allow_binary`, at the first
-            NUL byte or byte that is not UTF-8.
-    """
-    offset = 0
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            for line in file:
-                if not allow_binary:
-                    _check_text(line, path, offset)
-                offset += len(line)
-                yield line if line.endswith(b"\n") else line + b"\n"
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read after {offset:,} bytes: {error}") from None
-
-
-def _check_text(line: bytes, path: Path, offset: int) -> None:
-    try:
-        line.decode("utf-8")
-        position = line.find(0)
-    except UnicodeDecodeError as error:
-        position = error.start
-    if position >= 0:
-        raise UserError(
-            f"{path}: byte 0x{line[position]:02X} at offset {offset + position:,} is not UTF-8 "
-            "text; allowed: UTF-8 without NUL bytes; --bytes --allow-binary takes any bytes, and "
-            "--pattern chooses the files"
-        )
-
-
 @dataclass
 class Reader:
     """Reads the documents of files.
 
     Args:
         separator: the line that ends a document (default: a file is a document).
-        allow_binary: see `read_lines`.
+        allow_binary: take any bytes; else what is not UTF-8 is an error.
     """
 
     separator: bytes | None = None
@@ -133,7 +101,8 @@ class Reader:
     def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
         """Yield the documents that are not empty. Read each before you take the next."""
         for path in texts:
-            lines = read_lines(path, allow_binary=self.allow_binary)
+            raw = raw_lines(path, None if self.allow_binary else "utf-8")
+            lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
             for number, document in itertools.groupby(lines, self._document_number):
                 if number is not None:
                     yield document

@@ -1,65 +1,16 @@
-"""Parallel text: pairs of lines from two files, from two columns, from the TED talks' markup.
+"""Parallel text: pairs of lines from two files, from two columns, from the TED talks' markup."""
 
-Every reader yields lines without their ends. What is not UTF-8 is an error that names the file and
-the line. Memory holds one line at a time.
-"""
-
-import bz2
-import gzip
 import hashlib
-import lzma
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import product, zip_longest
 from pathlib import Path
-from typing import IO
 
+from fairseq_clusterformer.corpora.lines import OPENERS, read_lines
 from fairseq_clusterformer.errors import UserError, bad_option
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]
-
-
-def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip.
-
-    Raises:
-        UserError: if it cannot be read or unpacked, or has another encoding.
-    """
-    number = 0
-    first = "utf-8-sig" if encoding == "utf-8" else encoding
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield line.decode(first if number == 1 else encoding).rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
-            f"{encoding.upper()}; allowed: text in this encoding"
-        ) from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
-
-
-@contextmanager
-def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
-    with zipfile.ZipFile(path) as archive:
-        texts = [
-            name
-            for name in archive.namelist()
-            if not name.endswith("/") and not name.startswith("_")  # Tatoeba's _about.txt
-        ]
-        if len(texts) != 1:
-            held = ", ".join(texts) or "nothing"
-            raise UserError(f"{path} holds {held}; allowed: one text file")
-        with archive.open(texts[0]) as file:
-            yield file
-
-
-_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open, ".zip": _open_zip}
 
 
 def read_pairs(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines) -> Pairs:
@@ -93,7 +44,7 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
     if given.is_file():
         return [given]
     files = []
-    for language, end in product(languages, ("", *_OPENERS)):
+    for language, end in product(languages, ("", *OPENERS)):
         if (path := Path(f"{given}.{language}{end}")).is_file():
             files.append(path)
     names = " and ".join(f"PREFIX.{language}" for language in languages)

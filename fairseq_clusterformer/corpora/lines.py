@@ -1,0 +1,65 @@
+"""The lines of text files, plain or packed. Memory holds one line at a time."""
+
+import bz2
+import gzip
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fairseq_clusterformer.errors import UserError
+
+
+@contextmanager
+def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
+    with zipfile.ZipFile(path) as archive:
+        names = [
+            name
+            for name in archive.namelist()
+            if not name.endswith("/") and not name.startswith("_")  # Tatoeba's _about.txt
+        ]
+        if len(names) != 1:
+            held = ", ".join(names) or "nothing"
+            raise UserError(f"{path} holds {held}; allowed: one text file")
+        with archive.open(names[0]) as file:
+            yield file
+
+
+PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+OPENERS = {**PACKED, ".zip": _open_zip}
+
+
+def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
+    """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip, with their ends.
+
+    Raises:
+        UserError: if it cannot be read or unpacked, or has another encoding (None: any bytes).
+    """
+    number = 0
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            for line in file:
+                number += 1
+                if encoding is not None:
+                    line.decode(encoding)
+                yield line
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
+            f"{encoding.upper()}; allowed: text in this encoding"
+        ) from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
+
+
+def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """Yield the lines of a text file without their ends, and without a byte order mark.
+
+    Raises:
+        UserError: as `raw_lines` does.
+    """
+    for line in raw_lines(path, encoding):
+        yield line.decode(encoding).removeprefix("\ufeff").rstrip("\r\n")
