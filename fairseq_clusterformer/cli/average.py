@@ -6,7 +6,7 @@
 (checkpoint_2_9000.pt) are taken. Everything but the parameters and the floating-point buffers is
 the newest checkpoint's: its configuration and whole numbers. Half precision is averaged in float32
 and written in half again. The optimizer's state is left out, because it belongs to no average.
-What fairseq-generate and --restore-file load, they load from the result too.
+fairseq-generate and --restore-file take the result as they take any checkpoint.
 """
 
 import argparse

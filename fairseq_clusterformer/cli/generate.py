@@ -43,15 +43,15 @@ def _parser() -> Parser:
         metavar="T",
         type=_number("of 0 or more", lambda value: 0 <= value < float("inf")),
         default=1.0,
-        help="the lower, the likelier each token; 0: always the likeliest (default: 1)",
+        help="0: always the most likely token; 1: as often as the model says (default: 1)",
     )
-    add("--top-k", metavar="K", type=whole_number, help="draw among the K likeliest tokens")
+    add("--top-k", metavar="K", type=whole_number, help="draw among the K most likely tokens")
     add(
         "--top-p",
         metavar="P",
         type=_number("above 0, up to 1", lambda value: 0 < value <= 1),
         default=1.0,
-        help="draw among the likeliest tokens that together have this probability (default: 1)",
+        help="draw among the most likely tokens that have this probability together (default: 1)",
     )
     add("--seed", metavar="N", type=int, help="the same text each time (default: another one)")
     add("--num-samples", metavar="N", type=whole_number, help="texts, each after a line of dashes")

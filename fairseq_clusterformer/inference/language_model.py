@@ -15,7 +15,7 @@ from .pretrained import Pretrained
 
 
 class LanguageModel(Pretrained):
-    """Continues texts, and tells how likely they are.
+    """Continues texts, and says how likely they are.
 
     Each step reads a state of bounded size (dense attention: of all tokens so far). Sinusoidal
     positions go on beyond the length of the training's texts, which the model has not learned.
@@ -46,9 +46,9 @@ class LanguageModel(Pretrained):
         Args:
             prompt: its beginning; empty: a new text.
             max_tokens: how many to write: bytes, pieces or words, as the model was trained.
-            temperature: the lower, the likelier each token; 0: always the likeliest.
-            top_k: draw among this many of the likeliest tokens; None: among all.
-            top_p: draw among the likeliest tokens that together have this probability.
+            temperature: the lower, the more often the most likely tokens; 0: always these.
+            top_k: draw among this many of the most likely tokens; None: among all.
+            top_p: draw among the most likely tokens that have this probability together.
             seed: the same text for the same seed, on any device; None: another one each time.
             num_samples: return a list of this many texts.
             stream: return an iterator that gives the prompt, then what each token adds.

@@ -63,7 +63,7 @@ def load_checkpoint(
             trained on, or the bundle itself.
         task: names of the fairseq tasks that are allowed; None: any.
         option: what named `path`, for messages.
-        overrides: options of the task that shall differ from the training's.
+        overrides: options of the task that should differ from the training's.
 
     Raises:
         UserError: a file or a folder that is missing, is something else, or does not fit.

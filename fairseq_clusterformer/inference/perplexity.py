@@ -79,7 +79,7 @@ def blocks_of(tokens: Tensor, length: int, eos: int) -> Iterator[Block]:
 def compare(
     model: nn.Module, blocks: Iterable[Block], *, stepwise: bool = True, most: int | None = None
 ) -> dict[str, float]:
-    """Score blocks, each by itself, in one pass and step by step.
+    """Score each block on its own, in one pass and step by step.
 
     A model whose later tokens change earlier outputs cannot work step by step. It reads every
     prefix anew instead.
