@@ -101,7 +101,7 @@ def test_translation_of_raw_text(translator, tmp_path: Path, capsys) -> None:
     checkpoint = folder / "checkpoint_last.pt"
     line = f"--task translation -s fr -t en {BPE} --gen-subset valid --beam 1 --scoring sacrebleu"
     printed = "\n".join(generate(data, checkpoint, line, tmp_path))
-    assert {text.decode(target, "en") for target in fields(printed, "T")} <= PAIRS.keys()
+    assert set(fields(printed, "T")) <= PAIRS.keys()
 
     with quiet():
         hub = ClusterformerModel.from_pretrained(
