@@ -1,7 +1,6 @@
 """Writes what is generated in docs/: command-line.md and the tables of options.md.
 
-python -m scripts.docs            write all of it
-python -m scripts.docs --check    say what is not current, and end with status 1
+    python -m scripts.docs
 
 A table of options.md follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
 """
@@ -10,7 +9,6 @@ import argparse
 import contextlib
 import importlib
 import re
-import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from unittest import mock
@@ -125,19 +123,7 @@ def options(page: str) -> str:
     return _TABLE.sub(lambda found: found[1] + option_table(TABLES[found[2]].split()), page)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; compare")
-    check = parser.parse_args().check
-    page = DOCS / "options.md"
-    wanted = {DOCS / "command-line.md": command_line(), page: options(page.read_text())}
-    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
-    for path in stale:
-        print(f"{path.name} is not current" if check else f"writing {path.name}")
-        if not check:
-            path.write_text(wanted[path])
-    return int(check and bool(stale))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    (DOCS / "command-line.md").write_text(command_line())
+    page = DOCS / "options.md"
+    page.write_text(options(page.read_text()))

@@ -1,7 +1,4 @@
-"""Draws the two pictures of docs/attention-kinds.md.
-
-python -m scripts.schematic
-"""
+"""Draws the two pictures of attention-kinds.md: python docs/images/draw.py"""
 
 from pathlib import Path
 
@@ -12,7 +9,7 @@ from matplotlib import pyplot as plt
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
 from fairseq_clusterformer.attention.inspect import tokens_seen
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parent
 
 
 def order_ranges_restore(path: Path) -> None:
