@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Everything that a GPU is needed for, in under ten minutes: tests the Triton kernels, times the attention and
-# the training of whole models, and writes JSON, pictures and logs. What takes longer than its share is cut off.
+# Runs everything that needs a GPU, in under ten minutes: the tests of the Triton kernels, and the times of attention
+# and of training whole models. A part that takes longer than its share is stopped.
 #
 #   bash scripts/gpu_suite.sh OUT                  on a machine with an NVIDIA GPU
-#   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels of DIR, for a machine without network
+#   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels in DIR, for a machine without network
 #   bash scripts/gpu_suite.sh OUT --rehearse       small sizes on the CPU, kernels under Triton's interpreter
 #
-# Uses the python of the PATH (PYTHON=...), which needs torch, triton and pytest; fairseq for the training's part.
-# A part that fails leaves its log in OUT and the others run; the exit status is 1 then.
+# OUT/VERDICT.md is the first page: what passed, and what is slower than dense at which N. OUT also gets JSON, pictures
+# and logs. Uses the python of the PATH (or of PYTHON), which needs torch, triton, fairseq, matplotlib and pytest.
+# If a part fails, the others still run, and the exit status is 1.
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 die() {
   printf 'gpu_suite.sh: %s\n' "$*" >&2
   exit 2
@@ -41,9 +42,9 @@ fi
 if [[ -n $rehearse ]]; then
   export TRITON_INTERPRET=1 OMP_NUM_THREADS=1
   tests=(-k "triton and chunks and not finite")
-  attention=(--device cpu --impl triton --kinds window neural dense --lengths 64 --heads 2 --width 16 --window 16 --repeats 1)
+  attention=(--device cpu --impl triton --kinds dense window neural gated --lengths 64 --heads 2 --width 16 --window 16 --repeats 1)
   training=(--device cpu --impl blocks --lengths 64 --layers 1 --embed-dim 32 --heads 2 --ffn 32 --window 16
-    --updates 1 --repeats 1)
+    --attention window+gated --updates 1 --repeats 1)
 else
   "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
     die "torch sees no GPU; allowed: a machine with one, or --rehearse"
@@ -51,26 +52,22 @@ else
   tests=(-k triton)
   attention=(--device cuda --dtype bfloat16 --batch 8 --heads 8 --width 64 --window 256
     --lengths 1024 2048 4096 8192 16384 32768 --repeats 20)
-  training=(--device cuda --dtype bfloat16 --batch 2 --lengths 2048 8192 16384 --window 256 --updates 10)
+  training=(--device cuda --dtype bfloat16 --batch 2 --lengths 2048 8192 16384 --window 256 --updates 10
+    --attention 'window*2,window+gated')
 fi
 
-status=0
 part() { # NAME SECONDS COMMAND ...
-  local name=$1 limit=$2 begin=$SECONDS
+  local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
-  if timeout "$limit" "$@" >"$out/$name.log" 2>&1; then
-    printf '%-10s %4d s\n' "$name" $((SECONDS - begin))
-  else
-    printf '%-10s failed after %d s; the end of %s:\n' "$name" $((SECONDS - begin)) "$out/$name.log"
-    tail -n 15 "$out/$name.log"
-    status=1
-  fi
+  printf '%s ...\n' "$name"
+  timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status=$?
+  ((status == 0)) || tail -n 15 "$out/$name.log"
+  printf '%s %d %d\n' "$name" $status $((SECONDS - begin)) >>"$out/parts.txt"
 }
+: >"$out/parts.txt"
 part tests 240 "$python" -m pytest -q -p no:cacheprovider tests/kernels tests/test_conformance.py "${tests[@]}"
 part attention 200 "$python" -m scripts.benchmarks.attention "${attention[@]}" --json "$out/attention.json" \
   --plot "$out/attention.png"
-tail -n 40 "$out/attention.log"
 part training 150 "$python" -m scripts.benchmarks.training "${training[@]}" --json "$out/training.json" \
   --plot "$out/training.png"
-tail -n 20 "$out/training.log"
-exit $status
+"$python" -m scripts.benchmarks.verdict "$out"

@@ -24,8 +24,6 @@ from scripts.experiments.provenance import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MIB = 2**20
-#: what takes long to import; not the module that python -m runs, which each process runs again
-PRELOADED = ["fairseq_clusterformer.plugin", "scripts.benchmarks.check"]
 
 
 class Unavailable(Exception):
@@ -174,7 +172,9 @@ def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
         Unavailable: ``measure`` raised it, or the process was killed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    # Not the module that python -m runs: each new process runs it again.
+    fairseq = ["fairseq_clusterformer.plugin"] if "fairseq" in sys.modules else []
+    context.set_forkserver_preload(["scripts.benchmarks.check", *fairseq])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             return pool.submit(measure, **request).result()
@@ -247,7 +247,7 @@ def plot_rows(
 ) -> None:
     """Draw a panel for each column, and a line for each series.
 
-    The vertical axis is logarithmic where values differ by ten times or more, and else begins at 0.
+    The vertical axis is logarithmic where values differ by ten times or more; else it begins at 0.
 
     Args:
         path: of the picture.
