@@ -131,7 +131,7 @@ def train_sentencepiece(
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
-                hard_vocab_limit=not at_most,
+                **({"hard_vocab_limit": False} if at_most else {}),
                 user_defined_symbols=["\u2581" + word for word in words],
                 input_sentence_size=1_000_000,
                 max_sentence_length=1 << 16,

@@ -6,10 +6,9 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -89,26 +88,19 @@ def _unpack(path: Path, name: str, work: Path) -> Path:
     """Return the file `name` out of the archive `path`, or `path` itself if it is that file."""
     if path.name == name:
         return path
+    is_zip = zipfile.is_zipfile(path)
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                _copy_member(archive.namelist(), archive.open, path, work / name)
-        else:
-            with tarfile.open(path) as archive:
-                _copy_member(archive.getnames(), archive.extractfile, path, work / name)
+        with zipfile.ZipFile(path) if is_zip else tarfile.open(path) as archive:
+            members = archive.namelist() if is_zip else archive.getnames()
+            found = [member for member in members if Path(member).name == name]
+            if not found:
+                raise UserError(f"{path} holds no {name}")
+            opened = archive.open(found[0]) if is_zip else archive.extractfile(found[0])
+            with opened as source, open(work / name, "wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise UserError(f"{path} is not a sound zip or tar file: {error}") from None
     return work / name
-
-
-def _copy_member(
-    inside: Sequence[str], opener: Callable[[str], IO[bytes]], path: Path, target: Path
-) -> None:
-    found = [member for member in inside if Path(member).name == target.name]
-    if not found:
-        raise UserError(f"{path} holds no {target.name}")
-    with opener(found[0]) as source, open(target, "wb") as file:
-        shutil.copyfileobj(source, file, 1 << 20)
 
 
 def download(archive: Archive, folder: Path) -> Path:
