@@ -4,10 +4,10 @@
     clusterformer answer --checkpoint C --document a.txt --interactive
 
 The reader is extractive: it finds a piece of a document, and writes no sentence of its own. For
-each answer this prints how probable it is among all answers in all documents and "no answer", the
-logarithm of its odds against no answer (the score), its file, paragraph (from 1) and characters
-[first, last) in the paragraph, where blanks and line ends count as single blanks, and the sentence
-around it. If most likely nothing answers the question, this is said first.
+each answer this prints how probable it is among all answers in all documents and "no answer", its
+file, paragraph (from 1) and characters [first, last) in the paragraph, where blanks and line ends
+count as single blanks, and the sentence around it. If most likely nothing answers the question,
+this is said first.
 
 Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
 and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
@@ -122,7 +122,7 @@ def _lines(place: int, found: "FoundAnswer") -> Iterator[str]:
     if found.paragraph is not None:
         first, last = found.characters
         where += f", paragraph {found.paragraph + 1}, characters [{first}, {last})"
-    yield f"   {confidence(found.probability)} (score {found.score:.2f}): {where}"
+    yield f"   {confidence(found.probability)}: {where}"
     if before or behind:
         yield f"   {before}[{text}]{behind}"
 

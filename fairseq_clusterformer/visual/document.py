@@ -1,8 +1,8 @@
 """The clusters that a reader sees in a document: as text with colours, and as a picture.
 
-The picture has a row for each of the largest clusters of a layer: its share of the document, the
-words that it has more of than chance would give, and where in the document its tokens stand. Words
-are whole words, also where a token is part of one; ``<s>`` leads a paragraph.
+The picture has a row for each of the largest clusters of a layer: its number, its share of the
+document, the words that it has more of than chance would give, and where in the document its
+tokens stand. Words are whole, also where a token is part of one; ``<s>`` leads a paragraph.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from fairseq_clusterformer.visual.words import (
     typical_items,
 )
 
-ROW, HEAD, WORDS, STRIP, MARK = 46, 128, 760, 660, 3  # pixels
+ROW, HEAD, WORDS, STRIP, MARK = 46, 128, 680, 660, 3  # pixels
 START = "<s>"
 MOST_ROWS = 16  # clusters in the picture
 TOKENS = 20_000  # of a document, from its beginning
@@ -60,7 +60,7 @@ def read_clusters(reader: DocumentReader, read: SectionRead, model: str) -> Clus
     """
     tokens, words = read.section.shown(), words_of(read.section)
     for start in read.section.document.starts.tolist()[1:]:
-        tokens[start] = "\n\n"  # between paragraphs
+        tokens[start] = "\n"  # between paragraphs
     layers = []
     for (number, name), clusters in read.clusters.items():
         of_tokens = clusters.tolist()
@@ -93,31 +93,34 @@ def save_picture(text: ClusteredText, layer: ClusteredLayer, words: list[str], p
     what = f"{layer.name}, {layer.heads}: the {len(largest)} largest of {len(sizes)} clusters. "
     drawing.text(MARGIN, 76, what + text.note, 20, color=SOFT)
     left = WIDTH - MARGIN - STRIP
-    drawing.text(MARGIN, HEAD - 16, "share, and words that it has more of", 18, color=SOFT)
+    drawing.text(
+        MARGIN, HEAD - 16, "cluster, share, and words that it has more of", 18, color=SOFT
+    )
     drawing.text(left, HEAD - 16, "token 0", 18, color=SOFT)
     end = f"token {len(clusters) - 1:,}"
     drawing.text(WIDTH - MARGIN, HEAD - 16, end, 18, color=SOFT, at="right")
     for number, cluster in enumerate(largest):
         top = HEAD + number * ROW
         middle = top + ROW / 2 - 3
-        drawing.cluster_box(MARGIN, top, 52, ROW - 8, cluster)
+        drawing.cluster_box(MARGIN, top, 44, ROW - 8, cluster)
+        drawing.text(MARGIN + 22, middle, str(cluster), 19, at="center", weight="bold")
         share = f"{sizes[cluster] / len(clusters):.1%}"
-        drawing.text(MARGIN + 26, middle, share, 17, at="center")
-        _draw_words(drawing, MARGIN + 66, middle, [item.text for item in typical[cluster]])
+        drawing.text(MARGIN + 118, middle, share, 19, at="right")
+        _draw_words(drawing, MARGIN + 136, middle, [item.text for item in typical[cluster]])
         drawing.box(left, top, STRIP, ROW - 8, facecolor="#f2f4f6")
         at = [place for place, other in enumerate(clusters) if other == cluster]
         darkest = max(counts := _histogram(at, len(clusters)))
+        width = STRIP / len(counts)
         for mark, count in enumerate(counts):
             if count:
-                x = left + mark * MARK
                 alpha = 1 - 0.8 * (1 - count / darkest)
-                drawing.box(x, top, MARK, ROW - 8, facecolor=INK, alpha=alpha)
+                drawing.box(left + mark * width, top, width, ROW - 8, facecolor=INK, alpha=alpha)
     drawing.figure.savefig(path, dpi=DPI, format="png")
 
 
 def _histogram(places: Sequence[int], length: int) -> list[int]:
     """How many fall under each mark of the strip."""
-    counts = [0] * (STRIP // MARK)
+    counts = [0] * min(STRIP // MARK, length)
     for place in places:
         counts[place * len(counts) // length] += 1
     return counts

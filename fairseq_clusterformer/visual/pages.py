@@ -70,8 +70,7 @@ def cluster_page(text: ClusteredText, first: ClusteredLayer) -> str:
 def _classes(text: ClusteredText, i: int) -> Iterator[str]:
     """A token's cluster in each layer, and what shows a blank."""
     yield from (f"l{n}c{layer.passage[i]}" for n, layer in enumerate(text.layers))
-    token = text.tokens[i]
-    if sign := SIGNS.get(token if token.strip("\n") else "\n"):
+    if sign := SIGNS.get(text.tokens[i]):
         yield sign
 
 
@@ -151,11 +150,19 @@ def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
 
 def _paragraphs(
     read: SectionRead, marked: set[int]
-) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
-    """The number of each paragraph, from 1, and its tokens: number, text, whether in an answer."""
+) -> Iterator[tuple[int, list[tuple[int, str, str, bool]]]]:
+    """The number of each paragraph, from 1, and its tokens.
+
+    Of each token: its number, blanks before its text, the text, and whether an answer has it.
+    """
     section = read.section
     shown = section.shown()
     starts = [*section.document.starts.tolist(), len(shown)]
     for i, number in enumerate(section.numbers):
-        tokens = range(starts[i], starts[i + 1])
-        yield number + 1, [(t, shown[t], t in marked) for t in tokens if shown[t]]
+        tokens = []
+        for token in range(starts[i], starts[i + 1]):
+            text = shown[token].lstrip() or shown[token]
+            if text:
+                blanks = shown[token].removesuffix(text)
+                tokens.append((token, blanks, text, token in marked))
+        yield number + 1, tokens

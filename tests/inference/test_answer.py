@@ -145,14 +145,14 @@ def test_the_best_answer(
     first, place, sentence = capsys.readouterr().out.splitlines()
     assert first == f"1. {name}"
     found = re.fullmatch(
-        r"   probability (0\.\d{3})(?:, low confidence)? \(score (-?\d+\.\d\d)\): (.*),"
+        r"   probability (0\.\d{3})(?:, low confidence)?: (.*),"
         r" paragraph (\d), characters \[(\d+), (\d+)\)",
         place,
     )
     assert float(found[1]) > 0.3
-    assert (found[3], int(found[4])) == (str(towns), paragraph)
+    assert (found[2], int(found[3])) == (str(towns), paragraph)
     text = towns.read_text().split("\n\n")[paragraph - 1].replace("\n", " ")
-    assert text[int(found[5]) : int(found[6])] == name
+    assert text[int(found[4]) : int(found[5])] == name
     assert sentence == f"   {around}"
 
 
@@ -173,9 +173,7 @@ def test_files_of_every_kind_are_ranked_together(
     assert run(*line, "--document", towns, page, paper, "--top", 6) == 0
     out = capsys.readouterr().out
     assert out.startswith("1. Ida\n")
-    scores = [float(score) for score in re.findall(r"\(score (-?[\d.]+)\)", out)]
-    assert len(scores) == 6
-    assert scores == sorted(scores, reverse=True)
+    assert out.count("   probability ") == 6
 
 
 def section_read(
@@ -202,7 +200,6 @@ def test_one_section_keeps_the_probabilities_of_the_reader() -> None:
     assert found == {"One": pytest.approx(0.5), "yes": pytest.approx(0.1)}
     assert ranking.no_answer == pytest.approx(0.3)
     assert ranking.is_answered
-    assert ranking.answers[0].score == pytest.approx(math.log(0.5 / 0.3))
     assert ranking.answers[0].around() == ("", "One", " two.")
     assert ranking.answers[0].context == "One two."
 
@@ -460,8 +457,7 @@ def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
     ((section, head),) = page.data["answers"]
     assert section == 0
     assert head in page.answers
-    assert f"; {tmp_path / 'a.txt'}, paragraph 1</small>" in html
-    assert "probability " in html
+    assert re.search(rf"<small>probability [^;]*; {tmp_path}/a.txt, paragraph [12]</small>", html)
     assert not out.with_name("page.html.partial").exists()
 
 
