@@ -57,15 +57,15 @@ def prepare_reference(parent: Path) -> Path:
 
     def build(work: Path, out: Path) -> dict:
         # fairseq takes seconds to import
-        from fairseq_clusterformer.corpora import binarize as lm_binarize
+        from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import ByteCoding
 
         files = {split: work / f"{split}.txt" for split in texts}
         for split, text in texts.items():
             files[split].write_bytes(text.encode())
-        dictionary = lm_binarize.byte_dictionary()
+        dictionary = binarize.byte_dictionary()
         items = ByteCoding(dictionary).items
-        return {"splits": lm_binarize.write_dataset(files, out, dictionary, items)}
+        return {"splits": binarize.write_dataset(files, out, dictionary, items)}
 
     make_folder(dest, {"corpus": "Python language reference", "digest": digest}, build)
     return dest

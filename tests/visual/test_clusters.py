@@ -177,13 +177,13 @@ def piece_data(texts):
 
 @pytest.fixture(scope="session")
 def word_data(texts):
-    from fairseq_clusterformer.corpora import binarize as lm_binarize
+    from fairseq_clusterformer.corpora import binarize
 
     out = texts.parent / "words"
     out.mkdir()
-    dictionary = lm_binarize.word_dictionary(lm_binarize.count_words(texts / "train.txt"))
+    dictionary = binarize.word_dictionary(binarize.count_words(texts / "train.txt"))
     files = {split: texts / f"{split}.txt" for split in ("train", "valid", "test")}
-    lm_binarize.write_dataset(files, out, dictionary, WordCoding(dictionary).items)
+    binarize.write_dataset(files, out, dictionary, WordCoding(dictionary).items)
     return out
 
 
