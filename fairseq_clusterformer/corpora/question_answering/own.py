@@ -119,8 +119,8 @@ def draw_splits(
 ) -> dict[str, Reader]:
     """Return a reader for train and for each split of `shares`, all of the same files.
 
-    No document is in two splits. Documents are drawn at random until a split has its share of
-    the questions.
+    No document is in two splits. Documents are drawn at random, as long as each brings a split
+    closer to its share of the questions.
 
     Args:
         shares: of all questions.
@@ -136,12 +136,15 @@ def draw_splits(
         )
     order, split_of = sorted(sizes), {}
     random.Random(seed).shuffle(order)
-    for left, (split, share) in enumerate(shares.items()):
-        count = 0
-        while not count or (count < share * sizes.total() and len(order) > len(shares) - left):
-            document = order.pop()
-            split_of[document] = split
-            count += sizes[document]
+    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
+        wanted, taken = share * sizes.total(), []
+        for document in order[:-others]:  # the other splits get one at least
+            if sizes[document] < 2 * wanted:
+                taken.append(document)
+                wanted -= sizes[document]
+        taken = taken or [min(order, key=sizes.get)]
+        order = [document for document in order if document not in taken]
+        split_of |= dict.fromkeys(taken, split)
 
     def read(path: Path, drops: Drops, *, split: str, **options) -> Iterator[Record]:
         # what is left out is reported once, with train
