@@ -54,18 +54,13 @@ class Place:
     def shown(self, words: list[str]) -> str:
         """A command as a reader types it, with DATA and KEEP for the folders."""
         folders = {str(self.folder): f"KEEP/{self.run.name}", str(self.data): "DATA"}
-        folders |= {
-            PLUGIN: "fairseq_clusterformer",
-            **({str(self.keep): "KEEP"} if self.keep else {}),
-        }
-        return shlex.join(_replaced(word, folders) for word in words)
-
-
-def _replaced(word: str, folders: dict[str, str]) -> str:
-    for folder, name in folders.items():
-        if word == folder or word.startswith(folder + "/"):
-            return name + word[len(folder) :]
-    return word
+        folders |= {PLUGIN: "fairseq_clusterformer", str(self.keep): "KEEP"}
+        shown = []
+        for word in words:
+            found = (f for f in folders if word == f or word.startswith(f + "/"))
+            folder = next(found, "")
+            shown.append(folders.get(folder, "") + word[len(folder) :])
+        return shlex.join(shown)
 
 
 def options_of(options: dict) -> list[str]:
@@ -103,6 +98,8 @@ def train_with_fairseq(place: Place) -> list[str]:
 def saving(place: Place) -> dict:
     """Options of a training that change where and how often it saves, but no result."""
     options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
+    if place.grid["score"] == "classification":  # its epochs are short, and its log has the scores
+        return options | ({} if place.keep else {"no-save": True})
     if place.keep and "save-interval-updates" not in place.run.options:
         options |= {"save-interval-updates": SAVE_EVERY, "keep-interval-updates": 1}
         # fairseq validates whenever it saves; only the last validation counts here
@@ -145,10 +142,9 @@ def training_record(log: Path) -> dict:
 def numbers(record: dict, prefix: str, names: tuple[str, ...] = ()) -> dict[str, float]:
     """Scores of a validation, without the prefix: those named, or all but speeds."""
     speed = ("wps", "wpb", "bsz", "num_updates", "best")
-    named = {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
-    return {
-        k: float(v) for k, v in named.items() if (k in names if names else not k.startswith(speed))
-    }
+    found = {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
+    wanted = [k for k in found if (k in names if names else not k.startswith(speed))]
+    return {k: float(found[k]) for k in wanted}
 
 
 @dataclass(frozen=True)
@@ -239,6 +235,10 @@ def bleu(place: Place, test: str) -> dict:
     return {f"{test} BLEU": found["sacreBLEU"]["bleu"], f"{test} scores": found}
 
 
+def read_log(place: Place) -> dict:
+    return training_record(place.log)
+
+
 # Question answering: the grid's `tests` name folders, whose validation sets are answered.
 
 
@@ -291,29 +291,20 @@ def read_classifier(place: Place) -> dict:
     }
 
 
-def saving_classifier(place: Place) -> dict:
-    options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
-    return options | ({} if place.keep else {"no-save": True})
-
-
 # Clustering by itself, of the images of mnist/.
 
 
 def fit_clusters(place: Place) -> list[str]:
+    images, labels = "images-idx3-ubyte.gz", "labels-idx1-ubyte.gz"
     mnist = place.data / place.run.folder
-    part = {
-        f"{split} {what}": str(mnist / f"{split}-{what}-ubyte.gz")
-        for split in ("train", "t10k")
-        for what in ("images-idx3", "labels-idx1")
-    }
+    options = {"labels": mnist / f"train-{labels}", "test": mnist / f"t10k-{images}"}
+    options |= {"test-labels": mnist / f"t10k-{labels}", **place.run.options}
     words = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]
-    words += [part["train images-idx3"], "--labels", part["train labels-idx1"]]
-    words += ["--test", part["t10k images-idx3"], "--test-labels", part["t10k labels-idx1"]]
-    return words + options_of(place.run.options)
+    return [*words, str(mnist / f"train-{images}"), *options_of(options)]
 
 
 def read_clusters(place: Place) -> dict:
-    (row,) = json.loads((place.folder / "clusters.json").read_text())["rows"]
+    (row,) = json.loads((place.folder / "result.json").read_text())["rows"]
     return {"test": {key: row.pop(key) for key in ("accuracy", "effective", "empty")}, **row}
 
 
@@ -322,57 +313,41 @@ def read_clusters(place: Place) -> dict:
 
 def train_recall(place: Place) -> list[str]:
     options = {**place.run.options}
-    kind = options.pop("kind")
-    return ["python", "-m", "scripts.experiments.recall", kind, *options_of(options)]
+    words = ["python", "-m", "scripts.experiments.recall", options.pop("kind")]
+    return words + options_of(options)
 
 
+QA = "clusterformer prepare qa"
 TASKS = {
     "language_model": Task(
-        needs="dict.txt",
-        made_by="clusterformer prepare lm",
-        read=read_language_model,
+        "dict.txt",
+        "clusterformer prepare lm",
+        read_language_model,
         tests=test_language_model,
         scores=bits_on_test,
     ),
     "translation": Task(
-        needs="dict.*.txt",
-        made_by="clusterformer prepare translation",
-        read=read_translation,
+        "dict.*.txt",
+        "clusterformer prepare translation",
+        read_translation,
         tests=test_translation,
         scores=bleu,
     ),
-    "qa": Task(
-        needs="dict.txt",
-        made_by="clusterformer prepare qa",
-        read=lambda place: training_record(place.log),
-        tests=test_qa,
-        scores=em_and_f1,
-    ),
-    "distance": Task(
-        needs="dict.txt",
-        made_by="clusterformer prepare qa",
-        read=lambda place: training_record(place.log),
-        tests=test_distance,
-        scores=em_by_distance,
-    ),
-    "classification": Task(
-        needs="input0",
-        made_by="clusterformer prepare classification",
-        read=read_classifier,
-        unshown=saving_classifier,
-    ),
+    "qa": Task("dict.txt", QA, read_log, tests=test_qa, scores=em_and_f1),
+    "distance": Task("dict.txt", QA, read_log, tests=test_distance, scores=em_by_distance),
+    "classification": Task("input0", "clusterformer prepare classification", read_classifier),
     "clustering": Task(
-        needs="train-images-idx3-ubyte.gz",
-        made_by="a download of MNIST's four files",
-        read=read_clusters,
+        "train-images-idx3-ubyte.gz",
+        "a download of MNIST's four files",
+        read_clusters,
         train=fit_clusters,
-        unshown=lambda place: {"json": place.folder / "clusters.json"},
+        unshown=lambda place: {"json": place.folder / "result.json"},
     ),
     "recall": Task(
-        needs="",
-        made_by="",
-        read=lambda place: json.loads((place.folder / "recall.json").read_text()),
+        "",
+        "",
+        lambda place: json.loads((place.folder / "result.json").read_text()),
         train=train_recall,
-        unshown=lambda place: {"json": place.folder / "recall.json"},
+        unshown=lambda place: {"json": place.folder / "result.json"},
     ),
 }

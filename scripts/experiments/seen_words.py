@@ -102,18 +102,6 @@ def measure(run: Run, args: Namespace) -> dict[str, float]:
     return {key: statistics.mean(one[key] for one in found) for key in found[0]}
 
 
-def make_parser() -> Parser:
-    parser = Parser(prog=PROGRAM, description=__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder of prepared data sets")
-    add("--only", metavar="NAME", required=True, help="data set")
-    add("--attention", nargs="+", metavar="SPEC", default=[], help="more rows")
-    add("--texts", type=whole_number, default=30, help="how many (default: 30)")
-    lengths = {"nargs": 2, "type": whole_number, "metavar": ("LOW", "HIGH")}
-    add("--lengths", **lengths, default=(1, 100_000), help="tokens of a text (default: any)")
-    return parser
-
-
 def settle(args: Namespace) -> list[Run]:
     """The runs whose models are looked at, one for each row.
 
@@ -133,9 +121,17 @@ def settle(args: Namespace) -> list[Run]:
     return runs
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
-    args = make_parser().parse_args(argv)
+    parser = Parser(prog=PROGRAM, description=__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of prepared data sets")
+    add("--only", metavar="NAME", required=True, help="data set")
+    add("--attention", nargs="+", metavar="SPEC", default=[], help="more rows")
+    add("--texts", type=whole_number, default=30, help="how many (default: 30)")
+    lengths = {"nargs": 2, "type": whole_number, "metavar": ("LOW", "HIGH")}
+    add("--lengths", **lengths, default=(1, 100_000), help="tokens of a text (default: any)")
+    args = parser.parse_args(arguments)
     rows = []
     try:
         for run in tqdm(settle(args), desc=args.only):

@@ -1,0 +1,128 @@
+"""The recall task: its answers, that no window reaches them, and the command line."""
+
+import importlib
+import json
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import base
+from fairseq_clusterformer.attention.inspect import seen_keys
+from fairseq_clusterformer.attention.layout import cluster_layout
+
+
+@pytest.fixture(scope="module")
+def task():
+    """The task's module; the kind that it registers is gone again after these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_KINDS", dict(base._KINDS))
+        yield importlib.import_module("scripts.experiments.recall.model")
+
+
+@pytest.fixture(scope="module")
+def command(task):
+    """The command's main function."""
+    return importlib.import_module("scripts.experiments.recall.__main__").main
+
+
+def rows_of(task, count=200, **options):
+    return task.make_rows(count, torch.Generator().manual_seed(3), **options)
+
+
+@pytest.mark.parametrize("value_first", [False, True])
+def test_answers_are_the_values_of_the_asked_keys(task, value_first):
+    rows = rows_of(task, value_first=value_first)
+    for row, answers, pairs_at in zip(*(t.tolist() for t in rows), strict=True):
+        value_of, place_of = {}, {}
+        for i in range(task.PAIRS_END):
+            if task.SYMBOLS <= row[i] < 2 * task.SYMBOLS:  # a key
+                at = i - 1 if value_first else i + 1
+                assert 0 <= row[at] < task.SYMBOLS
+                assert row[i] not in value_of
+                value_of[row[i]], place_of[row[i]] = row[at], max(i, at)
+        queries = row[-task.PAIRS :]
+        assert sorted(queries) == sorted(value_of)
+        assert len(set(value_of.values())) == len(value_of) == task.PAIRS
+        assert answers == [value_of[query] for query in queries]
+        assert pairs_at == [place_of[query] for query in queries]
+        noise = row[task.PAIRS_END : -task.PAIRS]
+        assert min(noise) >= 2 * task.SYMBOLS
+
+
+def test_what_is_near_a_query_says_nothing_of_its_answer(task):
+    rows = rows_of(task, 4096)
+    count = torch.zeros(task.SYMBOLS, task.SYMBOLS)
+    queries = rows.tokens[:, -task.PAIRS :] - task.SYMBOLS
+    count.index_put_((queries, rows.answers), torch.ones(()), accumulate=True)
+    chance = 1 / task.SYMBOLS
+    assert (count / count.sum(1, keepdim=True) - chance).abs().max() < 0.03
+    by_place = torch.nn.functional.one_hot(rows.answers, task.SYMBOLS).float().mean(0)
+    assert (by_place - chance).abs().max() < 0.02
+
+
+def test_no_window_of_the_defaults_reaches_a_pair(task):
+    rows = rows_of(task, 20)
+    first_query = task.LENGTH - task.PAIRS
+    last_of_pairs = max(i for row in rows.tokens for i in range(first_query) if row[i] < 32)
+    assert first_query - last_of_pairs > task.GAP
+    assert task.LAYERS * (task.Setting("window").attention_window - 1) <= task.GAP
+
+    changed = rows.tokens.clone()
+    changed[:, : task.PAIRS_END] = rows.tokens.roll(1, 0)[:, : task.PAIRS_END]
+    for kind, moves in (("window", False), ("near", False), ("full", True)):
+        net = task.Model(task.Setting(kind))
+        same = torch.equal(net(rows.tokens)[0], net(changed)[0])
+        assert same != moves, kind
+
+
+def test_pairs_seen_by_dense_and_local_attention(task, monkeypatch):
+    monkeypatch.setattr(task, "TEST_ROWS", 20)
+    rows = rows_of(task, 20)
+    for kind, share in (("full", 1.0), ("window", 0.0)):
+        net = task.Model(task.Setting(kind))
+        result = task.evaluate(net)
+        assert result["sees its pair"] == result["sees another pair"] == [share, share]
+
+    # Each pair in the cluster of its query, and of no other: own 1, another 0.
+    clusters = torch.full((len(rows.tokens), 1, task.LENGTH), task.PAIRS)
+    queries = torch.arange(task.PAIRS).expand(len(rows.tokens), -1)
+    clusters[:, 0].scatter_(1, rows.pairs_at, queries)
+    clusters[:, 0, -task.PAIRS :] = queries
+    layout = cluster_layout(clusters, task.PAIRS + 1, None, causal=True)
+    assert task.pairs_seen([seen_keys(layout)], rows) == (1.0, 0.0)
+
+
+def test_the_command_trains_and_writes_its_result(command, task, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(task, "TEST_ROWS", 16)
+    path = tmp_path / "recall.json"
+    words = ["near+neural", "--steps", "2", "--cluster-normalizer", "running"]
+    assert command([*words, "--json", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert 0.0 <= result["accuracy"] < 0.5
+    assert result["curve"] == [[2, result["accuracy"]]]
+    assert all(1.0 <= number <= 8.0 for number in result["effective clusters"])
+    assert f"accuracy {result['accuracy']:.3f} after 2 updates" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("neurall", "KIND is 'neurall'"),
+        ("full+window+neural", "divides 2"),
+        ("near --steps 0", "1 or more"),
+        ("neural --num-clusters many", "a whole number"),
+        ("window --attention-window 60", "--attention-window is 60"),
+        ("neural --cluster-temperature 0", "above 0"),
+        ("neural --cluster-normalizer best", "running"),
+    ],
+)
+def test_bad_input_is_one_line(command, task, capsys, monkeypatch, arguments, said):
+    monkeypatch.setattr(task, "make_rows", lambda *_: pytest.fail("trained"))
+    try:
+        status = command(arguments.split())
+    except SystemExit as end:  # argparse
+        status = end.code
+    assert status not in (0, None)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error:" in last
+    assert said in last
