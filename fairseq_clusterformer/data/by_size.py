@@ -1,4 +1,4 @@
-"""What data sets share whose batches hold samples of about one length."""
+"""The base of data sets whose batches hold samples of similar length."""
 
 import numpy as np
 from fairseq.data import FairseqDataset

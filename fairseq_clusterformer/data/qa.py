@@ -1,7 +1,7 @@
-"""Question answering data on disk: what ``scripts/prepare_qa.py`` writes and training reads.
+"""Question answering data on disk: what ``clusterformer prepare qa`` writes and training reads.
 
-A folder holds, beside the model of its subwords, ``dict.txt`` and, for each split, files of one
-item a question, all in the same order:
+A folder holds the model of its subwords, ``dict.txt`` and, for each split, these files. Each has
+one item per question, all in the same order:
 
 ========================  =====================================================================
 ``SPLIT.question``        .bin, .idx: the question's tokens
@@ -14,8 +14,8 @@ item a question, all in the same order:
 ``SPLIT.characters``      .bin, .idx (int32): the first characters of the document's tokens in
                           their paragraph's text, then those after the last; -1 for ``<s>`` and
                           titles
-``SPLIT.jsonl``           a JSON object a line: ``id``, ``question``, ``paragraphs`` ([title, text]
-                          or, of Natural Questions, [title, text, [start, end), words]: its tokens
+``SPLIT.jsonl``           a JSON object per line: ``id``, ``question``, ``paragraphs`` ([title,
+                          text] or, of Natural Questions, [title, text, [start, end), words]: its tokens
                           in the document, and the token of each of its words), ``answers``
                           ([paragraph, start, end]) and ``texts``, the accepted answers
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
@@ -147,7 +147,7 @@ class QAWriter(ExitStack):
 
 
 class QAData(Sequence):
-    """The questions of a split; nothing but what is asked for is read into memory.
+    """The questions of a split; only the questions that are asked for are read into memory.
 
     Raises:
         FileNotFoundError: if a file of the split is missing.
@@ -160,8 +160,8 @@ class QAData(Sequence):
         for name in (*names, "jsonl", "lines.npy"):
             if not Path(f"{prefix}.{name}").is_file():
                 raise FileNotFoundError(
-                    f"{prefix}.{name}: no such file; allowed: a folder that scripts/prepare_qa.py "
-                    "has prepared, and a split of it"
+                    f"{prefix}.{name}: no such file; allowed: a folder that `clusterformer "
+                    "prepare qa` made, and a split of it"
                 )
         self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in PARTS}
         self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")

@@ -16,7 +16,7 @@ from .qa import Example, QAData
 
 
 def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tensor:
-    """``<s> question </s>``, int64 [Q], without the end of what is too long.
+    """Return ``<s> question </s>``, int64 [Q]; a question that is too long loses its end.
 
     Args:
         question: its tokens.
@@ -27,17 +27,17 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
 
 
 class QuestionDataset(BySize):
-    """A question, its document and what is right a sample; what is too long loses its end.
+    """Samples of a question, its document and the right answers; long documents lose their end.
 
     A sample's size is that of its document.
 
     Args:
         data: of a split.
         dictionary: of questions and documents.
-        split: its name, which a batch tells.
+        split: its name, which is in each batch.
         max_positions: tokens of a document.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
-        shuffle: batches hold documents of about one length, drawn at random among these.
+        shuffle: documents of one length come in a random order.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class QuestionDataset(BySize):
 
 
 def _left(example: Example, length: int) -> tuple[Tensor, Tensor]:
-    """Of a document's first tokens, the answers [A, 2] and the ``<s>`` of long answers [L]."""
+    """The answers [A, 2] and the ``<s>`` of long answers [L] that are among the first tokens."""
     long = example.paragraph_starts[example.long_answers]
     return example.answers[example.answers[:, 1] <= length], long[long < length]
 
 
 def _is_lost(example: Example, answers: Tensor, long: Tensor) -> bool:
-    """Whether of its short or of its long answers none is left."""
+    """Whether it had short answers or long answers, and none of these is left."""
     pairs = ((answers, example.answers), (long, example.long_answers))
     return any(len(before) and not len(left) for left, before in pairs)

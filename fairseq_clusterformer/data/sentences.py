@@ -14,11 +14,11 @@ PAIR_FORMS = ("joined", "siamese")
 
 
 class SentenceDataset(BySize):
-    """Texts with a label each: one sequence a sample, or the two of a pair.
+    """Labelled texts: a sample is one sequence, or the two sequences of a pair.
 
     A text is ``<s> a </s>``. A pair is one sequence ``<s> a </s> b </s>`` in the form "joined",
-    and two of their own in the form "siamese". What is too long loses its end; of a joined pair,
-    the longer text does.
+    and two sequences in the form "siamese". Long texts lose their end; in a joined pair, the
+    longer text does.
 
     Args:
         texts: one binarised data set, or two of equal length; with ``</s>`` at the end or without.
@@ -27,7 +27,7 @@ class SentenceDataset(BySize):
         pair_form: of :data:`PAIR_FORMS`.
         max_positions: tokens of a sequence.
         questions: the question that each pair belongs to, int64 [n]; None: no ranking.
-        shuffle: batches hold sequences of about one length, drawn at random among these.
+        shuffle: sequences of one length come in a random order.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Normalise = Callable[[str], str]
 def normalise(text: str) -> str:
     """Return a text as SQuAD's scripts compare it: lower case, no ASCII punctuation or articles.
 
-    What stands on both sides of a punctuation mark grows together: ``U.S.`` is ``us``.
+    Words on both sides of a punctuation mark are joined: ``U.S.`` is ``us``.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
@@ -66,7 +66,7 @@ def evaluate(
 
     Args:
         gold: the accepted answers of each question's id, one or more (TriviaQA: the aliases).
-        predictions: the answer to each; of ids that are not in `gold`, passed over.
+        predictions: the answer to each; ids that are not in `gold` are passed over.
 
     Raises:
         ValueError: if there is no question, or one has no gold answer.
@@ -90,11 +90,13 @@ def require_answers(gold: Mapping[object, Sequence[str]]) -> None:
     """Raise ValueError if there is nothing to score, or a question without an answer."""
     require_questions(gold)
     if without := [id_ for id_, answers in gold.items() if not answers]:
-        raise ValueError(f"gold has no answer to {some(without)}; allowed: one or more a question")
+        raise ValueError(
+            f"gold has no answer to {some(without)}; allowed: one or more per question"
+        )
 
 
 def some(ids: Iterable[object], most: int = 3) -> str:
-    """Return the first of many ids, to be told in an error."""
+    """Return the first of many ids, for an error message."""
     ids = list(ids)
     more = f" and {len(ids) - most:,} more" if len(ids) > most else ""
     return ", ".join(map(repr, ids[:most])) + more

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from .answers import require_questions, some
 
-MIN_ANNOTATORS = 2  # who gave an answer, for the question to have one
-PRECISIONS = (0.5, 0.75, 0.9)  # at which recall is told
+MIN_ANNOTATORS = 2  # must give an answer, or the question has none
+PRECISIONS = (0.5, 0.75, 0.9)  # at which recall is reported
 YES_NO = ("yes", "no", "none")
 
 
 @dataclass(frozen=True)
 class Span:
-    """A span of the document, in bytes of its HTML or in tokens, or both; -1: not told.
+    """A span of the document, in bytes of its HTML or in tokens, or both; -1: unknown.
 
     Raises:
-        ValueError: if only one end is told, or the span is empty.
+        ValueError: if only one end is known, or the span is empty.
     """
 
     start_byte: int = -1
@@ -59,7 +59,7 @@ class Label:
         long: the paragraph, table or list.
         short: the spans of the short answer, none if it is yes or no.
         yes_no: "yes", "no" or "none".
-        long_score: the higher, the surer (predictions only).
+        long_score: higher is surer (predictions only).
         short_score: the same, of the short answer.
 
     Raises:
@@ -125,7 +125,7 @@ def evaluate(
     """Return the scores, from 0 to 1, of long and short answers.
 
     Args:
-        gold: each question's labels, one an annotator (five in the development set).
+        gold: each question's labels, one per annotator (five in the development set).
         predictions: one label for each question.
 
     Returns:

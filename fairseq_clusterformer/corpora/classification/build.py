@@ -38,7 +38,7 @@ _UNDIVIDED = 1 / 40
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for, apart from the data set.
+    """Options of the preparation, the same for all data sets.
 
     Args:
         seed: of the folds, or of the splits that are drawn.

@@ -38,7 +38,7 @@ _QUOTE = re.compile(
 
 
 def strip_fields(post: str) -> str:
-    """Return the post without its header, but for the text of the subject."""
+    """Return the post without its header, except for the subject's text."""
     header, _, body = post.partition("\n\n")
     subject = re.search(r"^Subject:(.*)", header, re.MULTILINE)
     return f"{subject[1].strip() if subject else ''}\n\n{body}"

@@ -1,7 +1,7 @@
-"""Distant supervision: the places of answers of which a corpus tells only the text.
+"""Distant supervision: find the places of answers, where a corpus gives only their text.
 
-Not every place found answers the question, and none may be found at all: to train on, such a
-record is dropped; with ``keep_unfound``, to score predictions, it is kept, without a span.
+Not every place that is found answers the question. A record whose answer is not found is dropped
+from training data; ``keep_unfound`` keeps it, without a span, to score predictions.
 """
 
 import unicodedata
@@ -61,9 +61,9 @@ def distant_record(
     """Return a record whose spans are the places of an answer's `names`.
 
     Args:
-        keep_unfound: without a place, too.
-        texts: the accepted answers, if not the `names`.
-        supporting: paragraphs to search alone, if it is there.
+        keep_unfound: return a record even if no place is found.
+        texts: the accepted answers, where they differ from the `names`.
+        supporting: paragraphs to search first; the others are searched if nothing is found.
 
     Raises:
         Unusable: if there is no name, or no place.

@@ -111,7 +111,7 @@ def led_by_start(
     """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n].
 
     Args:
-        title: that stands between; None: none does.
+        title: stands between both; None: there is none.
     """
     head = np.full(1, -1, np.int32)
     if title is not None:

@@ -1,8 +1,8 @@
 """Natural Questions, simplified or in full, to records.
 
 The paragraphs are the document's long answer candidates on top level, in words without markup.
-A candidate within another (a row of a table) counts as the one around it. What annotators marked
-is told in tokens of the document: it becomes characters, and a paragraph's `tokens` lead back.
+A candidate within another (a row of a table) counts as the one around it. Annotators
+marked tokens of the document: these become characters, and a paragraph's `tokens` lead back.
 """
 
 import html
@@ -31,7 +31,7 @@ def natural_questions(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a .jsonl(.gz), or of all of a folder.
 
     A question is answerable if two annotators (the only one, in the training data) gave an
-    answer; likewise for the long, the short and the yes/no answer by itself.
+    answer; the long, the short and the yes/no answer count separately.
     """
     files = [path] if not path.is_dir() else sorted(path.glob("*.jsonl*"))
     lines = (line for file in files for line in json_lines(file, drops))
@@ -54,7 +54,7 @@ class _Document:
             return cls(tokens, words)
         found = get(item, "document_tokens", list)
         tokens = [get(token, "token") for token in found]
-        # A word with a blank within would be taken for two.
+        # A word with a blank in it would be taken for two.
         words = [
             not get(token, "html_token", bool) and bool(text) and " " not in text
             for token, text in zip(found, tokens, strict=True)
@@ -75,7 +75,7 @@ class _Document:
         if self.bytes is not None and "start_byte" in span:
             told = span["start_byte"], span["end_byte"]
             if told != (found := (self.bytes[start][0], self.bytes[end - 1][1])):
-                detail = f"tokens {start} to {end} are bytes {found}, told is {told}"
+                detail = f"tokens {start} to {end} are bytes {found}, the file says {told}"
                 raise Unusable("answer not in its context", detail)
         return start, end
 

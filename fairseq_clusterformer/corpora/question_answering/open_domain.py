@@ -34,7 +34,7 @@ def quasar_t(
     """Yield the records of a file ``questions/SPLIT_questions.json.gz``.
 
     The passages are read from the file ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``)
-    beside the folder ``questions``, in its order; the questions are kept in memory.
+    next to the folder ``questions``, in its order; the questions are kept in memory.
     """
     name = path.name.replace("_questions", "_contexts")
     passages = path.parent.parent / "contexts" / contexts / name
@@ -107,12 +107,12 @@ def _json_members(path: Path) -> Items:
 
 
 def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
-    """Yield the records of a file ``qa/*.json``, with ``evidence/`` beside the folder ``qa``.
+    """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
 
     Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is the path of such
     a file. What is needed of the evidence is unpacked to a temporary folder. All documents of a
-    question follow each other; of the domain Web, whose script wants an answer from each, each is
-    one by itself, with the id ``QUESTION--FILE``. Each line that is not blank is a paragraph.
+    question follow each other; of the domain Web, whose script wants an answer from each,
+    each document is a record, with the id ``QUESTION--FILE``. Each line that is not blank is a paragraph.
     """
     archive = next((part for part in path.parents if part.is_file()), None)
     if archive is None:
@@ -196,7 +196,7 @@ def _triviaqa(
 
 
 def _wanted(items: list) -> set[str]:
-    """Return the names of all evidence; what is wrong with an item is told later."""
+    """Return the names of all evidence; what is wrong with an item is reported later."""
     names = set()
     for item in items:
         with suppress(Unusable, TypeError, AttributeError):
