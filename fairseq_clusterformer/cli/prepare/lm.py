@@ -118,8 +118,7 @@ def _add_text_options(parser: Parser) -> None:
     add(
         "--allow-binary",
         action="store_true",
-        help="with --bytes: take any bytes, where otherwise NUL bytes and what is not UTF-8 are "
-        "an error",
+        help="with --bytes: take any bytes, where otherwise what is not UTF-8 is an error",
     )
 
 
