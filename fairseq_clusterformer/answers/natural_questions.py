@@ -13,9 +13,9 @@ _LEAST = -1e9  # JSON has no infinity
 def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
     """An entry of ``predictions``, in tokens of the whole document.
 
-    Both answers are told whether or not the likeliest type has them: their scores, logarithms of
-    probabilities, say how sure they are, and a threshold decides. Yes or no, where that is
-    likelier than a span, stands in its place.
+    Both answers are given, whether or not the most likely type has them. Their scores, which are
+    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no
+    is more likely than a span, it stands in the span's place.
 
     Args:
         paragraphs: [title, text, [start, end), words] of each; see ``data/qa.py``.

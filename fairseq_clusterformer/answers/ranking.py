@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .spans import best_spans
 
-#: Of answers. Of types that are as likely as each other the first counts: those of a reader whose
-#: data never told any are, and it shall answer.
+#: Types of answers. Where several are equally likely, the first counts. This is so for a reader
+#: whose data never named a type, and it shall answer.
 TYPES = ("short", "yes", "no", "long", "none")
 
 _CANDIDATES = 20  # spans for each that is wanted: most overlap a better one
@@ -139,12 +139,12 @@ class Answers:
 
     @property
     def type(self) -> str:
-        """The likeliest."""
+        """The most likely type."""
         return max(self.types, key=self.types.get)
 
     @property
     def text(self) -> str:
-        """The best of the likeliest type; "" if that has no short answer."""
+        """The best of the most likely type; "" if that has no short answer."""
         return next((answer.text for answer in self.short if answer.type == self.type), "")
 
     @property

@@ -3,11 +3,12 @@
     clusterformer answer --checkpoint C --document letters report.pdf --question "Who ...?"
     clusterformer answer --checkpoint C --document a.txt --interactive
 
-The reader is extractive: it finds a piece of a document, and writes no sentence of its own. For
-each answer this prints how probable it is among all answers in all documents and "no answer", its
-file, paragraph (from 1) and characters [first, last) in the paragraph, where blanks and line ends
-count as single blanks, and the sentence around it. If most likely nothing answers the question,
-this is said first.
+The reader is extractive: it finds a piece of a document, and writes no sentence of its own.
+
+For each answer this prints its probability among all answers in all documents and "no answer",
+where it stands, and the sentence around it. Paragraphs are counted from 1. Characters
+[first, last) are those of the paragraph with single blanks. If most likely nothing answers the
+question, this is said first.
 
 Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
 and others are skipped and counted. A file in a folder that cannot be read is named and skipped.

@@ -25,12 +25,10 @@ from pathlib import Path
 from fairseq_clusterformer.errors import UserError, bad_option
 
 ALLOWED = "a file of text, Markdown (.md), HTML (.html) or PDF, or a folder of them"
-_TEXT = (".txt", ".text")
 _MARKDOWN = (".md", ".markdown")
 _HTML = (".html", ".htm", ".xhtml", ".xht")
-_PDF = (".pdf",)
 #: what is read of a folder; a file that is named itself may have any ending
-ENDINGS = (*_TEXT, *_MARKDOWN, *_HTML, *_PDF)
+ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
 SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
 _LONGEST = 1200  # characters of a paragraph of a PDF
@@ -174,7 +172,7 @@ def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
         data = path.read_bytes()
     except OSError as error:
         raise _Unreadable("is a folder" if path.is_dir() else error.strerror) from None
-    if ending in _PDF or data.startswith(b"%PDF-"):
+    if ending == ".pdf" or data.startswith(b"%PDF-"):
         title, texts = _of_pdf(data)
     elif ending in _HTML:
         declared = _DECLARED.search(data[:4096])

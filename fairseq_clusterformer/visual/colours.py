@@ -1,4 +1,4 @@
-"""Colours of clusters, told apart by the colour-blind too, with dark text legible on them."""
+"""Colours of clusters: the colour-blind can distinguish them, and dark text is legible on them."""
 
 # Paul Tol's "light" scheme, made for the backgrounds of text; neighbours are far apart in it.
 _LIGHT = "#77aadd #ee8866 #eedd88 #44bb99 #ffaabb #bbcc33 #99ddff #dddddd #aaaa00".split()

@@ -49,7 +49,7 @@ def fact(question: str, answer: str) -> str:
 
 
 def squad(number: int, seed: int) -> dict:
-    """Contexts that tell something to two questions, and one of these, or ``WHY``."""
+    """Contexts that answer two questions, and one of these, or ``WHY``."""
     draw, contexts = random.Random(seed), []
     for i in range(number):
         told = {question: draw.choice(FACTS[question][1]) for question in draw.sample([*FACTS], 2)}
@@ -546,7 +546,7 @@ def test_several_questions(checkpoint: Path, towns: Path, capsys: pytest.Capture
 def test_interactive(
     checkpoint: Path, towns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A question a line; a mistake is told, and the next one answered. All is loaded once."""
+    """A question a line; a mistake is reported, and the next one answered. All is loaded once."""
     loads, load = [], loading.load_checkpoint
     monkeypatch.setattr(
         loading, "load_checkpoint", lambda *args, **more: loads.append(args) or load(*args, **more)
