@@ -10,7 +10,7 @@ fairseq          fairseq's ``MultiheadAttention``, with its mask and its four pr
 window           the W latest tokens
 neural           the W latest of the query's cluster (causal), or two chunks of N / K (not causal)
 neural+losses    the same, and the losses that teach the clusters
-gated            the W latest of the query's cluster; the default model has it beside windows
+gated            the W latest of the query's cluster; the default model has it and windows
 varlen           ``torch.nn.attention.varlen``, window of W
 flex             ``flex_attention``, compiled, with a block mask of the W latest
 local            ``local-attention``: blocks of W / 2; a query sees its own block up to itself, and

@@ -89,7 +89,7 @@ def shared_options(updates: int, context: int, rows: int) -> dict:
         "no-epoch-checkpoints": True,
         "no-save-optimizer-state": True,
         "num-workers": 0,
-        "cpu": True,  # also where there is a GPU: the models shall have equal shares of the cores
+        "cpu": True,  # also where there is a GPU: the models must have equal shares of the cores
     }
 
 

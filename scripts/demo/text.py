@@ -15,7 +15,7 @@ _SHORT = 40  # characters; shorter paragraphs ("or", "Examples:") repeat without
 def language_reference(pages: dict[str, str] = topics) -> dict[str, str]:
     """Return the text for training and for validation, the same for the same edition of Python.
 
-    The reference tells many things twice ("customization" is a part of "specialnames"). A
+    The reference has many passages twice ("customization" is a part of "specialnames"). A
     paragraph is taken once, held-out topics first, so that none of them is trained on; a topic
     of which less than half is new is left out.
 

@@ -1,5 +1,6 @@
-"""The reader's benchmark runs, and says what it measured."""
+"""The benchmarks of the reader and of generation run, and print what they measured."""
 
+from scripts.benchmarks import generation
 from scripts.benchmarks import reader as benchmark_reader
 
 
@@ -17,3 +18,9 @@ def test_kmeans(capsys) -> None:
     line = "--kmeans --states 200 --clusters 5 --kmeans-width 8 --device cpu"
     assert benchmark_reader.main(line.split()) == 0
     assert capsys.readouterr().out.startswith("200 states of 8 in 5 clusters: ")
+
+
+def test_generation(capsys) -> None:
+    line = "--lengths 6 --sentences 1 --beam 2 --repeats 1 --attention-window 4"
+    assert generation.main(line.split()) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("| 6 | 1 | 2 | ")

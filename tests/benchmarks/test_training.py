@@ -6,8 +6,9 @@ from argparse import Namespace
 import pytest
 import torch
 
+from scripts.benchmarks import common
 from scripts.benchmarks import training as benchmark_training
-from scripts.benchmarks.common import Unavailable
+from scripts.benchmarks.common import CheckFailed, Unavailable
 
 TINY = "--layers 1 --embed-dim 16 --heads 2 --ffn 16 --window 8 --clusters 3 --vocabulary 40"
 TINY = f"{TINY} --updates 2 --repeats 2 --device cpu --lengths 24".split()
@@ -22,7 +23,7 @@ def calls(monkeypatch):
         made.append(request["model"])
         return measure(**request)
 
-    monkeypatch.setattr(benchmark_training, "in_own_process", run)
+    monkeypatch.setattr(common, "in_own_process", run)
     monkeypatch.setattr(benchmark_training, "CHECKED_TOKENS", 20)
     return made
 
@@ -68,7 +69,7 @@ def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
     monkeypatch.setattr(benchmark_training, "make_trainer", broken)
     assert benchmark_training.main(TINY) == 1
     said = capsys.readouterr()
-    assert "by blocks" in said.err
+    assert "with blocks" in said.err
     assert "nothing is timed" in said.err
     assert "tokens per second" not in said.out
     assert calls == ["clusterformer_lm"] * 2
@@ -77,11 +78,11 @@ def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
 def test_a_loss_that_is_not_finite_is_not_timed(monkeypatch, tmp_path):
     benchmark_training.random_data(tmp_path, 200, 40)
     monkeypatch.setattr(benchmark_training, "last_logged", lambda: (float("nan"), 1.0))
-    with pytest.raises(benchmark_training.CheckFailed, match="the loss is nan"):
+    with pytest.raises(CheckFailed, match="the loss is nan"):
         benchmark_training.train("transformer_lm", tmp_path, 24, arguments())
 
 
-def test_too_little_data_is_told(tmp_path):
+def test_too_little_data_is_reported(tmp_path):
     benchmark_training.random_data(tmp_path, 48, 40)
     with pytest.raises(Unavailable, match="holds 2 batches of 1 x 24 tokens, and 3 are needed"):
         benchmark_training.train("transformer_lm", tmp_path, 24, arguments())
@@ -121,10 +122,11 @@ def test_a_model_that_cannot_run_has_a_row_that_says_why(monkeypatch, tmp_path):
             raise Unavailable("out of memory")
         return {"tokens per second": 5.0, "peak memory MiB": 1.0, "loss": 2.0}
 
-    monkeypatch.setattr(benchmark_training, "in_own_process", run)
+    monkeypatch.setattr(common, "in_own_process", run)
     dense, clustered = benchmark_training.compare(tmp_path, 24, arguments())
     assert dense["not run"] == "out of memory"
-    assert benchmark_training.shown(dense) == "| transformer_lm | 24 | not run: out of memory |"
+    columns = benchmark_training.COLUMNS
+    assert common.table_row(dense, columns) == "| transformer_lm | 24 | not run: out of memory |"
     assert clustered["tokens per second"] == 5.0
     assert "times as fast as dense" not in clustered
 
@@ -132,14 +134,14 @@ def test_a_model_that_cannot_run_has_a_row_that_says_why(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--lengths 0", "'0'; allowed"),
-        ("--heads 5", "--heads is 5; allowed: what divides --embed-dim 16"),
+        ("--lengths 0", "--lengths is 0; allowed"),
+        ("--heads 5", "--heads is 5; allowed: a divisor of --embed-dim, 16"),
         ("--attention windows", "unknown kind 'windows'; allowed: full"),
         ("--data nowhere", "--data is nowhere; allowed: a folder of fairseq"),
-        ("--fp16", "--dtype is float16; allowed on a CPU: float32"),
+        ("--dtype float16", "--dtype is float16; allowed on a CPU: float32"),
     ],
 )
-def test_bad_values_are_told_in_one_line(capsys, words, message):
+def test_bad_values_are_reported_in_one_line(capsys, words, message):
     with pytest.raises(SystemExit) as stop:
         benchmark_training.main([*TINY, *words.split()])
     assert stop.value.code != 0
