@@ -15,8 +15,8 @@ one item per question, all in the same order:
                           their paragraph's text, then those after the last; -1 for ``<s>`` and
                           titles
 ``SPLIT.jsonl``           a JSON object per line: ``id``, ``question``, ``paragraphs`` ([title,
-                          text] or, of Natural Questions, [title, text, [start, end), words]: its tokens
-                          in the document, and the token of each of its words), ``answers``
+                          text] or, of Natural Questions, [title, text, [start, end), words]: its
+                          tokens in the document, and the token of each of its words), ``answers``
                           ([paragraph, start, end]) and ``texts``, the accepted answers
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ========================  =====================================================================

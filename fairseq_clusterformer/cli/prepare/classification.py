@@ -1,10 +1,10 @@
 """Prepare labelled texts and pairs for fairseq: your own, or one of eleven known data sets.
 
 The folder that is made holds ``input0`` (for pairs also ``input1``) and ``label``. Each has a
-``dict.txt``, and ``train``, ``valid`` and ``test`` as ``.bin`` and ``.idx``. fairseq's ``sentence_prediction`` reads it too. ``data.json`` lists counts,
-classes, lengths and what was dropped; ``prepared.json`` lists the options. The folder appears when
-it is complete: run the same command again after an interruption. Once it is there, the command
-does nothing.
+``dict.txt``, and ``train``, ``valid`` and ``test`` as ``.bin`` and ``.idx``. fairseq's
+``sentence_prediction`` reads it too. ``data.json`` lists counts, classes, lengths and what was
+dropped; ``prepared.json`` lists the options. The folder appears when it is complete: run the same
+command again after an interruption. Once it is there, the command does nothing.
 """
 
 import argparse

@@ -111,8 +111,9 @@ def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
 
     Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is the path of such
     a file. What is needed of the evidence is unpacked to a temporary folder. All documents of a
-    question follow each other; of the domain Web, whose script wants an answer from each,
-    each document is a record, with the id ``QUESTION--FILE``. Each line that is not blank is a paragraph.
+    question follow each other; in the domain Web, whose script wants an answer from each,
+    each document is a record, with the id ``QUESTION--FILE``. Each line that is not blank is a
+    paragraph.
     """
     archive = next((part for part in path.parents if part.is_file()), None)
     if archive is None:
