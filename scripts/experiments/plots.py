@@ -79,14 +79,10 @@ def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
 def draw_grid(grid: dict, results: Sequence[tuple[str, str, dict]], path: Path) -> None:
     """Draw what the grid's ``plot`` asks for, a panel for each data set.
 
-    Keys of ``plot``: ``points`` (key of a list of [x, y] in each result, or the start of
-    keys such as ``EM at 500``), ``x``, ``y``, ``title``, ``log``, ``limits``, ``end`` (key of a
-    score to print after each row's name, and its digits), ``bounds`` (dotted lines: height by
-    name), ``panels`` (the end of the rows' names that share a panel, by the panel's title).
-
-    Args:
-        grid: what ``grids.load_grid`` returns.
-        results: row, data set and result of each run that is there.
+    Keys of ``plot``: ``points`` (key of a list of [x, y] in each result, or the start of keys such
+    as ``EM at 500``), ``x``, ``y``, ``title``, ``log``, ``limits``, ``end`` (key and digits of a
+    score to print after each name), ``bounds`` (height of dotted lines by name), ``panels`` (the
+    end of the rows' names that share a panel, by its title). `results`: as in ``tables.table``.
     """
     plot = grid["plot"]
     panels = []

@@ -39,19 +39,18 @@ def problems(record: dict) -> Iterator[str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.experiments.registry", description=__doc__)
     parser.add_argument("--check", action="store_true", help="print only what is missing")
-    args, lines, status = parser.parse_args(arguments), [], 0
+    args, lines, missing = parser.parse_args(arguments), [], []
     for path, records in results():
-        name = path.relative_to(ROOT / "examples")
-        for problem in dict.fromkeys(p for record in records for p in problems(record)):
-            print(f"{name}: {problem}", file=sys.stderr)
-            status = 1
-        first = records[0]
+        name, first = path.relative_to(ROOT / "examples"), records[0]
+        found = dict.fromkeys(problem for record in records for problem in problems(record))
+        missing += [f"{name}: {problem}" for problem in found]
         command = first.get("command") or f"none: {first.get('not repeatable')}"
         made = first.get("commit") or f"added {first.get('added', {}).get('commit')}"
         lines.append((name, len(records), first.get("date") or "-", made, command))
     if not args.check:
         print(markdown(["file", "records", "date", "commit", "command"], lines))
-    return status
+    print("".join(f"{line}\n" for line in missing), end="", file=sys.stderr)
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

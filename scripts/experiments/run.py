@@ -22,9 +22,8 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
@@ -112,18 +111,6 @@ def result_of(place: Place, out: Path) -> dict | None:
     return result
 
 
-@contextmanager
-def folder_of(run: Run, keep: Path | None) -> Iterator[Path]:
-    """A run's folder: in ``--keep``, or one that is gone afterwards."""
-    if keep is not None:
-        folder = keep / run.name
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        yield Path(temporary)
-
-
 def kept(place: Place) -> dict:
     """What the mark in a run's folder says; empty for a new folder.
 
@@ -172,24 +159,29 @@ def train(place: Place, threads: int) -> dict:
     return record
 
 
-def perform(run: Run, grid: dict, args: Namespace) -> dict:
-    """One run, from nothing to its result."""
+def perform(run: Run, grid: dict, args: Namespace) -> str:
+    """Make a run's result; returns what went wrong, or nothing."""
     task = TASKS[grid["score"]]
-    with folder_of(run, args.keep) as folder:
-        place = Place(run, grid, args.data, folder, args.keep)
-        record = train(place, args.threads)
-        for test, words in task.tests(place).items():
-            log = folder / f"{test}.log"
-            log.unlink(missing_ok=True)  # of an earlier scoring
-            run_command(words, log, args.threads)
-            record |= task.scores(place, test)
-        shown = commands(place)
-    named = {"name": run.name, "row": run.row, "data": run.data, "seed": run.seed}
-    record |= {
-        "scored by": shown["scored by"],
-        **provenance(shown["command"], threads=args.threads),
-    }
-    return {key: value for key, value in {**named, **record}.items() if value != ""}
+    print(f"{run.name}: training", flush=True)
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = args.keep / run.name if args.keep else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            place = Place(run, grid, args.data, folder, args.keep)
+            record = {"name": run.name, "row": run.row, "data": run.data, "seed": run.seed}
+            record |= train(place, args.threads)
+            for test, words in task.tests(place).items():
+                log = folder / f"{test}.log"
+                log.unlink(missing_ok=True)  # of an earlier scoring
+                run_command(words, log, args.threads)
+                record |= task.scores(place, test)
+            made_by = commands(place)
+            record |= made_by | provenance(made_by["command"], threads=args.threads)
+        write_aside(args.out / f"{run.name}.json", json.dumps(record, indent=1) + "\n")
+    except (UserError, OSError, LookupError, ValueError) as error:
+        return f"{run.name}: {error}"
+    print(f"{run.name}: {record['seconds']} s", flush=True)
+    return ""
 
 
 def check(runs: list[Run], grid: dict, args: Namespace) -> None:
@@ -218,28 +210,17 @@ def check(runs: list[Run], grid: dict, args: Namespace) -> None:
 
 def perform_all(runs: list[Run], grid: dict, args: Namespace) -> list[str]:
     """Make the results that are missing; what went wrong, a line for each."""
-    failures = []
     args.out.mkdir(parents=True, exist_ok=True)
+    failures = []
     # runs that start from another one's weights come after all others
     for wave in ([r for r in runs if not r.start], [r for r in runs if r.start]):
         with ThreadPoolExecutor(args.workers) as pool:
-            waiting = {pool.submit(perform, run, grid, args): run for run in wave}
             try:
-                for done in as_completed(waiting):
-                    run = waiting[done]
-                    try:
-                        result = done.result()
-                    except (UserError, OSError, LookupError, ValueError) as error:
-                        failures.append(f"{run.name}: {error}")
-                        print(f"{run.name}: failed", flush=True)
-                        continue
-                    path = args.out / f"{run.name}.json"
-                    write_aside(path, json.dumps(result, indent=1, default=str) + "\n")
-                    print(f"{run.name}: {result['seconds']} s", flush=True)
+                failures += pool.map(lambda run: perform(run, grid, args), wave)
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)  # the trainings got the signal too
                 raise
-    return failures
+    return [failure for failure in failures if failure]
 
 
 def make_parser() -> Parser:

@@ -44,6 +44,11 @@ class Place:
     keep: Path | None = None
 
     @property
+    def trained_on(self) -> Path:
+        """The folder of the training's data."""
+        return self.data / self.run.folder
+
+    @property
     def log(self) -> Path:
         """Of the training."""
         return self.folder / "train.log"
@@ -92,7 +97,7 @@ def train_with_fairseq(place: Place) -> list[str]:
     if place.run.start:
         start = (place.keep or Path("KEEP")) / place.run.start
         options["finetune-from-model"] = start / "checkpoint_last.pt"
-    return fairseq("fairseq-train", place.data / place.run.folder, options)
+    return fairseq("fairseq-train", place.trained_on, options)
 
 
 def saving(place: Place) -> dict:
@@ -187,7 +192,7 @@ def test_language_model(place: Place) -> dict[str, list[str]]:
     if "test" not in place.grid:
         return {}
     options = {**place.grid["test"], "path": place.checkpoint()}
-    return {"test": fairseq("fairseq-eval-lm", place.data / place.run.folder, options)}
+    return {"test": fairseq("fairseq-eval-lm", place.trained_on, options)}
 
 
 def bits_on_test(place: Place, test: str) -> dict:
@@ -218,7 +223,7 @@ def test_translation(place: Place) -> dict[str, list[str]]:
     for split, test in place.grid["test"]["sets"].items():
         options = {
             "checkpoint": place.checkpoint("best"),
-            "data": place.data / place.run.folder,
+            "data": place.trained_on,
             "source-lang": place.run.options["source-lang"],
             "target-lang": place.run.options["target-lang"],
             "split": split,
@@ -265,7 +270,7 @@ def em_and_f1(place: Place, test: str) -> dict:
 
 def test_distance(place: Place) -> dict[str, list[str]]:
     words = ["python", "-m", "scripts.experiments.distance", "score", place.checkpoint()]
-    data, scores = place.data / place.run.folder, place.folder / "distance.json"
+    data, scores = place.trained_on, place.folder / "distance.json"
     return {"distance": [*words, "--data", str(data), "--json", str(scores)]}
 
 
@@ -296,7 +301,7 @@ def read_classifier(place: Place) -> dict:
 
 def fit_clusters(place: Place) -> list[str]:
     images, labels = "images-idx3-ubyte.gz", "labels-idx1-ubyte.gz"
-    mnist = place.data / place.run.folder
+    mnist = place.trained_on
     options = {"labels": mnist / f"train-{labels}", "test": mnist / f"t10k-{images}"}
     options |= {"test-labels": mnist / f"t10k-{labels}", **place.run.options}
     words = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]

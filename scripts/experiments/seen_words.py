@@ -31,7 +31,7 @@ from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.errors import UserError, bad_option
-from scripts.experiments.grids import Run, load_grid, runs_of
+from scripts.experiments.grids import Run, chosen, load_grid, runs_of
 from scripts.experiments.provenance import ROOT
 from scripts.experiments.scores import fairseq
 from scripts.experiments.tables import markdown
@@ -102,25 +102,6 @@ def measure(run: Run, args: Namespace) -> dict[str, float]:
     return {key: statistics.mean(one[key] for one in found) for key in found[0]}
 
 
-def settle(args: Namespace) -> list[Run]:
-    """The runs whose models are looked at, one for each row.
-
-    Raises:
-        UserError: for a data set that is not there.
-    """
-    grid = load_grid(GRID)
-    if args.only not in grid["data"]:
-        raise bad_option("--only", args.only, ", ".join(grid["data"]))
-    grid["data"] = {args.only: grid["data"][args.only]}
-    for spec in args.attention:
-        grid["rows"][f"`{spec}`"] = {"encoder-attention": spec}
-    runs = runs_of(grid, quick=True)  # its few updates change no model
-    if not (args.data / runs[0].folder / "input0").is_dir():
-        allowed = f"a folder with {runs[0].folder}, made by clusterformer prepare classification"
-        raise bad_option("--data", args.data, allowed)
-    return runs
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
     parser = Parser(prog=PROGRAM, description=__doc__)
@@ -134,7 +115,13 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     rows = []
     try:
-        for run in tqdm(settle(args), desc=args.only):
+        grid = load_grid(GRID)
+        grid["rows"] |= {f"`{spec}`": {"encoder-attention": spec} for spec in args.attention}
+        runs = chosen(runs_of(grid, quick=True), [args.only])  # its few updates change no model
+        if not (args.data / runs[0].folder / "input0").is_dir():
+            allowed = f"a folder with {runs[0].folder}, of clusterformer prepare classification"
+            raise bad_option("--data", args.data, allowed)
+        for run in tqdm(runs, desc=args.only):
             seen = measure(run, args)
             numbers = (f"{seen['tokens']:.1f}", f"{seen['words']:.1f}", f"{seen['same word']:.1%}")
             rows.append((run.row, *numbers, f"{seen['reached']:.0%}"))

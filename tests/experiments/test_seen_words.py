@@ -64,7 +64,7 @@ def test_a_row_for_each_model(data, capsys):
     [
         (
             "--data {data} --only news",
-            "--only is news; allowed: cr, mpqa, mr, subj, 20news",
+            "--only is news; allowed: 20news, ",
         ),
         ("--data {data} --only mr", "allowed: a folder with mr/fold0"),
         (

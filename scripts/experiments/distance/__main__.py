@@ -30,7 +30,6 @@ from pathlib import Path
 from fairseq_clusterformer.cli.common import (
     Parser,
     add_dest,
-    fraction,
     prepare_folder,
     whole_number,
 )
@@ -59,6 +58,8 @@ STAGES = (
 )
 PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
 MODEL_PASSAGES = 10_000  # of which the subwords are made
+WORDS = 16  # names, and places
+HELD_OUT = 0.1  # share of the passages for valid and test
 LONG, SHORT = 64, 16  # tokens of a sentence, at most: SHORT in documents of two windows or so
 
 
@@ -85,19 +86,13 @@ def _build(
     out: Path,
     *,
     paths: list[Path],
-    words: int,
     pieces: int,
     distances: list[int],
     questions: int,
-    held_out: float,
     scale: float,
-    losers: int,
     seed: int,
 ) -> dict:
-    people, known = (stage.people for stage in (*STAGES, TESTED)), min(len(NAMES), len(PLACES))
-    if not (least := max(people)) <= words <= known:
-        raise bad_option("--words", words, f"{least} to {known}")
-    chosen = NAMES[:words], PLACES[:words]
+    chosen = NAMES[:WORDS], PLACES[:WORDS]
     passages = sorted({passage for path in paths for passage in read_passages(path)})
     random.Random(seed).shuffle(passages)
     (work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
@@ -111,15 +106,12 @@ def _build(
     tokens = cache(lambda text: len(model.encode(text)))
     # a name stands where a fact states it, and nowhere else
     free = [p for p in passages if set(words_of_model).isdisjoint(re.findall(r"\w+", p))]
-    apart = round(held_out * len(free))
+    apart = round(HELD_OUT * len(free))
     if not 0 < apart < len(free):
         problem = f"{len(free)} passages without these words"
         raise bad_option("--passages", paths[0], "enough of them to hold some out", problem)
-    lessons = [
-        replace(stage, documents=max(1, round(scale * stage.documents)), losers=(0, losers))
-        for stage in STAGES
-    ]
-    tested = replace(TESTED, documents=questions, losers=(losers, losers))
+    lessons = [replace(s, documents=max(1, round(scale * s.documents))) for s in STAGES]
+    tested = replace(TESTED, documents=questions)
     asked = [replace(tested, distance=(d, d)) for d in distances]
     splits = {}
     for split, stages in (("train", lessons), ("valid", [tested]), ("test", asked)):
@@ -221,19 +213,11 @@ def _parser() -> Parser:
     add_dest(making)
     add, whole = making.add_argument, {"metavar": "N", "type": whole_number}
     files = {"metavar": "FILE", "type": Path, "nargs": "+", "required": True}
-    add(
-        "--passages",
-        **files,
-        help="SQuAD's JSON, or text with a paragraph per line; .xz and such too",
-    )
-    add("--words", **whole, default=16, help="how many names, and how many places (default: 16)")
+    add("--passages", **files, help="SQuAD's JSON, or text with a paragraph per line")
     add("--pieces", **whole, default=4000, help="subwords of the model (default: 4000)")
     add("--distances", **whole, nargs="+", default=DISTANCES, help="tokens between test's facts")
     add("--questions", **whole, default=100, help="of test at each distance (default: 100)")
-    add("--held-out", type=fraction, default=0.1, help="share of passages for valid and test")
     add("--scale", type=float, default=1.0, help="times the documents of train (default: 1)")
-    people = {"type": int, "choices": range(TESTED.people), "metavar": "N", "default": 0}
-    add("--losers", **people, help="of how many people it says that they lost (default: 0)")
     add("--seed", **whole, default=1, help="of everything that is drawn (default: 1)")
     return parser
 

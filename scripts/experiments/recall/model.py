@@ -88,7 +88,6 @@ class Setting:
     loss_weight: float = 0.1
     num_clusters: int = 8
     attention_window: int = 24
-    cluster_similarity: str = "cosine"
     cluster_temperature: float = 0.1
     cluster_exploration: float = 0.1
     value_first: bool = False
@@ -98,7 +97,6 @@ class Setting:
         return AttentionConfig(
             window=self.attention_window,
             num_clusters=self.num_clusters,
-            cluster_similarity=self.cluster_similarity,
             cluster_temperature=self.cluster_temperature,
             cluster_exploration=self.cluster_exploration,
             cluster_normalizer=self.cluster_normalizer,
