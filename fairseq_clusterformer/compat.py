@@ -1,7 +1,8 @@
-"""What today's torch, numpy and hydra need for fairseq 0.12 to run.
+"""Mends fairseq 0.12 for today's torch, numpy and hydra, and for every model of the process.
 
-fairseq imports ``--user-dir`` before it loads a checkpoint or builds a data set, so calling
-``apply`` when the package is imported is early enough for every command and distributed worker.
+The plug-in calls ``apply`` when it is imported. fairseq imports ``--user-dir`` before it loads a
+checkpoint or builds a data set: that is early enough for every command and worker. Batches change
+as well, for dense models too: see `keep_last_batches`.
 """
 
 import argparse
@@ -50,7 +51,7 @@ CHECKPOINT_TYPES = (
     dict,
     list,
     collections.defaultdict,
-    # broadcast_object: stands in for a tensor that is sent by itself
+    # broadcast_object: the place of a tensor that is sent separately
     _TensorPlaceholder,
 )
 
@@ -70,7 +71,7 @@ KNOWN_WARNINGS = (
         FutureWarning,
         r"fairseq\.",
     ),
-    # modules/multihead_attention: a boolean padding mask beside a float future mask
+    # modules/multihead_attention: a boolean padding mask with a float future mask
     (
         r"Support for mismatched key_padding_mask and attn_mask",
         UserWarning,
@@ -80,7 +81,7 @@ KNOWN_WARNINGS = (
 
 
 def apply() -> None:
-    """Mends all of it. Calling it again changes nothing."""
+    """Apply all changes. Calling it again changes nothing."""
     allow_checkpoint_types()
     restore_numpy_compat()
     mend_ngram_blocking()
@@ -111,10 +112,10 @@ def restore_numpy_compat() -> None:
 
 
 def mend_ngram_blocking() -> None:
-    """Makes ``--no-repeat-ngram-size`` work where fairseq's CUDA extension does not run.
+    """Makes ``--no-repeat-ngram-size`` work without fairseq's CUDA extension.
 
-    Without it, ngram_repeat_block compares n-grams with the end of the token buffer, which is
-    padding until the last step: nothing was ever blocked.
+    ngram_repeat_block compares n-grams with the end of the token buffer, which is padding until
+    the last step. Nothing was ever blocked.
     """
     blocked = NGramRepeatBlock._no_repeat_ngram
     if hasattr(blocked, "__wrapped__"):
@@ -128,9 +129,10 @@ def mend_ngram_blocking() -> None:
 
 
 def keep_last_batches() -> None:
-    """Gives back the last batch of a data set, which fairseq leaves out where its size is not a
-    multiple of ``--required-batch-size-multiple`` (8 unless said otherwise): up to 7 sentences
-    were not translated, scored or trained on, and nothing said so.
+    """Keeps the last batch of a data set, whatever its size.
+
+    fairseq drops it if its size is not a multiple of ``--required-batch-size-multiple``, which is
+    8 by default. Up to 7 sentences were not translated, scored or trained on, without a message.
     """
     batches_of = data_utils.batch_by_size
     if hasattr(batches_of, "__wrapped__"):
@@ -150,8 +152,9 @@ def keep_last_batches() -> None:
 
 
 def gather_without_cuda() -> None:
-    """Lets workers on processors send each other what cannot be summed, such as ranked pairs:
-    fairseq's own way of it needs a GPU.
+    """Lets workers without a GPU exchange what cannot be summed, such as ranked pairs.
+
+    fairseq's own function needs a GPU.
     """
     gather = distributed_utils.all_gather_list
     if hasattr(gather, "__wrapped__"):
@@ -170,8 +173,9 @@ def gather_without_cuda() -> None:
 
 
 def shuffle_after_curriculum() -> None:
-    """Lets ``--curriculum N`` end: a data loader that fairseq uses again goes on as in its first
-    epoch, and never shuffled.
+    """Lets ``--curriculum N`` end.
+
+    A data loader that fairseq used again stayed as in its first epoch and never shuffled.
     """
     iterate = EpochBatchIterator._get_iterator_for_epoch
     if hasattr(iterate, "__wrapped__"):
@@ -187,9 +191,7 @@ def shuffle_after_curriculum() -> None:
 
 
 def announce_epochs() -> None:
-    """Tells models when an epoch begins, whatever the task: they have ``set_epoch`` for it, which
-    nothing calls.
-    """
+    """Calls a model's ``set_epoch`` when an epoch begins, with every task. fairseq does not."""
     begin = Trainer.begin_epoch
     if hasattr(begin, "__wrapped__"):
         return
@@ -204,8 +206,9 @@ def announce_epochs() -> None:
 
 
 def announce_saving() -> None:
-    """Tells models that a checkpoint is about to be written: the first worker writes it alone, but
-    all of them come by, and can send it what they have.
+    """Calls ``consolidate`` of a model's modules before a checkpoint is written.
+
+    Only the first worker writes it. Here the others can send it what they have.
     """
     save = checkpoint_utils.save_checkpoint
     if hasattr(save, "__wrapped__"):
@@ -238,7 +241,7 @@ def know_user_dir() -> None:
 
 
 def silence_known_warnings() -> None:
-    """Ignores what every fairseq command warns of and no user can act on.
+    """Ignores the warnings of every fairseq command that no user can act on.
 
     The filters come last, so that ``-W error`` and ``PYTHONWARNINGS`` still win.
     """

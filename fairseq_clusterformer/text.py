@@ -69,7 +69,7 @@ class TextPipeline:
         return cls(languages=languages, model=model, **values)
 
     def recipe(self) -> dict:
-        """Return the pipeline as it stands in ``prepared.json``; `from_folder` reads it."""
+        """Return the pipeline as ``prepared.json`` stores it; `from_folder` reads it."""
         recipe = {field.name: getattr(self, field.name) for field in fields(self)}
         del recipe["model"]
         return {**recipe, "bpe_model": VOCABULARIES[self.bpe]}

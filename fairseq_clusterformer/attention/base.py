@@ -104,7 +104,7 @@ class AttentionConfig:
             ("--attention-kernel", self.kernel, KERNELS),
         ):
             if value not in allowed:
-                raise ValueError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")
+                raise ValueError(f"{option} is {value}; allowed: {', '.join(allowed)}")
         if not 0 <= self.cluster_exploration < 1:
             raise ValueError(
                 f"--cluster-exploration is {self.cluster_exploration}; allowed: 0 or more, below 1"
@@ -115,7 +115,7 @@ class AttentionConfig:
             )
 
     def temperature(self, suits: float) -> float:
-        """What divides phi; `suits` is what the kind takes by itself."""
+        """Return what divides phi; `suits` is the kind's own default."""
         return suits if self.cluster_temperature is None else self.cluster_temperature
 
 
@@ -199,8 +199,8 @@ class Router(nn.Module, ABC):
         self.can_step = causal and type(self).step is not Router.step
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [B, H, N, E] as this kind routes and attends them, made of the
-        projections'; of each token by itself."""
+        """Queries and keys [B, H, N, E] as this kind routes and attends them, made from the
+        projected ones, separately for each token."""
         return q, k
 
     @abstractmethod
@@ -239,7 +239,7 @@ class Router(nn.Module, ABC):
 
     @property
     def why_no_steps(self) -> str:
-        """What a user is told who asks for steps where ``can_step`` is false."""
+        """The error for a user who asks for steps although ``can_step`` is false."""
         return f"attention of kind {type(self).__name__} cannot decode step by step" + (
             "" if self.causal else ", for it sees later tokens; allowed: a causal one"
         )
@@ -266,7 +266,7 @@ def check_rule(kind: str, rule: str, *, causal: bool) -> None:
     if rule not in allowed:
         where = "a causal model" if causal else "an encoder"
         raise ValueError(
-            f"--cluster-rule is {rule!r}; allowed for {kind} in {where}: {', '.join(allowed)}"
+            f"--cluster-rule is {rule}; allowed for {kind} in {where}: {', '.join(allowed)}"
         )
 
 

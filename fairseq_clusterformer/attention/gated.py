@@ -7,7 +7,7 @@ cluster weighs what it gives there: with p the softmax over clusters of the key'
     logit of an earlier key = q . k / sqrt(E) + log p(cluster of the key)
 
 so a key that helps nobody in its cluster is pushed out of it, until it comes to where it helps.
-Queries of another cluster never see a key that would help them, so no gradient tells it. In
+Queries of another cluster never see a key that would help them, so it gets no gradient. In
 training some keys are therefore put into a cluster drawn at random, as if they were sure of it: a
 bias of 0 there, with the gradient of log p. One that helps there is drawn to it.
 A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).

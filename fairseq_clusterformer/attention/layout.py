@@ -12,8 +12,8 @@ from torch import Tensor
 from ..kernels.layout import Layout
 from ..kernels.sorting import sort_by_cluster
 
-# Bias of a key that counts only where a query sees nothing else: its weight beside any other is 0,
-# and float16 still holds the logit.
+# Bias of a key that counts only where a query sees nothing else: next to any other its weight is
+# 0, and float16 still holds the logit.
 LAST_RESORT = -5e4
 
 

@@ -98,7 +98,7 @@ class Lsh(Float32Buffers, Router):
 
     @torch.no_grad()
     def _buckets(self, k: Tensor) -> list[Tensor]:
-        """Of each token in each round, int64 [B, H, N] in [0, K)."""
+        """The bucket of each token in each round, int64 [B, H, N] in [0, K)."""
         rotations = torch.randn_like(self.rotations) if self.training else self.rotations
         with torch.autocast(k.device.type, enabled=False):
             k = at_least_float32(k)

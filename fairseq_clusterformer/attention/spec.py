@@ -35,25 +35,23 @@ def parse_attention(
         match = _LAYER.fullmatch(part)
         if match is None:
             raise ValueError(
-                f"{option} is {spec!r}: {part!r} is not a layer; allowed: KIND, KIND+KIND or "
+                f"{option} is {spec}: {part!r} is not a layer; allowed: KIND, KIND+KIND or "
                 "KIND*TIMES, separated by commas, such as window*3,neural"
             )
         kinds = tuple(match["kinds"].split("+"))
         for kind in kinds:
             if kind not in attention_kinds():
                 raise ValueError(
-                    f"{option} is {spec!r}: unknown kind {kind!r}; "
+                    f"{option} is {spec}: unknown kind {kind!r}; "
                     f"allowed: {', '.join(attention_kinds())}"
                 )
         if num_heads % len(kinds):
             raise ValueError(
-                f"{option} is {spec!r}: {num_heads} heads do not divide among the {len(kinds)} "
+                f"{option} is {spec}: {num_heads} heads do not divide among the {len(kinds)} "
                 f"kinds of {part!r}; allowed: a number of kinds that divides {num_heads}"
             )
         times = 1 if match["times"] is None else int(match["times"])
         if times < 1:
-            raise ValueError(
-                f"{option} is {spec!r}: {part!r} repeats {times} times; allowed: 1 up"
-            )
+            raise ValueError(f"{option} is {spec}: {part!r} repeats {times} times; allowed: 1 up")
         layers += [kinds] * min(times, num_layers)
     return [layers[i % len(layers)] for i in range(num_layers)]

@@ -53,7 +53,7 @@ class Strided(Router):
         )
         if not self.fixed:
             return Routing((layout,))
-        # Not causal: a block's last token has seen itself already, and shall not see it twice.
+        # Not causal: a block's last token has seen itself already, and must not see it twice.
         bias = None if self.causal else torch.where(keys == 0, LAST_RESORT, 0.0)
         return Routing((layout, own_layout(x, key_bias=bias, padding_mask=padding_mask)))
 

@@ -1,4 +1,5 @@
-"""Neural clustering of any matrix, beside K-Means and a self-organising map (CF22 appendix A).
+"""Neural clustering of any matrix, compared with K-Means and a self-organising map (CF22
+appendix A).
 
 python -m fairseq_clusterformer.clustering fit X.npy --num-clusters 100 --out clusters.npz
 python -m fairseq_clusterformer.clustering assign clusters.npz X.npy --out assigned.npy

@@ -17,7 +17,7 @@ from .fuzzy import lowest_argmax
 from .statistics import cluster_use
 
 logger = logging.getLogger(__name__)
-logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # tells which of its builds it takes
+logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs which of its builds is used
 
 ITERATIONS = 10  # of 100,000 states about 512 directions; the tenth moves the objective by nothing
 _BLOCK = 8192  # states that are assigned at once
@@ -133,7 +133,7 @@ def spherical_kmeans(
 ) -> Tensor:
     """Centroids of length 1, float32 [K, D], on the CPU; the same in every run.
 
-    Every vector takes part (faiss by itself would take 256 for each centroid), and a cluster may
+    Every vector takes part (by default, faiss would take 256 per centroid), and a cluster may
     have a single one. A centroid that is nearest to nothing is split off the largest cluster.
 
     Args:

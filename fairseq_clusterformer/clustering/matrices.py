@@ -17,7 +17,7 @@ _UNSOUND = (
 
 
 class InputError(ValueError):
-    """What a file or an option holds cannot be clustered; told in one line."""
+    """What a file or an option holds cannot be clustered. The message is one line."""
 
 
 def read_matrix(path: Path) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How evenly clusters are used, what a criterion is told of it, and how well they match labels."""
+"""How evenly clusters are used, in numbers for a criterion, and how well they match labels."""
 
 from typing import NamedTuple
 

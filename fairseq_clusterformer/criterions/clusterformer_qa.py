@@ -27,8 +27,8 @@ class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
     span_marginal: str = field(
         default="joint",
         metadata={
-            "help": "of several gold spans, what is summed: their probabilities (joint), or those "
-            "of their starts and those of their ends (apart)"
+            "help": "what is summed over several gold spans: their probabilities (joint), or "
+            "those of their starts and of their ends (apart)"
         },
     )
 
@@ -70,12 +70,12 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
 
 
 class QACriterion(FairseqCriterion):
-    """Where short answers start and end, which paragraph is the long answer, and of which type.
+    """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
-    Each part is the cross-entropy of all that is right together: of several gold spans, it is
-    enough that the model is sure of one. In validation, exact match and F1 as SQuAD 2.0 has them,
-    over the questions whose answers are told; F1 of long answers, where there are any, and
-    accuracy of whether there is an answer.
+    Each part is the cross-entropy of all right choices together: if there are several gold spans,
+    the model needs to find one. Validation also logs exact match and F1 of SQuAD 2.0 over the
+    questions whose answers are known, F1 of long answers if there are any, and how often the
+    model is right that there is an answer.
 
     Args:
         task: ``clusterformer_qa``.
@@ -94,7 +94,7 @@ class QACriterion(FairseqCriterion):
             )
         if span_marginal not in MARGINALS:
             raise ValueError(
-                f"--span-marginal is {span_marginal!r}; allowed: {', '.join(MARGINALS)}"
+                f"--span-marginal is {span_marginal}; allowed: {', '.join(MARGINALS)}"
             )
         self.span_marginal = span_marginal
 
@@ -127,7 +127,7 @@ class QACriterion(FairseqCriterion):
         return loss.sum() if reduce else loss, size, logging_output
 
     def _scores(self, logits: AnswerLogits, sample) -> dict[str, float]:
-        """Sums over the questions of a batch whose answers are told."""
+        """Sums over the questions of a batch whose answers are known."""
         data = self.task.dataset(sample["split"]).data
         numbers = sample["id"].tolist()
         found = ranked_answers(

@@ -21,7 +21,7 @@ class ClusterformerSentencePredictionConfig(ClusteringLossConfig, FairseqDatacla
     """Options of the ranking, and the weights of CF22 eq. 17."""
 
     relevant_label: str = field(
-        default="1", metadata={"help": "where pairs are ranked: the label of a right answer"}
+        default="1", metadata={"help": "label of a right answer, if pairs are ranked"}
     )
 
 
@@ -51,7 +51,7 @@ class SentencePredictionCriterion(FairseqCriterion):
         self.is_ranking = task.is_ranking
         if self.is_ranking and relevant_label not in task.classes:
             raise ValueError(
-                f"--relevant-label is {relevant_label!r}; allowed: {', '.join(task.classes)}"
+                f"--relevant-label is {relevant_label}; allowed: {', '.join(task.classes)}"
             )
         self.relevant = task.classes.index(relevant_label) if self.is_ranking else None
 

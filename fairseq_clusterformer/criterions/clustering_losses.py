@@ -23,7 +23,7 @@ def weight(default: float, meaning: str) -> float:
 
 @dataclass
 class ClusteringLossConfig:
-    """Options to inherit beside a criterion's own."""
+    """Options that a criterion inherits in addition to its own."""
 
     clustering_loss_weight: float = weight(0.1, "mu: weight of the clustering loss (eq. 6)")
     centroid_sorting_loss_weight: float = weight(
@@ -35,12 +35,12 @@ class ClusteringLossConfig:
 class ClusteringLosses:
     """Mixin before a fairseq criterion: ``mu L1 + nu L2 + lambda L_task`` (CF22 eq. 17).
 
-    The auxiliary terms are multiplied by the sample size, by which fairseq's trainer divides all
-    gradients: the weights mean the same at any batch size, number of workers and update frequency.
-    What is logged as ``loss`` is the task's alone, in training and in validation.
+    fairseq's trainer divides all gradients by the sample size. The auxiliary terms are multiplied
+    by it, so that the weights mean the same at any batch size, number of workers and update
+    frequency. ``loss`` in the log is the task's alone, in training and in validation.
     """
 
-    #: of a model with an encoder, each side's own clusters as well
+    #: a model with an encoder also logs the clusters of each side
     side_statistics: tuple[str, ...] = ()
 
     def set_weights(self, config: ClusteringLossConfig) -> None:

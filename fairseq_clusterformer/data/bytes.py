@@ -5,9 +5,9 @@ fairseq's files) for its two hex digits: ``"Hi you\\n"`` is ``H i <20> y o u <0A
 symbols and their order never change, so all byte-level data sets share one ``dict.txt`` and
 their checkpoints can be exchanged.
 
-A data set written by ``scripts/prepare_*.sh`` has exactly one token a byte and no ``</s>``.
-fairseq reports its loss in base 2 and per token, so with ``--sample-break-mode none`` what it
-logs as ``loss`` (``fairseq-eval-lm``: ``Loss (base 2)``) *is* the number of bits per byte.
+A data set of ``clusterformer prepare lm`` has exactly one token per byte and no ``</s>``. fairseq
+logs its loss in base 2 and per token. With ``--sample-break-mode none``, ``loss`` in the log (of
+``fairseq-eval-lm``: ``Loss (base 2)``) is therefore the number of bits per byte.
 """
 
 from collections.abc import Iterable

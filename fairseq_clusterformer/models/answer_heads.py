@@ -1,4 +1,4 @@
-"""What a reader says of its states: where short answers are, which paragraph, of which type."""
+"""Heads of a reader: where the short answer is, in which paragraph, and of which type."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from .reader import Reading
 
 
 class AnswerHeads(nn.Module):
-    """A linear map each (CF20 section 4.2), computed in float32 or more.
+    """Three linear maps (CF20 section 4.2), computed in float32 or more.
 
     Args:
         embed_dim: D.
@@ -26,7 +26,7 @@ class AnswerHeads(nn.Module):
         for head in (self.span, self.paragraph):
             nn.init.normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
-        # all as likely, and so they stay where the data never tells any
+        # all types are equally likely, and stay so if the data has no types
         nn.init.zeros_(self.answer_type.weight)
         nn.init.zeros_(self.answer_type.bias)
 

@@ -1,7 +1,7 @@
 """One clear last line for a checkpoint that cannot be loaded.
 
-fairseq's trainer hides the reason behind "ensure that the architectures match", and where
-``--restore-file`` does not exist it trains from scratch without a word.
+fairseq's trainer hides the reason behind "ensure that the architectures match". If the file of
+``--restore-file`` does not exist, it trains from scratch and does not say so.
 """
 
 import functools
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 
 class CheckpointError(ValueError):
-    """A state dict that does not fit the model; says what differs."""
+    """A state dict that does not fit the model. The message says what differs."""
 
 
 class ExplainedCheckpoints:
-    """Mixin before a fairseq model: what does not fit is told in one line."""
+    """Mixin before a fairseq model: one line says what does not fit."""
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's.

@@ -24,24 +24,25 @@ class ClusterformerClassifierConfig(EncoderOnlyOptions):
 
     pooling: str = field(
         default="mean",
-        metadata={"help": "what stands for a text: mean of its tokens' outputs, or the first's"},
+        metadata={"help": "output that represents a text: the mean over its tokens, or the first"},
     )
     classifier_hidden_dim: int = field(
-        default=0, metadata={"help": "width of the classifier's hidden layer; 0: the encoder's"}
+        default=0,
+        metadata={"help": "width of the classifier's hidden layer; 0: the encoder's"},
     )
     classifier_dropout: float = field(
-        default=0.1, metadata={"help": "dropout probability before both of its layers"}
+        default=0.1, metadata={"help": "dropout probability before both layers of the classifier"}
     )
     word_vectors: str = field(
         default="",
-        metadata={"help": "text file of vectors (GloVe) that the words' embeddings start from"},
+        metadata={"help": "text file of vectors, such as GloVe, from which the embeddings start"},
     )
     freeze_word_vectors: bool = field(
         default=False, metadata={"help": "do not train the words' embeddings"}
     )
     pretrained_checkpoint: str = field(
         default="",
-        metadata={"help": "checkpoint of a clusterformer_masked_lm that the encoder starts from"},
+        metadata={"help": "clusterformer_masked_lm's checkpoint, from which the encoder starts"},
     )
 
 
@@ -82,7 +83,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
         """
         complete(args, ClusterformerClassifierConfig)
         if args.pooling not in POOLINGS:
-            raise ValueError(f"--pooling is {args.pooling!r}; allowed: {', '.join(POOLINGS)}")
+            raise ValueError(f"--pooling is {args.pooling}; allowed: {', '.join(POOLINGS)}")
         if args.classifier_hidden_dim < 0:
             raise ValueError(
                 f"--classifier-hidden-dim is {args.classifier_hidden_dim}; allowed: 0 or more"
@@ -153,8 +154,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
 
     @torch.no_grad()
     def _load_word_vectors(self, path: str) -> None:
-        """Scaled by one factor to the spread of new embeddings, so that positions and the words
-        without a vector keep their weight beside them."""
+        """Scale all vectors by one factor to the spread of new embeddings, so that positions and
+        words without a vector keep their weight."""
         weight = self.encoder.embed_tokens.weight
         places, vectors = read_word_vectors(path, self.encoder.dictionary, weight.size(1))
         weight[places] = vectors * (weight.size(1) ** -0.5 / vectors.std())

@@ -70,7 +70,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         check_heads(args, "decoder")
         if args.cluster_rule == "chunk":
             raise ValueError(
-                "--cluster-rule is 'chunk', which is not causal: where a chunk begins depends on "
+                "--cluster-rule is chunk, which is not causal: where a chunk begins depends on "
                 "later tokens; allowed: recent, or leaking-chunk to compare with"
             )
         attention = attention_config(args, args.cluster_rule)

@@ -36,60 +36,61 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     attention_dropout: float = field(
         default=0.1, metadata={"help": "dropout probability of attention weights"}
     )
-    encoder_embed_dim: int = field(default=768, metadata={"help": "width"})
+    encoder_embed_dim: int = field(default=768, metadata={"help": "width of the encoder"})
     encoder_ffn_embed_dim: int = field(
         default=3072, metadata={"help": "width inside the feed-forward layers"}
     )
-    encoder_layers: int = field(default=12, metadata={"help": "layers"})
-    encoder_attention_heads: int = field(default=12, metadata={"help": "heads of each layer"})
+    encoder_layers: int = field(default=12, metadata={"help": "number of layers"})
+    encoder_attention_heads: int = field(default=12, metadata={"help": "heads in each layer"})
     window_size: int = field(
         default=256, metadata={"help": "tokens of the document in a sliding window"}
     )
     window_stride: int = field(
-        default=224, metadata={"help": "tokens from the beginning of a window to the next one's"}
+        default=224,
+        metadata={"help": "tokens from one window's beginning to the next one's"},
     )
     window_positions: int = field(
-        default=512, metadata={"help": "positions of a window, the question's included"}
+        default=512, metadata={"help": "positions of a window, including those of the question"}
     )
     embedding_scale: float = field(
         default=1.0,
         metadata={
-            "help": "times the embeddings of words, before positions are added: the larger, the "
-            "less a state says of its place, and the more of its word"
+            "help": "factor of the word embeddings, before positions are added: a larger one "
+            "makes a state depend more on its word and less on its position"
         },
     )
     cluster_layers: str = field(
         default="7,10",
         metadata={
-            "help": "layers that attend across windows, counted from 0, such as 15,20; all others "
-            "attend within"
+            "help": "layers that attend across windows, counted from 0, such as 15,20; the others "
+            "attend within a window"
         },
     )
     cluster_attention: str = field(
         default="kmeans",
         metadata={
-            "help": "what these layers attend by: any kind; window: nothing, they are like the "
-            "others; strided: the same place in each window"
+            "help": "kind of attention across windows; window: none, all layers are alike; "
+            "strided: a token sees the same place in each window"
         },
     )
     attention_window: int = field(
         default=0,
         metadata={
-            "help": "tokens of a kmeans chunk across windows, or, by --cluster-rule recent and "
-            "of gated heads, on either side of a token; 0: that of --window-stride"
+            "help": "tokens of a kmeans chunk across windows; with --cluster-rule recent or gated "
+            "heads, tokens on either side of a token; 0: the value of --window-stride"
         },
     )
-    num_clusters: int = field(default=64, metadata={"help": "clusters of each of these layers"})
+    num_clusters: int = field(default=64, metadata={"help": "K: clusters in each of these layers"})
     cluster_rule: str = field(
         default="chunk",
         metadata={
-            "help": "which tokens a query sees across windows, where the kind has a choice: chunk "
+            "help": "which tokens a query sees across windows, if the kind has a choice: chunk "
             "(parts of the tokens sorted by cluster) or recent (the nearest of its own cluster)"
         },
     )
     roberta_checkpoint: str = field(
         default="",
-        metadata={"help": "checkpoint of fairseq's roberta that the encoder starts from"},
+        metadata={"help": "checkpoint of fairseq's roberta, from which the encoder starts"},
     )
 
 
@@ -123,7 +124,7 @@ class ClusterformerReader(EncoderOnlyModel):
         _check_windows(args)
         if args.cluster_attention not in attention_kinds():
             raise ValueError(
-                f"--cluster-attention is {args.cluster_attention!r}; "
+                f"--cluster-attention is {args.cluster_attention}; "
                 f"allowed: {', '.join(attention_kinds())}"
             )
         rule = check_rule(args, "encoder", "cluster_rule")
@@ -231,8 +232,8 @@ def _cluster_layers(args) -> tuple[int, ...]:
         numbers = [0]
     if any(not 1 <= number < args.encoder_layers for number in numbers):
         raise ValueError(
-            f"--cluster-layers is {args.cluster_layers!r}; allowed: numbers from 1 to "
-            f"{args.encoder_layers - 1}, separated by commas"
+            f"--cluster-layers is {args.cluster_layers}; allowed: layers 1 to "
+            f"{args.encoder_layers - 1}, counted from 0, separated by commas"
         )
     return tuple(numbers)
 

@@ -52,7 +52,7 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         return x, *pack(reports)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        """The second block; of each token by itself."""
+        """The second block, which treats each token on its own."""
         residual = x
         if self.normalize_before:
             x = self.final_layer_norm(x)

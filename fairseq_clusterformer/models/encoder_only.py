@@ -36,17 +36,19 @@ class EncoderOptions(FairseqDataclass):
     activation_dropout: float = field(
         default=0.0, metadata={"help": "dropout probability after the activation"}
     )
-    encoder_embed_dim: int = field(default=512, metadata={"help": "width"})
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
     encoder_ffn_embed_dim: int = field(
         default=2048, metadata={"help": "width inside the feed-forward layers"}
     )
-    encoder_layers: int = field(default=6, metadata={"help": "layers"})
-    encoder_attention_heads: int = field(default=8, metadata={"help": "heads of each layer"})
+    encoder_layers: int = field(default=6, metadata={"help": "number of layers"})
+    encoder_attention_heads: int = field(default=8, metadata={"help": "heads in each layer"})
     encoder_normalize_before: bool = field(
-        default=False, metadata={"help": "layer norm before each block, instead of after it"}
+        default=False,
+        metadata={"help": "layer norm before each block, instead of after it"},
     )
     checkpoint_activations: bool = field(
-        default=False, metadata={"help": "compute activations again in the backward pass"}
+        default=False,
+        metadata={"help": "save memory: compute activations twice"},
     )
 
 
@@ -55,16 +57,18 @@ class EncoderOnlyOptions(EncoderOptions, EncoderClusteringOptions):
     """Options of an encoder of any form."""
 
     encoder_learned_pos: bool = field(
-        default=False, metadata={"help": "learned positions, instead of sines"}
+        default=False, metadata={"help": "learn the positions, instead of using sines"}
     )
     encoder_layerdrop: float = field(default=0.0, metadata={"help": "LayerDrop probability"})
     encoder_layers_to_keep: str = field(
-        default="", metadata={"help": "layers to keep when pruning, such as 0,2"}
+        default="", metadata={"help": "layers to keep when pruning, counted from 0, such as 0,2"}
     )
     layernorm_embedding: bool = field(
-        default=False, metadata={"help": "layer norm after the embedding"}
+        default=False, metadata={"help": "put a layer norm after the embedding"}
     )
-    no_token_positional_embeddings: bool = field(default=False, metadata={"help": "no positions"})
+    no_token_positional_embeddings: bool = field(
+        default=False, metadata={"help": "use no positions"}
+    )
     no_scale_embedding: bool = field(
         default=False, metadata={"help": "do not multiply embeddings by the root of the width"}
     )

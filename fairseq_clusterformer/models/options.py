@@ -1,4 +1,4 @@
-"""Options of the attention, shared by the architectures."""
+"""Options of the attention, which all architectures share."""
 
 from argparse import Namespace
 from contextlib import nullcontext
@@ -28,63 +28,65 @@ class ClusteringOptions(FairseqDataclass):
 
     attention_window: int = field(
         default=_DEFAULTS.window,
-        metadata={"help": "tokens that a query sees: the latest, or the latest of its cluster"},
+        metadata={"help": "W: tokens that a query sees: the latest, or those of its cluster"},
     )
     attention_kernel: str = field(
         default=_DEFAULTS.kernel,
         metadata={
-            "help": f"computes the attention: {', '.join(KERNELS)}; auto: triton on CUDA, blocks "
-            "elsewhere"
+            "help": f"implementation of the attention: {', '.join(KERNELS)}; auto is triton on "
+            "CUDA and blocks elsewhere"
         },
     )
     num_clusters: int = field(
-        default=_DEFAULTS.num_clusters, metadata={"help": "clusters of each clustering layer"}
+        default=_DEFAULTS.num_clusters,
+        metadata={"help": "K: clusters in each clustering layer"},
     )
     cluster_similarity: str = field(
         default=_DEFAULTS.cluster_similarity,
-        metadata={"help": f"of tokens and centroids: {', '.join(SIMILARITIES)}"},
+        metadata={"help": f"similarity of tokens and centroids: {', '.join(SIMILARITIES)}"},
     )
     cluster_temperature: Optional[float] = field(  # noqa: UP045 (what fairseq reads)
         default=_DEFAULTS.cluster_temperature,
         metadata={
-            "help": "divides the similarity inside the softmax over tokens; by itself 0.2 of "
-            "gated heads, 0.1 of the others"
+            "help": "number that divides the similarity before the softmax (default: 0.2 for "
+            "gated heads, 0.1 for the others)"
         },
     )
     cluster_normalizer: str = field(
         default=_DEFAULTS.cluster_normalizer,
         metadata={
-            "help": "of the softmax over tokens in causal routing: "
+            "help": "what normalises the softmax over tokens in causal routing: "
             f"{' or '.join(NORMALIZERS)} (over training batches, or over the tokens so far)"
         },
     )
     cluster_exploration: float = field(
         default=_DEFAULTS.cluster_exploration,
         metadata={
-            "help": "share of the keys of gated heads that, in training, lie in a cluster drawn "
-            "at random"
+            "help": "share of the keys of gated heads that training puts into a random cluster"
         },
     )
     hash_rounds: int = field(
-        default=_DEFAULTS.hash_rounds, metadata={"help": "how often lsh heads hash each token"}
+        default=_DEFAULTS.hash_rounds,
+        metadata={"help": "hashes of each token in lsh heads"},
     )
     stride: int = field(
-        default=_DEFAULTS.stride, metadata={"help": "of strided heads; 0: that of --num-clusters"}
+        default=_DEFAULTS.stride,
+        metadata={"help": "stride of strided heads; 0: --num-clusters"},
     )
     strided_pattern: str = field(
         default=_DEFAULTS.strided_pattern,
         metadata={
             "help": f"{' or '.join(STRIDED_PATTERNS)}: strided heads see every stride-th token, "
-            "or the last token of each block of that many"
+            "or the last token of each block of so many tokens"
         },
     )
     kmeans_bank_size: int = field(
         default=_DEFAULTS.kmeans_bank_size,
-        metadata={"help": "latest states that kmeans heads find their centroids among"},
+        metadata={"help": "number of latest states that kmeans heads cluster"},
     )
     kmeans_interval: int = field(
         default=_DEFAULTS.kmeans_interval,
-        metadata={"help": "updates after which they find them anew; 0: each epoch"},
+        metadata={"help": "updates between two runs of K-Means; 0: one run per epoch"},
     )
 
 
@@ -95,11 +97,11 @@ class EncoderClusteringOptions(ClusteringOptions):
     encoder_attention: str = field(
         default="window+neural",
         metadata={
-            "help": "attention of each encoder layer: kinds joined by + share its heads, *n "
-            "repeats it, and a comma-separated list is cycled to the depth"
+            "help": "attention of each encoder layer, separated by commas and cycled to the "
+            "depth: + divides a layer's heads among kinds, *n repeats a layer"
         },
     )
-    num_clusters: int = field(default=3, metadata={"help": "clusters of each clustering layer"})
+    num_clusters: int = field(default=3, metadata={"help": "K: clusters in each clustering layer"})
     encoder_cluster_rule: str = field(
         default="chunk",
         metadata={
@@ -110,8 +112,8 @@ class EncoderClusteringOptions(ClusteringOptions):
     own_centroids: bool = field(
         default=False,
         metadata={
-            "help": "every encoder layer owns its centroids, instead of starting from those that "
-            "the layer before hands on"
+            "help": "give every encoder layer its own centroids, instead of the centroids that "
+            "the layer before has updated"
         },
     )
 
@@ -214,9 +216,7 @@ def kinds_of_layers(args: Namespace, side: str, spec: str) -> list[tuple[str, ..
         return kinds
     kept = sorted({int(number) for number in keep.split(",")})
     if not 0 <= kept[0] <= kept[-1] < layers:
-        raise ValueError(
-            f"--{side}-layers-to-keep is {keep}; allowed: layers from 0 to {layers - 1}"
-        )
+        raise ValueError(f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}")
     kinds = [kinds[number] for number in kept]
     setattr(args, spec, ",".join("+".join(layer) for layer in kinds))
     setattr(args, f"{side}_layers", len(kinds))
@@ -224,27 +224,27 @@ def kinds_of_layers(args: Namespace, side: str, spec: str) -> list[tuple[str, ..
 
 
 class LayerAttention(NamedTuple):
-    """What the layers of an encoder or a decoder attend by."""
+    """The attention of an encoder's or a decoder's layers."""
 
     kinds: list[tuple[str, ...]]
     config: AttentionConfig
 
 
 def check_rule(args: Namespace, side: str, option: str) -> str:
-    """The cluster rule that an option names.
+    """Return the cluster rule that an option names.
 
     Raises:
-        ValueError: it is none of an encoder's or a decoder's.
+        ValueError: the encoder or the decoder has no such rule.
     """
     rule, allowed = getattr(args, option), _RULES[side]
     if rule not in allowed:
         name = option.replace("_", "-")
-        raise ValueError(f"--{name} is {rule!r}; allowed: {', '.join(allowed)}")
+        raise ValueError(f"--{name} is {rule}; allowed: {', '.join(allowed)}")
     return rule
 
 
 def attention_of(args: Namespace, side: str, own_centroids: bool = True) -> LayerAttention:
-    """Of the encoder or the decoder.
+    """Return the attention of the encoder or the decoder.
 
     Raises:
         ValueError: naming the option.

@@ -12,12 +12,12 @@ _HEADS = ("lm_head.", "classification_heads.")
 
 
 def load_roberta(model: EncoderOnlyModel, path: str) -> None:
-    """Start a model's encoder from a checkpoint; what RoBERTa does not have starts anew.
+    """Start a model's encoder from a checkpoint. What RoBERTa does not have starts anew.
 
     Args:
         model: whose encoder has RoBERTa's names and sizes.
-        path: of the checkpoint; where the ``dict.txt`` that it comes with stands beside it, its
-            words are compared too.
+        path: of the checkpoint. If its ``dict.txt`` is in the same folder, the words are
+            compared too.
 
     Raises:
         CheckpointError: a file that cannot be read, or that does not fit.
@@ -62,7 +62,7 @@ def _starts_anew(name: str) -> bool:
 
 
 def _check_words(path: str, words: Dictionary) -> None:
-    """Compare the dictionary with the one beside a checkpoint, if there is one.
+    """Compare the dictionary with the one in the checkpoint's folder, if there is one.
 
     Raises:
         CheckpointError: they differ.

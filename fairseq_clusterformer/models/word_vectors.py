@@ -44,7 +44,7 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
             fields = line.split(" ")
             if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
                 continue
-            # words with spaces, which there are, only below a line that tells the width
+            # some words contain spaces; they are read only after a line that shows the width
             if len(fields) != width + 1 and (number <= 2 or len(fields) <= width):
                 raise wrong(f"line {number} has {len(fields) - 1} numbers", shape)
             word, *values = line.rsplit(" ", width)

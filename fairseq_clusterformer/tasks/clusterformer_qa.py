@@ -23,24 +23,26 @@ class ClusterformerQAConfig(FairseqDataclass):
     """Options; the lengths are those of CF20 section 4.2."""
 
     data: str = field(
-        default=MISSING, metadata={"help": "folder that scripts/prepare_qa.py has prepared"}
+        default=MISSING, metadata={"help": "folder that `clusterformer prepare qa` made"}
     )
     max_positions: int = field(
         default=5000,
-        metadata={"help": "tokens of a document in training, which loses its end; 0: all"},
+        metadata={"help": "most tokens of a document in training, which is cut; 0: no limit"},
     )
     max_positions_inference: int = field(
-        default=10000, metadata={"help": "the same of every split but --train-subset"}
+        default=10000,
+        metadata={"help": "the same for validation and inference; 0: no limit"},
     )
     max_question_positions: int = field(
-        default=64, metadata={"help": "tokens of a question, <s> and </s> included"}
+        default=64,
+        metadata={"help": "most tokens of a question, with <s> and </s>"},
     )
     max_answer_length: int = field(
-        default=30, metadata={"help": "tokens of a short answer that is predicted"}
+        default=30, metadata={"help": "most tokens of a predicted short answer"}
     )
     no_shuffle: bool = field(
         default=False,
-        metadata={"help": "documents of one length keep their order, instead of a random one"},
+        metadata={"help": "keep the order of documents of one length, instead of a random one"},
     )
     train_subset: str = II("dataset.train_subset")
 
@@ -74,14 +76,15 @@ class ClusterformerQATask(FairseqTask):
         path = Path(cfg.data) / "dict.txt"
         if not path.is_file():
             raise FileNotFoundError(
-                f"{path}: no such file; allowed: a folder that scripts/prepare_qa.py has prepared"
+                f"DATA is {path.parent}: it has no {path.name}; allowed: a folder that "
+                "`clusterformer prepare qa` made"
             )
         dictionary = load_dictionary(cfg.data)
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> QuestionDataset:
-        """Load "train", "valid" or "test", and tell what is cut.
+        """Load "train", "valid" or "test", and log what is cut.
 
         Raises:
             FileNotFoundError: a file that is missing.
@@ -116,7 +119,7 @@ class ClusterformerQATask(FairseqTask):
         return dataset
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """A reader; if its weights do not come from a checkpoint, those it shall start from.
+        """Return a reader, with its initial weights unless a checkpoint is loaded.
 
         Raises:
             ValueError: another architecture, or one whose windows have no room for questions.
@@ -124,8 +127,8 @@ class ClusterformerQATask(FairseqTask):
         architecture = getattr(cfg, "_name", None) or cfg.arch
         if ARCH_MODEL_REGISTRY.get(architecture) is not ClusterformerReader:
             raise ValueError(
-                f"--task is clusterformer_qa, and --arch {architecture}; allowed: an architecture "
-                "clusterformer_reader*"
+                f"--arch is {architecture}: --task clusterformer_qa does not train it; allowed: "
+                "clusterformer_reader and its named sizes"
             )
         model = super().build_model(cfg, from_checkpoint)
         room = model.args.window_positions - model.args.window_size

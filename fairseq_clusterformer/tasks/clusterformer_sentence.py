@@ -24,26 +24,26 @@ class ClusterformerSentenceConfig(FairseqDataclass):
 
     data: str = field(
         default=MISSING,
-        metadata={"help": "folder with input0, label, for pairs input1, for ranking group"},
+        metadata={"help": "folder that `clusterformer prepare classification` made"},
     )
     num_classes: int = field(
-        default=0, metadata={"help": "classes; 0: as many as the labels' dictionary has"}
+        default=0, metadata={"help": "number of classes; 0: the number in the labels' dictionary"}
     )
     pair_form: str = field(
         default="joined",
         metadata={
             "help": "how a pair is read: joined (one sequence <s> a </s> b </s> with segment "
-            "embeddings) or siamese (each by itself, by one encoder)"
+            "embeddings) or siamese (one after the other, by the same encoder)"
         },
     )
-    max_positions: int = field(default=512, metadata={"help": "tokens of a sequence"})
+    max_positions: int = field(default=512, metadata={"help": "most tokens of a sequence"})
     truncate_sequence: bool = field(
         default=False,
-        metadata={"help": "cut what is longer than --max-positions, instead of refusing it"},
+        metadata={"help": "cut longer sequences to --max-positions, instead of refusing them"},
     )
     no_shuffle: bool = field(
         default=False,
-        metadata={"help": "sequences of one length keep their order, instead of a random one"},
+        metadata={"help": "keep the order of sequences of one length, instead of a random one"},
     )
 
 
@@ -79,7 +79,7 @@ class ClusterformerSentenceTask(FairseqTask):
             ValueError: an option that is not allowed, or two different dictionaries.
         """
         if cfg.pair_form not in PAIR_FORMS:
-            raise ValueError(f"--pair-form is {cfg.pair_form!r}; allowed: {', '.join(PAIR_FORMS)}")
+            raise ValueError(f"--pair-form is {cfg.pair_form}; allowed: {', '.join(PAIR_FORMS)}")
         if cfg.max_positions < 5:
             raise ValueError(
                 f"--max-positions is {cfg.max_positions}; allowed: 5 or more, a pair of words"
@@ -165,7 +165,7 @@ class ClusterformerSentenceTask(FairseqTask):
         return torch.tensor([row[0] - first for row in rows])
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """A classifier; if its weights do not come from a checkpoint, those it shall start from.
+        """Return a classifier, with its initial weights unless a checkpoint is loaded.
 
         Raises:
             ValueError: an architecture that is no classifier.

@@ -59,12 +59,12 @@ def test_a_bad_spec_is_named(spec, message):
     [
         ({"window": 0}, "--attention-window is 0; allowed: 1 or more"),
         ({"num_clusters": 0}, "--num-clusters is 0; allowed: 1 or more"),
-        ({"cluster_rule": "all"}, "--cluster-rule is 'all'; allowed: recent, chunk"),
-        ({"cluster_similarity": "l2"}, "--cluster-similarity is 'l2'; allowed: dot"),
+        ({"cluster_rule": "all"}, "--cluster-rule is all; allowed: recent, chunk"),
+        ({"cluster_similarity": "l2"}, "--cluster-similarity is l2; allowed: dot"),
         ({"cluster_temperature": 0.0}, "--cluster-temperature is 0.0; allowed: above 0"),
         ({"cluster_exploration": 1.0}, "--cluster-exploration is 1.0; allowed: 0 or more, below"),
         ({"cluster_exploration": -0.1}, "--cluster-exploration is -0.1; allowed: 0 or more"),
-        ({"cluster_normalizer": "no"}, "--cluster-normalizer is 'no'; allowed: average"),
+        ({"cluster_normalizer": "no"}, "--cluster-normalizer is no; allowed: average"),
     ],
 )
 def test_a_bad_option_is_named(options, message):

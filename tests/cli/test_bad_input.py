@@ -11,25 +11,25 @@ from tests.cli.in_process import CLUSTERFORMER, RESET, generate, train
 from tests.conftest import RunCli
 
 BAD_OPTIONS = {
-    "--attention neurall": "--attention is 'neurall': unknown kind 'neurall'; allowed: ",
+    "--attention neurall": "--attention is neurall: unknown kind 'neurall'; allowed: ",
     "--attention window,,neural": "'' is not a layer; allowed: KIND, KIND+KIND or KIND*TIMES",
-    "--attention window*0": "--attention is 'window*0': 'window*0' repeats 0 times; allowed: 1 up",
+    "--attention window*0": "--attention is window*0: 'window*0' repeats 0 times; allowed: 1 up",
     "--attention window+neural+full": "4 heads do not divide among the 3 kinds",
     "--decoder-attention-heads 5": "--decoder-attention-heads is 5; allowed: a number that",
     "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
     "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
     "--num-clusters -3": "--num-clusters is -3; allowed: 1 or more",
-    "--cluster-rule chunk": "--cluster-rule is 'chunk', which is not causal",
-    "--cluster-rule newest": "--cluster-rule is 'newest'; allowed: recent, chunk, leaking-chunk",
-    "--cluster-similarity l2": "--cluster-similarity is 'l2'; allowed: dot, scaled-dot, cosine",
-    "--cluster-normalizer none": "--cluster-normalizer is 'none'; allowed: average, running",
+    "--cluster-rule chunk": "--cluster-rule is chunk, which is not causal",
+    "--cluster-rule newest": "--cluster-rule is newest; allowed: recent, chunk, leaking-chunk",
+    "--cluster-similarity l2": "--cluster-similarity is l2; allowed: dot, scaled-dot, cosine",
+    "--cluster-normalizer none": "--cluster-normalizer is none; allowed: average, running",
     "--cluster-temperature 0": "--cluster-temperature is 0.0; allowed: above 0",
     "--cluster-exploration nan": "--cluster-exploration is nan; allowed: 0 or more, below 1",
     "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
     "--hash-rounds 0": "--hash-rounds is 0; allowed: 1 or more",
     "--attention lsh --cluster-rule leaking-chunk": "'leaking-chunk'; allowed for lsh in",
     "--stride -2": "--stride is -2; allowed: 1 or more, or 0 for --num-clusters",
-    "--strided-pattern even": "--strided-pattern is 'even'; allowed: strided, fixed",
+    "--strided-pattern even": "--strided-pattern is even; allowed: strided, fixed",
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
     "--centroid-sorting-loss-weight -0.1": "-weight is -0.1; allowed: 0 or more",
     "--task-loss-weight nan": "--task-loss-weight is nan; allowed: 0 or more",
@@ -140,7 +140,7 @@ class TestCommandLine:
         words = [*CLUSTERFORMER.split(), "--attention", "nueral", "--save-dir", tmp_path]
         line = self.run(run_cli, "fairseq-train", byte_data, *words)
         assert line == (
-            "ValueError: --attention is 'nueral': unknown kind 'nueral'; "
+            "ValueError: --attention is nueral: unknown kind 'nueral'; "
             f"allowed: {', '.join(attention_kinds())}"
         )
 

@@ -402,14 +402,14 @@ class TestBadInput:
         ("options", "message"),
         [
             ("--num-classes 2", "--num-classes is 2; allowed: 3, the labels of "),
-            ("--pair-form both", "--pair-form is 'both'; allowed: joined, siamese"),
-            ("--pooling max", "--pooling is 'max'; allowed: mean, first"),
+            ("--pair-form both", "--pair-form is both; allowed: joined, siamese"),
+            ("--pooling max", "--pooling is max; allowed: mean, first"),
             ("--max-positions 4", "--max-positions is 4; allowed: 5 or more"),
             ("--max-positions 9", "of valid are longer; allowed: 14 or more, or --truncate-"),
             ("--classifier-hidden-dim -1", "--classifier-hidden-dim is -1; allowed: 0 or more"),
-            ("--encoder-attention nueral", "--encoder-attention is 'nueral': unknown kind"),
+            ("--encoder-attention nueral", "--encoder-attention is nueral: unknown kind"),
             ("--encoder-attention-heads 5", "--encoder-attention-heads is 5; allowed: a number"),
-            ("--encoder-cluster-rule leaking-chunk", "--encoder-cluster-rule is 'leaking-chunk'"),
+            ("--encoder-cluster-rule leaking-chunk", "--encoder-cluster-rule is leaking-chunk"),
             ("--task-loss-weight -1", "--task-loss-weight is -1.0; allowed: 0 or more"),
         ],
     )
@@ -419,7 +419,7 @@ class TestBadInput:
         assert message in last_line(caught.value)
 
     def test_relevant_label(self, pair_data: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="--relevant-label is 'yes'; allowed: 0, 1"):
+        with pytest.raises(ValueError, match="--relevant-label is yes; allowed: 0, 1"):
             train(pair_data, f"{CLASSIFICATION} --relevant-label yes", tmp_path)
 
     @pytest.mark.parametrize(

@@ -304,8 +304,8 @@ class TestBadInput:
                 "--max-question-positions is 17; allowed: up to 16, which --window-positions (32)",
             ),
             ("--max-answer-length 0", "--max-answer-length is 0; allowed: 1 or more"),
-            ("--span-marginal both", "--span-marginal is 'both'; allowed: joint, apart"),
-            ("--cluster-attention dense", "--cluster-attention is 'dense'; allowed: full"),
+            ("--span-marginal both", "--span-marginal is both; allowed: joint, apart"),
+            ("--cluster-attention dense", "--cluster-attention is dense; allowed: full"),
             ("--clustering-loss-weight -1", "--clustering-loss-weight is -1.0; allowed: 0 or"),
             (
                 "--criterion cross_entropy",
@@ -326,7 +326,7 @@ class TestBadInput:
         with pytest.raises(FileNotFoundError) as caught:
             train(data, QUESTIONS, tmp_path)
         message = last_line(caught.value)
-        assert f"{data / name}: no such file; allowed: a folder that scripts/prepare_qa" in message
+        assert "allowed: a folder that `clusterformer prepare qa` made" in message
 
     def test_another_dictionary(self, qa_data: Path, reader: Path, tmp_path: Path) -> None:
         data = shutil.copytree(qa_data, tmp_path / "data")

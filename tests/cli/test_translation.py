@@ -400,21 +400,21 @@ class TestWarmStart:
 
 
 BAD_OPTIONS = {
-    "--encoder-attention neurall": "--encoder-attention is 'neurall': unknown kind 'neurall'; ",
-    "--decoder-attention full,,full": "--decoder-attention is 'full,,full': '' is not a layer; ",
+    "--encoder-attention neurall": "--encoder-attention is neurall: unknown kind 'neurall'; ",
+    "--decoder-attention full,,full": "--decoder-attention is full,,full: '' is not a layer; ",
     "--encoder-attention window+neural+full": "4 heads do not divide among the 3 kinds",
     "--encoder-attention-heads 5": "--encoder-attention-heads is 5; allowed: a number that",
     "--decoder-attention-heads 5": "--decoder-attention-heads is 5; allowed: a number that",
     "--encoder-cluster-rule leaking-chunk": (
-        "--encoder-cluster-rule is 'leaking-chunk'; allowed: chunk, recent"
+        "--encoder-cluster-rule is leaking-chunk; allowed: chunk, recent"
     ),
     "--decoder-cluster-rule chunk": (
-        "--decoder-cluster-rule is 'chunk'; allowed: recent, leaking-chunk"
+        "--decoder-cluster-rule is chunk; allowed: recent, leaking-chunk"
     ),
     "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
     "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
-    "--cluster-similarity l2": "--cluster-similarity is 'l2'; allowed: dot, scaled-dot, cosine",
-    "--cluster-normalizer none": "--cluster-normalizer is 'none'; allowed: average, running",
+    "--cluster-similarity l2": "--cluster-similarity is l2; allowed: dot, scaled-dot, cosine",
+    "--cluster-normalizer none": "--cluster-normalizer is none; allowed: average, running",
     "--cluster-temperature 0": "--cluster-temperature is 0.0; allowed: above 0",
     "--cross-self-attention": "--cross-self-attention is True; allowed: none",
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
