@@ -23,16 +23,25 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-INIT = (Path(__file__).parent / "fairseq_clusterformer" / "__init__.py").read_text()
+HERE = Path(__file__).parent
+INIT = (HERE / "fairseq_clusterformer" / "__init__.py").read_text()
 
 setup(
     name="fairseq_clusterformer",
     version=re.search(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[1],
     description="Clustered sparse attention for fairseq: ClusterFormer and its relatives",
-    long_description=__doc__,
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     author="fairseq_clusterformer authors",
     license="MIT",
     license_files=["LICENSE"],
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["fairseq_clusterformer", "fairseq_clusterformer.*"]),
     install_requires=[

@@ -32,11 +32,11 @@ def test_pipeline_there_and_back(tmp_path, options, lang, line, tokens, back):
 
 
 def test_pipeline_refuses_what_it_cannot_do(tmp_path):
-    with pytest.raises(UserError, match="no folder of translation data"):
+    with pytest.raises(UserError, match="no text pipeline in its prepared.json .*; allowed: a folder"):
         TextPipeline.from_folder(tmp_path)
-    with pytest.raises(UserError, match="language 'fr': allowed is de or en"):
+    with pytest.raises(UserError, match="the language is fr; allowed: de or en"):
         TextPipeline().tokens("Bonjour", "fr")
-    with pytest.raises(UserError, match="tokenizer 'perl': allowed is moses or none"):
+    with pytest.raises(UserError, match="tokenizer is perl; allowed: moses or none"):
         TextPipeline(tokenizer="perl")
-    with pytest.raises(UserError, match="None: no such file; needed for subword_nmt"):
+    with pytest.raises(UserError, match="the subword model is None: no such file; allowed"):
         TextPipeline().encode("Hallo", "de")
