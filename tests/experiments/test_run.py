@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from scripts.experiments import run, scores
 from tests.cli.in_process import SIZES
 
@@ -207,8 +208,13 @@ def test_what_there_is_is_drawn(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_fairseq_itself(case: Case, byte_data: Path, monkeypatch) -> None:
+def test_with_fairseq_itself(case: Case, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.undo()
+    for split, lines in (("train", 300), ("valid", 40), ("test", 20)):
+        path = tmp_path / "text" / f"{split}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"line {i} of the text\n" for i in range(lines)))
+    assert prepare_lm.main(["text", str(path.parent), str(tmp_path / "bytes"), "--bytes"]) == 0
     words = SIZES.split()
     options = {}
     for word, value in zip(words, [*words[1:], "--"], strict=True):
@@ -218,7 +224,7 @@ def test_with_fairseq_itself(case: Case, byte_data: Path, monkeypatch) -> None:
     shared |= {"optimizer": "adam", "max-update": 3, "log-interval": 1, "cpu": True, **options}
     rows = {"neural": {"arch": "clusterformer_lm", "criterion": "clusterformer_cross_entropy"}}
     test = {"gen-subset": "test", "tokens-per-sample": 64, "batch-size": 4}
-    case.data = byte_data
+    case.data = tmp_path / "bytes"
     case.write(GRID | {"shared": shared, "rows": rows, "test": test, "seeds": [1]})
     assert case() == 0
     result = case.result("neural@1")
