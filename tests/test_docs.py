@@ -50,7 +50,9 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_placeholders(page: Path) -> None:
     text = page.read_text()
-    assert not re.search(r"\$HERE|\b(LM|MR|SQUAD|PICTURE|OPTIONS)_[A-Z]+|^[A-Z_]{4,}$", text, flags=re.MULTILINE)
+    assert not re.search(
+        r"\$HERE|\b(LM|MR|SQUAD|PICTURE|OPTIONS)_[A-Z]+|^[A-Z_]{4,}$", text, flags=re.MULTILINE
+    )
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if link.startswith("https://"):
             continue
