@@ -143,3 +143,11 @@ def dense_translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("dense_translator")
     train(parallel_data, f"{DENSE_TRANSLATION} {LEARNED}", folder)
     return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture
+def no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_step(*_):
+        pytest.fail("training began")
+
+    monkeypatch.setattr("fairseq.trainer.Trainer.train_step", train_step)

@@ -1,12 +1,12 @@
 """A user's mistake ends before training, and the last line says what to do about it."""
 
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_clusterformer.attention import attention_kinds
+from tests.cli.expected import last_line
 from tests.cli.in_process import CLUSTERFORMER, RESET, generate, train
 from tests.conftest import RunCli
 
@@ -34,19 +34,6 @@ BAD_OPTIONS = {
     "--centroid-sorting-loss-weight -0.1": "-weight is -0.1; allowed: 0 or more",
     "--task-loss-weight nan": "--task-loss-weight is nan; allowed: 0 or more",
 }
-
-
-def last_line(error: BaseException) -> str:
-    """What a process prints last that ends with an exception."""
-    return "".join(traceback.format_exception(error)).splitlines()[-1]
-
-
-@pytest.fixture
-def no_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train_step(*_):
-        pytest.fail("training began")
-
-    monkeypatch.setattr("fairseq.trainer.Trainer.train_step", train_step)
 
 
 @pytest.mark.usefixtures("no_update")

@@ -16,6 +16,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from sklearn.metrics import accuracy_score, average_precision_score
 
 from fairseq_clusterformer.attention import attention_kinds
+from tests.cli.expected import STATISTICS, last_line
 from tests.cli.in_process import (
     CLASSIFICATION,
     HERE,
@@ -27,8 +28,6 @@ from tests.cli.in_process import (
     validate,
 )
 from tests.cli.sentence_data import binarize
-from tests.cli.test_bad_input import last_line, no_update  # noqa: F401
-from tests.cli.test_train import STATISTICS
 from tests.conftest import REPO_ROOT, RunCli
 
 SPECS = (*attention_kinds(), "window+neural", "neural,full")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.data.bytes import encode
+from tests.cli.expected import assert_same, parse, targets
 from tests.cli.in_process import ALL, generate, interactive, load_model
 from tests.conftest import RunCli
 
@@ -19,44 +20,6 @@ BLOCKS = (
 BEAM = f"{BLOCKS} --beam 3"
 GREEDY = f"{BLOCKS} --beam 1"
 PROMPTS = [b"The for stat", b"x", b"assert expr", b"class C:\n    def "]
-
-#: by number of the sentence, of each hypothesis: score, symbols, log2 probability of each
-Results = dict[int, list[tuple[float, str, list[float]]]]
-
-
-def parse(lines: list[str]) -> Results:
-    results: Results = {}
-    scores, texts = {}, {}
-    for line in lines:
-        label, *fields = line.split("\t")
-        kind, _, number = label.partition("-")
-        if kind == "H":
-            scores[number], texts[number] = float(fields[0]), fields[1]
-        elif kind == "P":
-            positions = [float(x) for x in fields[0].split()]
-            hypothesis = (scores[number], texts[number], positions)
-            results.setdefault(int(number), []).append(hypothesis)
-    return results
-
-
-def targets(lines: list[str]) -> dict[int, list[str]]:
-    return {
-        int(line.split("\t")[0][2:]): line.split("\t")[1].split()
-        for line in lines
-        if line.startswith("T-")
-    }
-
-
-def assert_same(results: Results, others: Results) -> None:
-    """Equal texts, and scores equal but for how they are printed."""
-    assert results.keys() == others.keys()
-    for number, hypotheses in results.items():
-        for (score, text, positions), (other_score, other_text, other_positions) in zip(
-            hypotheses, others[number], strict=True
-        ):
-            assert text == other_text
-            assert math.isclose(score, other_score, rel_tol=1e-4)
-            torch.testing.assert_close(positions, other_positions, rtol=1e-4, atol=2e-4)
 
 
 class TestGenerate:

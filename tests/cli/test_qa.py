@@ -13,6 +13,7 @@ from fairseq_clusterformer.answers import TYPES
 from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.metrics.answers import exact_match, f1
+from tests.cli.expected import STATISTICS, last_line
 from tests.cli.in_process import (
     HERE,
     QUESTIONS,
@@ -23,8 +24,6 @@ from tests.cli.in_process import (
     train,
     validate,
 )
-from tests.cli.test_bad_input import last_line, no_update  # noqa: F401
-from tests.cli.test_train import STATISTICS
 from tests.conftest import RunCli
 
 BY_HEART = "--max-update 100 --lr 0.006 --dropout 0 --attention-dropout 0 --validate-interval 20"

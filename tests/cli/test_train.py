@@ -9,14 +9,11 @@ import torch
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.criterions.clusterformer_cross_entropy import ClusterformerCrossEntropy
-from tests.cli.in_process import CLUSTERFORMER, TRAINING, Run, train
+from tests.cli.expected import STATISTICS, assert_trains
+from tests.cli.in_process import CLUSTERFORMER, TRAINING, train
 from tests.conftest import REPO_ROOT, RunCli
 
 SPECS = ("window*3,neural", "window+neural", "full", "neural")
-STATISTICS = {
-    *("clustering_loss", "sorting_loss", "cluster_entropy"),
-    *("cluster_effective", "cluster_largest", "cluster_empty"),
-}
 
 
 def test_command_line(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -37,15 +34,6 @@ def test_command_line(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
     assert layers == {"0", "1", "2"}
     centroids = state["model"]["decoder.layers.2.self_attn.routers.1.centroids"]
     assert centroids.shape == (2, 8, 16)  # of the gated half of 4 heads
-
-
-def assert_trains(run: Run, *, clusters: bool = True) -> None:
-    """It learns, everything is finite, and everything that it should log is there."""
-    assert run.mean_loss(-1) < run.mean_loss(0) - 0.1
-    for update in run.updates + run.valid:
-        assert update.keys() >= STATISTICS
-        assert update["clustered_size"] == (update["sample_size"] if clusters else 0)
-        assert all(math.isfinite(value) for value in update.values()), update
 
 
 @pytest.mark.parametrize("spec", SPECS)

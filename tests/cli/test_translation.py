@@ -17,6 +17,15 @@ from torch import Tensor
 
 from fairseq_clusterformer.models.encoder import ClusterformerEncoder
 from tests.cli.conftest import binarize
+from tests.cli.expected import (
+    STATISTICS,
+    Results,
+    assert_same,
+    assert_trains,
+    last_line,
+    parse,
+    targets,
+)
 from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     DENSE_TRANSLATION,
@@ -29,9 +38,6 @@ from tests.cli.in_process import (
     load_state,
     train,
 )
-from tests.cli.test_bad_input import last_line
-from tests.cli.test_generation import Results, assert_same, parse, targets
-from tests.cli.test_train import STATISTICS, assert_trains
 from tests.conftest import REPO_ROOT, RunCli
 
 TASK = "--task translation --source-lang src --target-lang tgt --max-len-a 1 --max-len-b 5"

@@ -13,7 +13,7 @@ from fairseq_clusterformer.criterions.clusterformer_qa import (
 )
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig as TaskConfig
-from tests.models.test_reader import letters, make_reader, ragged
+from tests.models.small import letters, make_reader, ragged
 
 STARTS = {0: (0, 9), 1: (0, 5, 33), 2: (0,), 3: (), 4: (0, 11)}  # of paragraphs, a document each
 

@@ -1,7 +1,6 @@
 """The classifier and the masked language model as fairseq builds them."""
 
 from argparse import Namespace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from tests.models.test_translation import sentences
+from tests.models.small import make_task, sentences
 
 ENCODERS = {
     "full": {"encoder_attention": "full"},
@@ -24,19 +23,6 @@ ENCODERS = {
 }
 FORMS = ("text", "joined", "siamese")
 LENGTHS = (9, 2, 17, 12)
-
-
-def make_task(form: str = "text") -> SimpleNamespace:
-    dictionary = Dictionary()
-    for letter in "abcdefghijklmnopqrst":
-        dictionary.add_symbol(letter)
-    return SimpleNamespace(
-        source_dictionary=dictionary,
-        classes=["x", "y", "z"],
-        is_pair=form != "text",
-        is_siamese=form == "siamese",
-        max_positions=lambda: 64,
-    )
 
 
 def make_model(task, model=ClusterformerClassifier, **changes):

@@ -15,25 +15,7 @@ from fairseq_clusterformer.models.clusterformer_reader import (
     clusterformer_reader_base,
     clusterformer_reader_large,
 )
-from tests.models.test_classifier import make_task
-
-LETTERS = (4, 24)  # of the task's dictionary
-
-
-def make_reader(**changes) -> ClusterformerReader:
-    """In float64 and evaluation, five layers of which two go across windows."""
-    values = {
-        **{"encoder_layers": 5, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24},
-        **{"encoder_attention_heads": 4, "cluster_layers": "1,3", "num_clusters": 4},
-        **{"window_size": 7, "window_stride": 5, "window_positions": 20},
-        **{"kmeans_bank_size": 200, "kmeans_interval": 1},
-    }
-    args = Namespace(**{**values, **changes})
-    return ClusterformerReader.build_model(args, make_task()).double().eval()
-
-
-def letters(*shape: int) -> Tensor:
-    return torch.randint(*LETTERS, shape)
+from tests.models.small import LETTERS, letters, make_reader, make_task, ragged
 
 
 def as_written(model: ClusterformerReader, question: Tensor, document: Tensor) -> list[Tensor]:
@@ -134,16 +116,6 @@ def test_equations(
         gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True))
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
-
-
-def ragged(pad: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Questions and documents, padded behind, and their lengths; one document has no token."""
-    asked, lengths = [4, 1, 3, 2, 4], [23, 40, 5, 0, 12]
-    question, document = letters(5, 4), letters(5, 40)
-    for row in range(5):
-        question[row, asked[row] :] = pad
-        document[row, lengths[row] :] = pad
-    return question, document, asked, lengths
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf, open_dict
-from torch import Tensor
 
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.criterions.clusterformer_label_smoothed_cross_entropy import (
@@ -19,6 +18,7 @@ from fairseq_clusterformer.criterions.clusterformer_label_smoothed_cross_entropy
     ClusterformerLabelSmoothedCrossEntropyConfig,
 )
 from fairseq_clusterformer.models.clusterformer import ClusterformerModel
+from tests.models.small import sentences
 
 ENCODERS = {
     "full": {"encoder_attention": "full"},
@@ -61,17 +61,6 @@ def options(**changes) -> Namespace:
 
 def make_model(task=None, **changes) -> ClusterformerModel:
     return ClusterformerModel.build_model(options(**changes), task or make_task())
-
-
-def sentences(task, lengths: list[int], side: str) -> Tensor:
-    """Random sentences that end in </s>, padded on a side, int64 [B, longest]."""
-    dictionary = task.source_dictionary
-    rows = torch.full((len(lengths), max(lengths)), dictionary.pad())
-    for row, length in zip(rows, lengths, strict=True):
-        tokens = torch.randint(dictionary.nspecial, len(dictionary), (length,))
-        tokens[-1] = dictionary.eos()
-        row[slice(-length, None) if side == "left" else slice(length)] = tokens
-    return rows
 
 
 def make_sample(task, sources=(9, 4, 17, 12), targets=(11, 6, 15, 8)) -> dict:

@@ -1,0 +1,63 @@
+"""Small models, their task and their batches, which several tests share."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+
+
+def make_task(form: str = "text") -> SimpleNamespace:
+    dictionary = Dictionary()
+    for letter in "abcdefghijklmnopqrst":
+        dictionary.add_symbol(letter)
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        classes=["x", "y", "z"],
+        is_pair=form != "text",
+        is_siamese=form == "siamese",
+        max_positions=lambda: 64,
+    )
+
+
+def sentences(task, lengths: list[int], side: str) -> Tensor:
+    """Random sentences that end in </s>, padded on a side, int64 [B, longest]."""
+    dictionary = task.source_dictionary
+    rows = torch.full((len(lengths), max(lengths)), dictionary.pad())
+    for row, length in zip(rows, lengths, strict=True):
+        tokens = torch.randint(dictionary.nspecial, len(dictionary), (length,))
+        tokens[-1] = dictionary.eos()
+        row[slice(-length, None) if side == "left" else slice(length)] = tokens
+    return rows
+
+
+LETTERS = (4, 24)  # of the task's dictionary
+
+
+def make_reader(**changes) -> ClusterformerReader:
+    """In float64 and evaluation, five layers of which two go across windows."""
+    values = {
+        **{"encoder_layers": 5, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24},
+        **{"encoder_attention_heads": 4, "cluster_layers": "1,3", "num_clusters": 4},
+        **{"window_size": 7, "window_stride": 5, "window_positions": 20},
+        **{"kmeans_bank_size": 200, "kmeans_interval": 1},
+    }
+    args = Namespace(**{**values, **changes})
+    return ClusterformerReader.build_model(args, make_task()).double().eval()
+
+
+def letters(*shape: int) -> Tensor:
+    return torch.randint(*LETTERS, shape)
+
+
+def ragged(pad: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """Questions and documents, padded behind, and their lengths; one document has no token."""
+    asked, lengths = [4, 1, 3, 2, 4], [23, 40, 5, 0, 12]
+    question, document = letters(5, 4), letters(5, 40)
+    for row in range(5):
+        question[row, asked[row] :] = pad
+        document[row, lengths[row] :] = pad
+    return question, document, asked, lengths
