@@ -62,11 +62,6 @@ class Document:
     starts: Tensor
     characters: Tensor
 
-    @property
-    def text_mask(self) -> Tensor:
-        """See :func:`text_mask`."""
-        return text_mask(self.characters)
-
     def paragraph_of(self, length: int) -> Tensor:
         """The number of the paragraph of each of the first tokens, int64 [length]."""
         return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
@@ -182,13 +177,7 @@ def ranked_answers(
     if within_long:
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
         start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
-    spans = best_spans(
-        start,
-        end,
-        numbers,
-        max_length=max_answer_length,
-        top=_CANDIDATES * top,
-    )
+    spans = best_spans(start, end, numbers, max_length=max_answer_length, top=_CANDIDATES * top)
     paragraphs = paragraph.topk(min(top, paragraph.size(1)))
     found = []
     for row, document in enumerate(documents):
@@ -199,11 +188,8 @@ def ranked_answers(
             "yes": [Answer("yes", log_probs["yes"])],
             "no": [Answer("no", log_probs["no"])],
         }
-        short = [
-            answer
-            for name in sorted(of_type, key=log_probs.get, reverse=True)
-            for answer in of_type[name]
-        ]
+        in_order = sorted(of_type, key=log_probs.get, reverse=True)
+        short = sum((of_type[name] for name in in_order), [])
         long = [
             (int(numbers[row, place]), score)
             for score, place in zip(*(x[row].tolist() for x in paragraphs), strict=True)

@@ -156,13 +156,12 @@ def _files(folder: Path) -> tuple[list[Path], int]:
     """The documents below a folder in order, and how many other files there are."""
     found, skipped = [], 0
     for place, folders, names in os.walk(folder):
-        hidden = [name for name in folders if name.startswith(".")]
-        folders[:] = sorted(set(folders) - set(hidden))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if name.startswith(".") or Path(name).suffix.lower() not in ENDINGS:
-                skipped += 1
+            if not name.startswith(".") and Path(name).suffix.lower() in ENDINGS:
+                found.append(Path(place, name))
             else:
-                found.append(Path(place) / name)
+                skipped += 1
     return found, skipped
 
 
@@ -251,9 +250,6 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list) -> None:
         if tag in _UNSEEN:
             self._within.append(tag)
-        self._between(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list) -> None:
         self._between(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -16,7 +16,14 @@ import regex
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.answers import TYPES, Answer, Answers, Document, ranked_answers
+from fairseq_clusterformer.answers import (
+    TYPES,
+    Answer,
+    Answers,
+    Document,
+    ranked_answers,
+    text_mask,
+)
 from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.corpora.question_answering.encode import led_by_start, symbols_of
 from fairseq_clusterformer.data import subwords
@@ -61,6 +68,13 @@ class Section:
     tokens: Tensor
     document: Document
 
+    def paragraphs(self) -> Iterator[tuple[int, str, range]]:
+        """Yield the number, the text and the tokens of each paragraph."""
+        starts = [*self.document.starts.tolist(), len(self.tokens)]
+        yield from zip(
+            self.numbers, self.document.texts, map(range, starts, starts[1:]), strict=True
+        )
+
     def shown(self) -> list[str]:
         """What each token shows: joined, it is the text of the paragraphs.
 
@@ -69,13 +83,9 @@ class Section:
         """
         shown = [""] * len(self.tokens)
         starts, ends = self.document.characters.tolist()
-        bounds = [*self.document.starts.tolist(), len(shown)]
-        for number, text in enumerate(self.document.texts):
-            place = None
-            for token in range(bounds[number], bounds[number + 1]):
-                if starts[token] < 0:
-                    continue
-                place = starts[token] if place is None else place
+        for _, text, tokens in self.paragraphs():
+            place = next((starts[token] for token in tokens if starts[token] >= 0), 0)
+            for token in tokens:
                 if ends[token] > place:
                     shown[token] = text[place : ends[token]]
                     place = ends[token]
@@ -171,12 +181,9 @@ class Ranking(NamedTuple):
 
 def confidence(probability: float) -> str:
     """A probability in figures, and in words what they are worth."""
-    figures = (
-        f"probability {probability:.3f}" if probability >= 0.001 else "probability below 0.001"
-    )
-    if probability >= 0.5:
-        return figures
-    return f"{figures}, {'low' if probability >= 0.1 else 'very low'} confidence"
+    figures = "below 0.001" if probability < 0.001 else f"{probability:.3f}"
+    words = ", very low confidence" if probability < 0.1 else ", low confidence"
+    return f"probability {figures}{words if probability < 0.5 else ''}"
 
 
 class DocumentReader:
@@ -250,17 +257,15 @@ class DocumentReader:
         Args:
             most: tokens of a section.
         """
-        sections: list[Section] = []
-        numbers, ids, characters, length = [], [], [], 0
-        for number, paragraph in self._pieces(source, most):
-            if numbers and length + len(paragraph[0]) > most:
-                sections.append(self._section(source, numbers, ids, characters))
-                numbers, ids, characters, length = [], [], [], 0
-            numbers.append(number)
-            ids.append(paragraph[0])
-            characters.append(paragraph[1])
-            length += len(paragraph[0])
-        return [*sections, self._section(source, numbers, ids, characters)]
+        groups: list[list[tuple]] = [[]]
+        length = 0
+        for number, (ids, characters) in self._pieces(source, most):
+            length += len(ids)
+            if groups[-1] and length > most:
+                groups.append([])
+                length = len(ids)
+            groups[-1].append((number, ids, characters))
+        return [self._section(source, *zip(*group, strict=True)) for group in groups]
 
     def question(self, text: str) -> Tensor:
         """Tokens, int64 [Q].
@@ -268,35 +273,28 @@ class DocumentReader:
         Raises:
             UserError: if there is nothing to ask, or too much.
         """
-        shown = text.strip() if len(text) <= 60 else f"{text.strip()[:60]}..."
-        if not shown:
+        text = text.strip()
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        if not text:
             raise bad_option("--question", "empty", "a question")
         try:
-            ids = self._encode(text.strip()).ids
+            ids = self._encode(text).ids
         except UnicodeEncodeError:
             raise bad_option("--question", ascii(shown), "a question", "no Unicode") from None
         most = self.task.cfg.max_question_positions - 2
         if len(ids) > most:
-            raise bad_option(
-                "--question",
-                shown,
-                f"{most} subwords or fewer, as the model was trained",
-                f"has {len(ids)} subwords",
-            )
+            allowed = f"{most} subwords or fewer, as the model was trained"
+            raise bad_option("--question", shown, allowed, f"has {len(ids)} subwords")
         tokens = torch.from_numpy(self._to_index[ids])
         return framed(tokens, self.task.source_dictionary, most + 2)
 
     @torch.no_grad()
     def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
         """Read a section for a question, and keep the `top` best answers in it."""
-        rows = (question, section.tokens, section.document.text_mask)
+        rows = (question, section.tokens, text_mask(section.document.characters))
         logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows))
-        (answers,) = ranked_answers(
-            logits,
-            [section.document],
-            top=top,
-            max_answer_length=self.task.cfg.max_answer_length,
-        )
+        longest = self.task.cfg.max_answer_length
+        (answers,) = ranked_answers(logits, [section.document], top=top, max_answer_length=longest)
         return SectionRead(section, answers, self._clusters(extra["reading"], len(section.tokens)))
 
     def _pieces(
@@ -308,13 +306,11 @@ class DocumentReader:
             tokens = self._encode(text)
             room = max(1, most - 1 - (len(title) if title else 0))
             for first in range(0, max(1, len(tokens)), room):
-                piece = slice(first, first + room)
-                tokens_of_it = subwords.Tokens(
-                    tokens.ids[piece], tokens.starts[piece], tokens.ends[piece]
-                )
-                yield number, led_by_start(tokens_of_it, title)
+                parts = (tokens.ids, tokens.starts, tokens.ends)
+                piece = subwords.Tokens(*(part[first : first + room] for part in parts))
+                yield number, led_by_start(piece, title)
 
-    def _section(self, source: Source, numbers: list[int], ids: list, characters: list) -> Section:
+    def _section(self, source: Source, numbers: tuple, ids: tuple, characters: tuple) -> Section:
         starts = np.cumsum([0, *map(len, ids[:-1])])
         tokens = symbols_of(np.concatenate(ids), self._to_index, self.task.source_dictionary)
         document = Document(
@@ -322,7 +318,7 @@ class DocumentReader:
             starts=torch.from_numpy(starts),
             characters=torch.from_numpy(np.concatenate(characters, axis=1)),
         )
-        return Section(source, tuple(numbers), torch.from_numpy(tokens), document)
+        return Section(source, numbers, torch.from_numpy(tokens), document)
 
     def _clusters(self, reading: Reading, length: int) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
@@ -373,8 +369,7 @@ def ranked(reads: Sequence[SectionRead], top: int) -> Ranking:
         found += [_found(share, answer, answer.type, read) for answer in read.answers.short]
         log_long = math.log(max(read.answers.types["long"], 1e-300))
         for number, score in read.answers.long:
-            paragraph = _paragraph(read.section, number, score + log_long)
-            if paragraph.text:
+            if paragraph := _paragraph(read.section, number, score + log_long):
                 found.append(_found(share, paragraph, "long", read))
     likeliest = max(TYPES[:-1], key=types.get)
     kept: list[FoundAnswer] = []
@@ -408,11 +403,9 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _paragraph(section: Section, number: int, score: float) -> Answer:
-    """A paragraph, or as much of it as the section holds, as an answer."""
-    starts = [*section.document.starts.tolist(), len(section.tokens)]
-    tokens = torch.arange(starts[number], starts[number + 1])
-    tokens = tokens[section.document.text_mask[tokens]].tolist()
-    if not tokens:  # a piece of blanks alone
-        return Answer("", score)
-    return section.document.answer(tokens[0], tokens[-1] + 1, score)
+def _paragraph(section: Section, number: int, score: float) -> Answer | None:
+    """As much of a paragraph as the section holds, as an answer; None of blanks alone."""
+    document = section.document
+    own = document.paragraph_of(len(section.tokens)) == number
+    tokens = (own & text_mask(document.characters)).nonzero()[:, 0].tolist()
+    return document.answer(tokens[0], tokens[-1] + 1, score) if tokens else None

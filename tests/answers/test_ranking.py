@@ -40,7 +40,7 @@ def batch(*rows: list[Tensor]) -> AnswerLogits:
     start, end, paragraph, types = (torch.stack(x) for x in zip(*rows, strict=True))
     for row, document in enumerate(DOCUMENTS[: len(rows)]):
         barred = torch.ones(9, dtype=torch.bool)
-        barred[: document.characters.size(1)] = ~document.text_mask
+        barred[: document.characters.size(1)] = ~text_mask(document.characters)
         start[row, barred] = end[row, barred] = -torch.inf
         heads = torch.zeros(9, dtype=torch.bool)
         heads[document.starts] = True
@@ -106,8 +106,6 @@ def test_tokens_without_a_character_begin_nothing() -> None:
     """Such as sentencepiece's mark of a text's beginning."""
     characters = torch.tensor([[-1, 0, 0, 3, 4], [-1, 0, 3, 4, 7]])
     assert text_mask(characters).tolist() == [False, False, True, True, True]
-    document = Document(SHORT.texts, SHORT.starts, characters)
-    assert torch.equal(document.text_mask, text_mask(characters))
 
 
 def test_short_answers_within_the_long_one() -> None:
