@@ -13,11 +13,10 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, whole_number
 from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,13 +29,11 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer classify", description=__doc__)
     add = parser.add_argument
     add("texts", metavar="TEXT", nargs="*", help="a text to label (default: the lines of stdin)")
-    add("--checkpoint", required=True, metavar="PATH", help="a classifier's, or a bundle")
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add_model(parser, "a classifier's, or a bundle")
     add("--input", metavar="FILE", type=Path, help="label its lines")
     add("--top", metavar="N", type=whole_number, default=1, help="labels per text (default: 1)")
     add("--json", action="store_true", help="write one JSON object per line")
     add("--batch-size", metavar="N", type=whole_number, default=32, help="default: %(default)s")
-    add("--cpu", action="store_true", help="do not use an accelerator")
     return parser
 
 
@@ -48,16 +45,15 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(arguments)
-    if args.texts and args.input:
-        parser.error(f"--input is {args.input}, and there are texts; allowed: one of both")
+    lines = input_lines(parser, args.texts, args.input)
 
-    from fairseq_clusterformer.inference.classify import TASK, TextClassifier
+    from fairseq_clusterformer.inference.classify import Classifier
     from fairseq_clusterformer.inference.load import load_checkpoint
 
-    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASK)
-    classifier = TextClassifier(loaded, cpu=args.cpu)
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_sentence")
+    classifier = Classifier(loaded, device="cpu" if args.cpu else None)
     typed = not args.texts and not args.input and sys.stdin.isatty()
-    rows = _rows(args.texts, args.input, classifier.is_pair)
+    rows = _rows(args.texts, lines, 1 + classifier.is_pair)
     cut = 0
     while batch := list(itertools.islice(rows, 1 if typed else args.batch_size)):
         for row, found in zip(batch, classifier.classify(batch), strict=True):
@@ -72,29 +68,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _rows(texts: Sequence[str], path: Path | None, is_pair: bool) -> Iterator[Texts]:
-    """Yield what is to be labelled."""
-    width = 1 + is_pair
+def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[Texts]:
+    """Yield what is to be labelled: the texts of the command line if any, else lines."""
+    if len(texts) % width:
+        raise UserError(
+            f"TEXT: there are {len(texts)}; allowed: two per pair, as the model was trained on "
+            "pairs"
+        )
     if texts:
-        if len(texts) % width:
+        yield from zip(*[lines] * width, strict=True)
+    for number, line in enumerate(lines, 1):
+        row = (line.strip(),) if width == 1 else tuple(line.removesuffix("\r").split("\t"))
+        if len(row) != width:
             raise UserError(
-                f"TEXT: there are {len(texts)}; allowed: two per pair, as the model was trained "
-                "on pairs"
+                f"line {number:,} has {len(row)} columns; allowed: two texts with a tab between "
+                "them, as the model was trained on pairs"
             )
-        yield from zip(*[iter(texts)] * width, strict=True)
-        return
-    with open(path, encoding="utf-8") if path else nullcontext(sys.stdin) as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                row = tuple(line.rstrip("\r\n").split("\t")) if is_pair else (line.strip(),)
-                if len(row) != width:
-                    raise UserError(
-                        f"{path or 'stdin'}: line {number:,}: {len(row)} columns; allowed: two "
-                        "texts with a tab between them, as the model was trained on pairs"
-                    )
-                yield row
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path or 'stdin'}: {error}; allowed: UTF-8 text") from None
+        yield row
 
 
 def _line(found: "Classification", top: int) -> str:

@@ -1,13 +1,15 @@
-"""What several commands share: their parser, types of options, and the report of a preparation."""
+"""What several commands share: parser, options, input, and the report of a preparation."""
 
 import argparse
 import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
@@ -45,6 +47,42 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+def add_model(parser: Parser, whose: str, *, several: bool = False) -> None:
+    """Add the options of a command that uses a trained model, or an ensemble of `several`."""
+    add = parser.add_argument
+    whose += "; given several times: an ensemble" if several else ""
+    action = "append" if several else "store"
+    add("--checkpoint", required=True, metavar="PATH", action=action, help=whose)
+    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add("--cpu", action="store_true", help="do not use an accelerator")
+
+
+def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iterator[str]:
+    """Return what is in the command line, else the lines of --input, else those of stdin."""
+    if given and path is not None:
+        parser.error(f"--input is {path}, and there is text; allowed: one of both")
+    return iter(given) if given else read_lines(path, "--input")
+
+
+def read_lines(path: Path | None, option: str) -> Iterator[str]:
+    """Yield the lines of a file, or of stdin as they come. A newline alone ends a line.
+
+    Raises:
+        UserError: a file that is not there, or another text than UTF-8.
+    """
+    name, number = path or "stdin", 0
+    try:
+        with open(path, "rb") if path else nullcontext(sys.stdin.buffer) as lines:
+            for line in lines:
+                number += 1
+                yield line.decode().removesuffix("\n")
+    except OSError as error:
+        raise bad_option(option, name, "a file of UTF-8 text", error.strerror) from None
+    except UnicodeDecodeError:
+        problem = f"line {number} is not UTF-8"
+        raise bad_option(option, name, "a file of UTF-8 text", problem) from None
+
+
 def whole_number(text: str) -> int:
     """Return an option's value, a whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
@@ -63,16 +101,39 @@ def fraction(text: str) -> float:
     return value
 
 
+NUMBER = {"metavar": "N", "type": whole_number}
+FRACTION = {"metavar": "F", "type": fraction}
+PATH = {"metavar": "PATH", "type": Path}
+# The arguments that several commands have; each adds its own help.
+_SHARED = {
+    "source": {"metavar": "SOURCE", "type": Path},
+    "--source": {"metavar": "DIR", "type": Path},
+    "--valid-fraction": FRACTION,
+    "--test-fraction": FRACTION,
+    "--seed": NUMBER | {"default": 1},
+    "--workers": NUMBER | {"default": 1},
+    "--sentencepiece": {"metavar": "VOCAB", "type": whole_number},
+    "--force": {"action": "store_true"},
+}
+
+
+def add(parser: argparse._ActionsContainer, name: str, about: str, **how) -> None:
+    """Add an argument to the parser of a command that prepares data.
+
+    Args:
+        about: its help, to which a default is added.
+        how: as `argparse` takes it, where it is not an argument that several commands have.
+    """
+    how = _SHARED.get(name, {}) | how
+    if how.get("default") not in (None, ()):
+        about += " (default: %(default)s)"
+    parser.add_argument(name, help=about, **how)
+
+
 def add_dest(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Add DEST to the parser of a command that prepares data."""
-    parser.add_argument(
-        "dest",
-        metavar="DEST",
-        type=Path,
-        nargs="?" if default else None,
-        default=default and Path("data-bin", default),
-        help="the folder to make" + (" (default: %(default)s)" if default else ""),
-    )
+    """Add DEST, which may have a default in ``data-bin``."""
+    how = {"nargs": "?", "default": Path("data-bin", default)} if default else {}
+    add(parser, "dest", "the folder to make", metavar="DEST", type=Path, **how)
 
 
 def prepare_folder(options: dict) -> int:

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, whole_number
 
 
 def _number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -34,8 +33,7 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer generate", description=__doc__)
     add = parser.add_argument
     add("prompt", metavar="PROMPT", nargs="?", help="default: --input or stdin; it may be empty")
-    add("--checkpoint", required=True, metavar="PATH", help="a language model's, or a bundle")
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add_model(parser, "a language model's, or a bundle")
     add("--input", metavar="FILE", type=Path, help="a file with the prompt")
     add("--max-tokens", metavar="N", type=whole_number, default=200, help="default: %(default)s")
     add(
@@ -55,7 +53,6 @@ def _parser() -> Parser:
     )
     add("--seed", metavar="N", type=int, help="the same text each time (default: another one)")
     add("--num-samples", metavar="N", type=whole_number, help="texts, each after a line of dashes")
-    add("--cpu", action="store_true", help="do not use an accelerator")
     return parser
 
 
@@ -67,9 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(arguments)
-    if args.prompt is not None and args.input:
-        parser.error(f"--input is {args.input}, and PROMPT is given; allowed: one of both")
-    prompt = _prompt(args.prompt, args.input)
+    given = [] if args.prompt is None else [args.prompt]
+    prompt = "\n".join(input_lines(parser, given, args.input))
 
     from fairseq_clusterformer.inference.language_model import LanguageModel
     from fairseq_clusterformer.inference.load import load_checkpoint
@@ -88,18 +84,6 @@ def main(arguments: Sequence[str]) -> int:
         print(_shown(text), end="", flush=True)
     print()
     return 0
-
-
-def _prompt(argument: str | None, path: Path | None) -> str:
-    """The prompt, without the line end that a file or a pipe ends with."""
-    if argument is not None:
-        return argument
-    try:
-        data = path.read_bytes() if path else sys.stdin.buffer.read()
-        return data.decode().removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not UTF-8"
-        raise bad_option("--input", path or "stdin", "a file of UTF-8 text", problem) from None
 
 
 def _shown(text: str) -> str:

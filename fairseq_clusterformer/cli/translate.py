@@ -11,38 +11,53 @@ anything is translated: a line longer than the model allows is an error, which n
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, whole_number
+
+if TYPE_CHECKING:
+    from fairseq_clusterformer.inference.translate import Translator
+
+
+def add_translator(parser: Parser) -> None:
+    """Add the options of commands that translate."""
+    add_model(parser, "a translation model's, or a bundle", several=True)
+    add = parser.add_argument
+    add(
+        "-s", "--source-lang", metavar="LANG", help="to be sure: an error if the model has another"
+    )
+    add("-t", "--target-lang", metavar="LANG")
+    add("--beam", type=whole_number, default=5, help="default: %(default)s")
+    add("--lenpen", type=float, default=1.0, help="length penalty (default: %(default)s)")
+
+
+def load_translator(args: argparse.Namespace) -> "Translator":
+    """The models of a command line, checked for the languages in it.
+
+    Raises:
+        UserError: if a checkpoint or its data is wrong, or has other languages.
+    """
+    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.inference.translate import Translator
+
+    models = [load_checkpoint(p, data=args.data, task="translation") for p in args.checkpoint]
+    translator = Translator(*models, device="cpu" if args.cpu else None)
+    translator.check_languages(args.source_lang, args.target_lang)
+    return translator
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer translate", description=__doc__)
     add = parser.add_argument
     add("sentences", nargs="*", metavar="SENTENCE", help="default: lines of --input or stdin")
-    add(
-        "--checkpoint",
-        action="append",
-        required=True,
-        metavar="PATH",
-        help="a translation model's, or a bundle; given several times: an ensemble",
-    )
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
-    add(
-        "-s", "--source-lang", metavar="LANG", help="to be sure: an error if the model has another"
-    )
-    add("-t", "--target-lang", metavar="LANG")
+    add_translator(parser)
     add("--input", metavar="FILE", type=Path, help="a sentence per line")
-    add("--beam", type=whole_number, default=5, help="default: %(default)s")
-    add("--lenpen", type=float, default=1.0, help="length penalty (default: %(default)s)")
     add("--batch-size", type=whole_number, default=32, help="sentences at once; default: 32")
     add("--nbest", type=whole_number, default=1, help="translations of each line, the best first")
     add("--scores", action="store_true", help="each line begins with log2 p / length, and a tab")
     add("--capitalize", action="store_true", help="begin each line with a capital letter")
-    add("--cpu", action="store_true", help="do not use an accelerator")
     return parser
 
 
@@ -54,18 +69,12 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(arguments)
-    if args.sentences and args.input:
-        parser.error(f"--input is {args.input}, and there are sentences; allowed: one of both")
     if args.nbest > args.beam:
         parser.error(f"--nbest is {args.nbest}; allowed: --beam, which is {args.beam}, or less")
-    lines = args.sentences or _lines(args)
+    lines = list(input_lines(parser, args.sentences, args.input))
+    translator = load_translator(args)
+    from fairseq_clusterformer.inference.translate import capitalize
 
-    from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.inference.translate import Translator, capitalize
-
-    models = [load_checkpoint(p, data=args.data, task="translation") for p in args.checkpoint]
-    translator = Translator(*models, device="cpu" if args.cpu else None)
-    translator.check_languages(args.source_lang, args.target_lang)
     found = translator.hypotheses(
         lines, beam=args.beam, lenpen=args.lenpen, nbest=args.nbest, batch_size=args.batch_size
     )
@@ -76,17 +85,3 @@ def main(arguments: Sequence[str]) -> int:
             text = capitalize(each.text) if args.capitalize else each.text
             print(f"{each.score:.4f}\t{text}" if args.scores else text)
     return 0
-
-
-def _lines(args: argparse.Namespace) -> list[str]:
-    """The input; a line ends in a newline and nowhere else."""
-    name = args.input or "stdin"
-    try:
-        content = args.input.read_bytes() if args.input else sys.stdin.buffer.read()
-        text = content.decode()
-    except OSError as error:
-        raise bad_option("--input", name, "a text file", error.strerror) from None
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError(f"{name}, line {line}: is not UTF-8; allowed: UTF-8 text") from None
-    return text.removesuffix("\n").split("\n") if text else []

@@ -201,16 +201,3 @@ def _options(sections: dict, namespaces: list[str], folder: Path) -> DictConfig:
     for name in namespaces:
         sections[name] = Namespace(**sections[name])
     return OmegaConf.create(sections, flags={"allow_objects": True})
-
-
-def as_checkpoint(loaded: "Loaded") -> dict:
-    """A model as fairseq's own commands read it from a file, to be written by ``torch.save``."""
-    history = {"num_updates": loaded.updates, "optimizer_name": "", "lr_scheduler_state": {}}
-    return {
-        "args": None,
-        "cfg": OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True),
-        "model": loaded.model.state_dict(),
-        "optimizer_history": [history],
-        "last_optimizer_state": None,
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-    }

@@ -3,19 +3,24 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import ListDataset
+from torch import Tensor
 
 from fairseq_clusterformer.corpora.classification.build import RECORD
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.inference.load import Loaded
 
-TASK = "clusterformer_sentence"
+from .load import Loaded
+from .pretrained import Pretrained
+
+#: a text, or the two of a pair
+Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,12 @@ class Classification:
     is_cut: bool
 
 
-class TextClassifier:
-    """A trained classifier that reads plain text.
+class Classifier(Pretrained):
+    """Labels texts, or pairs of texts.
 
     Args:
         loaded: a checkpoint of the task ``clusterformer_sentence``, or a bundle.
-        cpu: do not use an accelerator.
+        options: see `Pretrained`.
 
     Attributes:
         labels: in the order of the model's outputs.
@@ -50,15 +55,22 @@ class TextClassifier:
         UserError: if the data folder does not say how its texts became words.
     """
 
-    def __init__(self, loaded: Loaded, *, cpu: bool = False) -> None:
+    kind = "classifier"
+    abilities = ("classify", "encode")
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
         self._task = loaded.task
         self.labels: list[str] = loaded.task.classes
         self.is_pair: bool = loaded.task.is_pair
         path = loaded.folder / RECORD
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            self._tokenised = bool(record["tokenised"])
-            self._max_length = record["settings"]["max_length"]
+            self._words = partial(
+                split_words,
+                tokenised=bool(record["tokenised"]),
+                max_length=record["settings"]["max_length"],
+            )
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise bad_option(
                 "--data",
@@ -66,56 +78,52 @@ class TextClassifier:
                 "a folder that `clusterformer prepare classification` of this version has made",
                 f"{RECORD}: {error!r}",
             ) from None
-        self._cuda = torch.cuda.is_available() and not cpu
-        self._model = loaded.model.cuda() if self._cuda else loaded.model
 
     def classify(
-        self, texts: Sequence[str | tuple[str, str]], *, batch_size: int = 32
-    ) -> list[Classification]:
+        self, texts: Text | Sequence[Text], *, batch_size: int = 32
+    ) -> Classification | list[Classification]:
         """Label texts, or pairs of texts if the model was trained on pairs.
 
         Args:
-            texts: each a string, or a tuple of two strings.
+            texts: one text (or one tuple of two), or a list of them.
             batch_size: how many the model reads at once.
 
         Raises:
             UserError: a pair for a model of texts, or the other way round.
         """
+        if isinstance(texts, str | tuple):
+            return self.classify([texts])[0]
         result = []
         for first in range(0, len(texts), batch_size):
             result += self._classify(texts[first : first + batch_size])
         return result
 
     @torch.no_grad()
-    def _classify(self, texts: Sequence[str | tuple[str, str]]) -> Iterator[Classification]:
-        rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    def _classify(self, texts: Sequence[Text]) -> Iterator[Classification]:
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        width = 1 + self.is_pair
         for row in rows:
-            if len(row) != 1 + self.is_pair:
+            if len(row) != width:
                 wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
                 raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
-        words = [
-            [split_words(t, tokenised=self._tokenised, max_length=self._max_length) for t in row]
-            for row in rows
-        ]
-        dictionary = self._task.dictionary
-        sides = [
-            [
-                torch.tensor([dictionary.index(word) for word in row[side][0]], dtype=torch.int64)
-                for row in words
+        words = [[self._words(text) for text in row] for row in rows]
+        index_of, sides = self._task.dictionary.index, []
+        for side in range(width):
+            ids = [
+                torch.tensor([*map(index_of, row[side][0])], dtype=torch.int64) for row in words
             ]
-            for side in range(1 + self.is_pair)
-        ]
+            sides.append(ListDataset(ids, np.array([len(each) for each in ids])))
         dataset = SentenceDataset(
-            [ListDataset(side, np.array([len(ids) for ids in side])) for side in sides],
+            sides,
             torch.zeros(len(rows), dtype=torch.int64),
-            dictionary,
+            self._task.dictionary,
             pair_form=self._task.cfg.pair_form,
             max_positions=self._task.cfg.max_positions,
         )
         batch = dataset.collater([dataset[index] for index in range(len(dataset))])
-        inputs = batch["net_input"]
-        output = self._model(**(utils.move_to_cuda(inputs) if self._cuda else inputs))
-        probabilities = self._model.get_normalized_probs(output, log_probs=False).cpu()
+        inputs = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch["net_input"])
+        output = self.model(**inputs)
+        probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True)
         for index, (row, places) in enumerate(zip(probabilities, order, strict=True)):
             found = {self.labels[place]: float(row[place]) for place in places.tolist()}
@@ -124,3 +132,12 @@ class TextClassifier:
                 dataset.full_sizes[index] > dataset.sizes[index]
             )
             yield Classification(label, found[label], found, is_cut)
+
+    def _states(self, text: Text) -> Tensor:
+        """Of a pair: the tokens of both texts, one after the other."""
+        found = []
+        with self.model.encoder.register_forward_hook(
+            lambda module, args, out: found.append(out["encoder_out"][0][:, 0])
+        ):
+            self.classify(text)
+        return torch.cat(found)

@@ -1,4 +1,4 @@
-"""Models without a decoder: readers, classifiers, masked language models."""
+"""Readers and masked language models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,6 @@ from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
 
-from .classify import Classification, TextClassifier
 from .documents import text_source
 from .load import Loaded
 from .pretrained import Pretrained
@@ -47,34 +46,6 @@ class Reader(Pretrained):
         documents = [s.tokens[None] for s in self.reader.sections(text_source(text, "text"))]
         read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
         return torch.cat([reading.document[0] for reading in read])
-
-
-class Classifier(Pretrained):
-    """Labels texts, or pairs of texts."""
-
-    kind = "classifier"
-    abilities = ("classify", "encode")
-
-    def __init__(self, loaded: Loaded, **options) -> None:
-        super().__init__(loaded, **options)
-        self.classifier = TextClassifier(loaded, cpu=self.device.type == "cpu")
-
-    def classify(
-        self, texts: str | tuple[str, str] | Sequence[str | tuple[str, str]]
-    ) -> Classification | list[Classification]:
-        """Label one text (or one tuple of two), or a list of them."""
-        if isinstance(texts, str | tuple):
-            return self.classifier.classify([texts])[0]
-        return self.classifier.classify(texts)
-
-    def _states(self, text: str | tuple[str, str]) -> Tensor:
-        """Of a pair: the tokens of both texts, one after the other."""
-        found = []
-        with self.model.encoder.register_forward_hook(
-            lambda module, args, out: found.append(out["encoder_out"][0][:, 0])
-        ):
-            self.classifier.classify([text])
-        return torch.cat(found)
 
 
 class MaskedLanguageModel(Pretrained):

@@ -103,7 +103,8 @@ def load(
     data: Path | str | None = None,
 ) -> Pretrained:
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
-    from .encoders import Classifier, MaskedLanguageModel, Reader
+    from .classify import Classifier
+    from .encoders import MaskedLanguageModel, Reader
     from .language_model import LanguageModel
     from .translate import Translator
 

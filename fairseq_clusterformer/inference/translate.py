@@ -2,13 +2,15 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from fairseq import utils
+from fairseq.data import LanguagePairDataset
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
+from tqdm import tqdm
 
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.text import TextPipeline
@@ -102,60 +104,99 @@ class Translator(Pretrained):
                 raise bad_option(option, given, f"{own}, which the model has")
 
     def hypotheses(
-        self,
-        lines: Sequence[str],
-        *,
-        beam: int = 5,
-        lenpen: float = 1.0,
-        nbest: int = 1,
-        batch_size: int = 32,
+        self, lines: Sequence[str], *, nbest: int = 1, **options
     ) -> list[list[Translation]]:
         """Return the `nbest` best translations of each line; of an empty line none.
+
+        Args:
+            options: beam, lenpen and batch_size; see `translate`.
 
         Raises:
             UserError: a line is longer than the model allows.
         """
         subwords = [self.text.encode(line, self.source) for line in lines]
         wanted = [i for i, line in enumerate(subwords) if line]  # what says nothing stays empty
-        tokens, lengths = self.task.get_interactive_tokens_and_lengths(
-            [subwords[i] for i in wanted], lambda line: line
-        )
-        limits = utils.resolve_max_positions(
-            self.task.max_positions(), *[model.max_positions() for model in self.models]
-        )
-        for i, length in zip(wanted, lengths, strict=True):
-            if length > limits[0]:
-                raise UserError(
-                    f"line {i + 1} has {length} subwords with its end; allowed: {limits[0]} or "
-                    "fewer, the positions that the model has"
-                )
         found: list[list[Translation]] = [[] for _ in lines]
         if not wanted:
             return found
+        dataset = self.task.build_dataset_for_inference(
+            *self.task.get_interactive_tokens_and_lengths([subwords[i] for i in wanted], str)
+        )
+        for i, hypotheses in self._search(dataset, wanted, **options):
+            found[wanted[i]] = [
+                Translation(self.text.decode(each, self.target), score)
+                for each, score in hypotheses[:nbest]
+            ]
+        return found
+
+    def of_split(self, split: str, **options) -> tuple[list[str], list[str]]:
+        """Translate a split of the data folder.
+
+        Args:
+            options: beam, lenpen, batch_size, and max_tokens at once.
+
+        Returns:
+            The subwords of the best translations and of the references, joined by blanks.
+
+        Raises:
+            UserError: there is no such split, or a sentence is longer than the model allows.
+        """
+        try:
+            self.task.load_dataset(split)
+        except FileNotFoundError as error:
+            raise bad_option("--split", split, "one of --data's", str(error)) from None
+        dataset = self.task.dataset(split)
+        found = [""] * len(dataset)
+        search = self._search(dataset, range(len(dataset)), **options)
+        for i, hypotheses in tqdm(search, total=len(found), unit=" sentences", disable=None):
+            found[i] = hypotheses[0][0]
+        symbols = self.task.target_dictionary
+        return found, [symbols.string(line, escape_unk=True) for line in dataset.tgt]
+
+    def _search(
+        self,
+        dataset: LanguagePairDataset,
+        numbers: Sequence[int],
+        *,
+        beam: int = 5,
+        lenpen: float = 1.0,
+        batch_size: int | None = 32,
+        max_tokens: int | None = None,
+    ) -> Iterator[tuple[int, list[tuple[str, float]]]]:
+        """Yield each sentence's index, and its hypotheses' subwords and scores.
+
+        Args:
+            numbers: of the lines, from 0, for messages.
+        """
+        most = self.task.max_positions(), *[model.max_positions() for model in self.models]
+        most = utils.resolve_max_positions(*most)[0]
+        for i, length in zip(numbers, dataset.src_sizes, strict=True):
+            if length > most:
+                raise UserError(
+                    f"line {i + 1} has {length} subwords with its end; allowed: {most} or fewer, "
+                    "the positions that the model has"
+                )
         generation = GenerationConfig(beam=beam, lenpen=lenpen)
         generator = self.task.build_generator(self.models, generation)
+        stripped = generator.symbols_to_strip_from_output
         batches = self.task.get_batch_iterator(
-            dataset=self.task.build_dataset_for_inference(tokens, lengths),
+            dataset,
+            max_tokens=max_tokens,
             max_sentences=batch_size,
-            max_positions=limits,
+            required_batch_size_multiple=8,  # as fairseq-generate has it
         )
         for batch in batches.next_epoch_itr(shuffle=False):
             ids = batch["id"].tolist()
             batch = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
             results = self.task.inference_step(generator, self.models, batch)
             for i, hypotheses in zip(ids, results, strict=True):
-                found[wanted[i]] = [
-                    self._readable(each, generator.symbols_to_strip_from_output)
-                    for each in hypotheses[:nbest]
-                ]
-        return found
+                yield i, [self._read(each, stripped) for each in hypotheses]
 
-    def _readable(self, hypothesis: dict, stripped: set[int]) -> Translation:
-        subwords = self.task.target_dictionary.string(
-            hypothesis["tokens"].int().cpu(), extra_symbols_to_ignore=stripped
-        )
-        score = float(hypothesis["score"]) / math.log(2)
-        return Translation(self.text.decode(subwords, self.target), score)
+    def _read(self, hypothesis: dict, stripped: set[int]) -> tuple[str, float]:
+        """The subwords of a hypothesis, and its score."""
+        tokens = hypothesis["tokens"].int().cpu()
+        subwords = self.task.target_dictionary.string(tokens, extra_symbols_to_ignore=stripped)
+        return subwords, float(hypothesis["score"]) / math.log(2)
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.inference.bundle import write_bundle
-from fairseq_clusterformer.inference.classify import TextClassifier
+from fairseq_clusterformer.inference.classify import Classifier
 from fairseq_clusterformer.inference.load import load_checkpoint
 from tests.cli.in_process import CLASSIFICATION, train
 
@@ -62,7 +62,7 @@ def test_texts(checkpoint: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     assert [line.split("\t")[:2] for line in printed] == lines
     assert printed[0].split("\t")[2] == "bad"
 
-    monkeypatch.setattr("sys.stdin", io.StringIO("lovely " * 9 + "\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"lovely " * 9 + b"\n")))
     assert classify("--checkpoint", checkpoint, "--json") == 0
     printed = capsys.readouterr()
     record = json.loads(printed.out)
@@ -79,8 +79,8 @@ def test_words_are_those_of_the_preparation(checkpoint: Path, tmp_path: Path) ->
     dictionary = loaded.task.dictionary
     write_bundle(loaded, tmp_path / "bundle")
     for classifier in (
-        TextClassifier(loaded),
-        TextClassifier(load_checkpoint(tmp_path / "bundle")),
+        Classifier(loaded, device="cpu"),
+        Classifier(load_checkpoint(tmp_path / "bundle"), device="cpu"),
     ):
         for index in range(len(dataset)):
             sample = dataset.collater([dataset[index]])
@@ -98,7 +98,8 @@ def test_pairs(pairs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     )
     printed = capsys.readouterr().out
     assert [line.split("\t")[0] for line in printed.splitlines()] == ["1", "0"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("What is it?\tyes yes\nWhat is it?\tno no no\n"))
+    lines = b"What is it?\tyes yes\nWhat is it?\tno no no\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
     assert classify("--checkpoint", pairs) == 0
     assert capsys.readouterr().out == printed
     assert classify("--checkpoint", pairs, "alone") == 1

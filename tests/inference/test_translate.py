@@ -172,7 +172,7 @@ def test_mistakes(
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "cannot be read" in error(capsys, "--checkpoint", tmp_path / "text.pt", "Ja.")
     give(monkeypatch, "gut\nschön".encode("latin-1"))
-    assert "stdin, line 2: is not UTF-8" in error(capsys, *model)
+    assert "stdin: line 2 is not UTF-8" in error(capsys, *model)
     for wrong in (["--nbest", "6", "Ja."], ["--input", "x", "Ja."], ["--beam", "0", "Ja."]):
         usage_error(capsys, "translate", *model, *wrong)
 

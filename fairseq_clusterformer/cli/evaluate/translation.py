@@ -1,7 +1,6 @@
 """BLEU of a translation model in one table, with what each number stands for.
 
-  clusterformer evaluate translation --checkpoint PATH[:PATH2] --data DATA [-- MORE]
-  clusterformer evaluate translation --generated FILE [--data DATA]
+  clusterformer evaluate translation --checkpoint checkpoint_best.pt --data DATA --split test
 
 tokenised       sacreBLEU's BLEU on the tokens of hypothesis and reference as the data has them,
                 without smoothing: what multi-bleu.perl gives
@@ -12,56 +11,37 @@ sacreBLEU       on detokenised text against the raw references DATA/raw/SPLIT.LA
                 tokens, and the output says so. Lower-cased data is scored in lower case, and the
                 signature says case:lc
 
-MORE is handed to fairseq-generate. Without --data only the first two are given, because the data's
-folder says how to detokenise.
+The sentences are those of the prepared split. --out writes their translations as text.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import write_aside
+from fairseq_clusterformer.cli.common import Parser, read_lines, whole_number
+from fairseq_clusterformer.cli.translate import add_translator, load_translator
+from fairseq_clusterformer.errors import bad_option, write_aside
+
+if TYPE_CHECKING:
+    from fairseq_clusterformer.inference.translate import Translator
+
+RECORD = "prepared.json"
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer evaluate translation", description=__doc__)
+    add_translator(parser)
     add = parser.add_argument
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--checkpoint", metavar="PATH[:PATH2]", help="a checkpoint or a bundle to score"
-    )
-    what.add_argument(
-        "--generated",
-        type=Path,
-        metavar="FILE",
-        help="what fairseq-generate printed (with -: read from stdin), or its --results-path",
-    )
-    add("--data", type=Path, help="folder made by a prepare script, with prepared.json")
     add("--split", default="test", help="such as valid, test, test1 (default: %(default)s)")
-    add(
-        "-s",
-        "--source-lang",
-        metavar="LANG",
-        help="default: the checkpoint's, else the data's",
-    )
-    add("-t", "--target-lang", metavar="LANG")
+    add("--batch-size", type=whole_number, help="sentences at once")
+    add("--max-tokens", type=whole_number, default=12000, help="at once (default: %(default)s)")
     add("--reference", type=Path, metavar="FILE", help="raw references, a sentence a line")
     add("--compound-split", action="store_true", help="also give BLEU with words split at hyphens")
     add("--bootstrap", action="store_true", help="95%% confidence, by 1000 resamplings")
     add("--json", type=Path, metavar="FILE", help="also write everything here")
-    add("--beam", type=whole_number, default=5, help="default: %(default)s")
-    add("--lenpen", type=float, default=1.0, help="length penalty (default: %(default)s)")
-    add("--batch-size", type=whole_number, help="sentences at once")
-    add("--max-tokens", type=whole_number, help="tokens at once (fairseq's default: 12000)")
-    add(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="for the translations (default: CKPT/../generated)",
-    )
+    add("--out", type=Path, metavar="FOLDER", help="write the translations to FOLDER/SPLIT.LANG")
     return parser
 
 
@@ -69,75 +49,55 @@ def main(arguments: Sequence[str]) -> int:
     """Print the table; returns the exit status.
 
     Raises:
-        UserError: if a checkpoint, its data or what was generated is wrong.
+        UserError: if a checkpoint, its data or a reference is wrong.
     """
-    words, more = list(arguments), []
-    if "--" in words:
-        words, more = words[: words.index("--")], words[words.index("--") + 1 :]
-    parser = _parser()
-    args = parser.parse_args(words)
-    args.more = more
-    if args.data is None and (args.checkpoint or args.reference):
-        parser.error("--data is not given; allowed: with --generated alone, without --reference")
-    if more and not args.checkpoint:
-        parser.error(f"-- {' '.join(more)}: allowed is more of fairseq-generate with --checkpoint")
-    from fairseq_clusterformer.inference.bleu import table
+    args = _parser().parse_args(arguments)
+    translator = load_translator(args)
+    from fairseq_clusterformer.inference.bleu import score, table
 
-    record = _score(args)
+    source, target, text = translator.source, translator.target, translator.text
+    references, raw = _raw_references(translator, args)
+    sizes = {"batch_size": args.batch_size, "max_tokens": args.max_tokens}
+    found, right = translator.of_split(args.split, beam=args.beam, lenpen=args.lenpen, **sizes)
+    if raw is not None and len(raw) != len(found):
+        allowed = f"{len(found)}, one for each sentence translated (--split is {args.split})"
+        raise bad_option("--reference", references, allowed, f"it has {len(raw)} lines")
+    rows = score(found, right, text, target, raw, args.compound_split, args.bootstrap)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        lines = "".join(f"{text.decode(line, target)}\n" for line in found)
+        write_aside(args.out / f"{args.split}.{target}", lines)
     if args.json is not None:
+        record = {
+            **{"split": args.split, "data": str(translator.loaded.folder)},
+            **{"source": source, "target": target, "references": references},
+            **{"checkpoint": args.checkpoint, "beam": args.beam, "lenpen": args.lenpen},
+            **{"sentences": len(found), "lowercase": text.lowercase, "scores": rows},
+        }
         write_aside(args.json, json.dumps(record, indent=2) + "\n")
-    pair = f", {record['source']}-{record['target']}" if args.data else ""
-    case = "lower-cased data" if record["lowercase"] else "case as in the data"
-    print(f"{args.split}{pair}, {record['sentences']} sentences, {case}")
-    print(table(record["scores"]))
-    if record.get("references") == "tokens":
+    case = "lower-cased data" if text.lowercase else "case as in the data"
+    print(f"{args.split}, {source}-{target}, {len(found)} sentences, {case}")
+    print(table(rows))
+    if raw is None:
         print(
-            f"{args.data} has no raw references of {args.split}.{record['target']}: sacreBLEU is "
-            "against the detokenised reference tokens"
+            f"{translator.loaded.folder} has no raw references of {args.split}.{target}: "
+            "sacreBLEU is against the detokenised reference tokens"
         )
     return 0
 
 
-def _score(args: argparse.Namespace) -> dict:
-    """What --json writes."""
-    from fairseq_clusterformer.inference import generated
-    from fairseq_clusterformer.inference.bleu import score
-    from fairseq_clusterformer.text import TextPipeline
+def _raw_references(
+    translator: "Translator", args: argparse.Namespace
+) -> tuple[str, list[str] | None]:
+    """Where the references are as they were written, and they themselves.
 
-    record: dict[str, object] = {"split": args.split}
-    pipeline, target, raw = None, None, None
-    checkpoints = [Path(path) for path in (args.checkpoint or "").split(os.pathsep) if path]
-    if args.data is not None:
-        pipeline = TextPipeline.from_folder(args.data)
-        source, target = generated.languages(
-            checkpoints, args.source_lang, args.target_lang, pipeline
-        )
-        record |= {"data": str(args.data), "source": source, "target": target}
-    if checkpoints:
-        options = ["-s", source, "-t", target, "--beam", args.beam, "--lenpen", args.lenpen]
-        for name in ("batch_size", "max_tokens"):
-            if (value := getattr(args, name)) is not None:
-                options += [f"--{name.replace('_', '-')}", value]
-        out = args.out or checkpoints[0].parent / "generated"
-        path = generated.fairseq_generate(
-            checkpoints, args.data, args.split, out, [*options, *args.more]
-        )
-        record |= {"checkpoint": args.checkpoint, "beam": args.beam, "lenpen": args.lenpen}
-        record |= {"options": args.more}
-    else:
-        path = args.generated
-        if path.is_dir():
-            path = path / f"generate-{args.split}.txt"
-    text = generated.read_text(path, "--generated")
-    hypotheses, references = generated.read_generated(text, str(path))
-    generated.check_subwords([*hypotheses, *references], pipeline)
-    if target is not None:
-        record["references"], raw = generated.raw_references(
-            args.data, args.split, target, len(hypotheses), args.reference
-        )
-    pipeline = pipeline or TextPipeline()
-    rows = score(
-        hypotheses, references, pipeline, target, raw, args.compound_split, args.bootstrap
-    )
-    record |= {"generated": str(path), "sentences": len(hypotheses)}
-    return {**record, "lowercase": pipeline.lowercase, "scores": rows}
+    Data made from tokenised text has that as raw text: then it is "tokens" and None.
+    """
+    if args.reference is not None:
+        return str(args.reference), list(read_lines(args.reference, "--reference"))
+    folder = translator.loaded.folder
+    path = folder / "raw" / f"{args.split}.{translator.target}"
+    recipe = json.loads((folder / RECORD).read_text())["recipe"]
+    if not (recipe.get("detokenised", True) and path.is_file()):
+        return "tokens", None
+    return str(path), list(read_lines(path, "--data"))
