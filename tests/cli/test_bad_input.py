@@ -27,7 +27,7 @@ BAD_OPTIONS = {
     "--cluster-exploration nan": "--cluster-exploration is nan; allowed: 0 or more, below 1",
     "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
     "--hash-rounds 0": "--hash-rounds is 0; allowed: 1 or more",
-    "--attention lsh --cluster-rule leaking-chunk": "'leaking-chunk'; allowed for lsh in",
+    "--attention lsh --cluster-rule leaking-chunk": "leaking-chunk; allowed for lsh in",
     "--stride -2": "--stride is -2; allowed: 1 or more, or 0 for --num-clusters",
     "--strided-pattern even": "--strided-pattern is even; allowed: strided, fixed",
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
