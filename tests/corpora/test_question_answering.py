@@ -136,6 +136,8 @@ def test_a_model_of_its_own(source: Path, tmp_path: Path, capsys) -> None:
     assert run(*arguments, 330) == 0
     assert_answers(tmp_path / "dest", "train")
     assert len(subwords.load_prepared(tmp_path / "dest").symbols) == 330
+    assert run("squad2", tmp_path / "most", "--source", source) == 0  # as many as there are
+    assert 330 < len(subwords.load_prepared(tmp_path / "most").symbols) < 8000
 
 
 def test_titles_and_several_paragraphs(model: Path, tmp_path: Path) -> None:
@@ -252,18 +254,20 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("squad2 --source {source}", "0 options of subwords are given; allowed: one of --gpt2"),
-        ("squad2 --source {source} --gpt2-bpe x --sentencepiece 9", "2 options of subwords"),
         ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: is no sentencepiece model"),
         ("squad2 --source nowhere --gpt2-bpe {model}", "--source is nowhere: no such folder"),
         ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed: a folder with"),
         ("squad1 --gpt2-bpe {model}", "or --train, --valid or --test with files"),
-        ("squad1 --valid x --sentencepiece 99", "--sentencepiece is given without train"),
+        (
+            "squad2 --valid {source}/dev-v2.0.json --sentencepiece 99",
+            "a sentencepiece model to train, but no train",
+        ),
+        ("squad1 --test {source} --gpt2-bpe {model} --valid-fraction .1", "no train; allowed"),
         ("squad1 --train x --sentencepiece 99", "--train is /.*x: no such file"),
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
         ("squad1 --train x --sentencepiece 9 --dict y", "--dict is y; allowed: with --gpt2-bpe"),
         ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
-        ("text {model} --gpt2-bpe {model}", "allowed: a file, or files named train..."),
+        ("text {model} --gpt2-bpe {model}", "no train; allowed: a file, or files whose names"),
     ],
 )
 def test_mistakes(source: Path, model: Path, tmp_path: Path, capsys, arguments, message) -> None:
@@ -361,7 +365,9 @@ def test_squad_validates_on_articles_of_train(tmp_path: Path, model: Path, capsy
     (tmp_path / "one.json").write_text(json.dumps({"data": content["data"][:1]}))
     words = ("text", tmp_path / "one.json", tmp_path / "other", "--gpt2-bpe", model)
     assert run(*words) == 1
-    assert "1 documents are too few to draw valid and test from" in capsys.readouterr().err
+    assert (
+        "one.json: 1; allowed: more than 2, to draw valid and test from" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

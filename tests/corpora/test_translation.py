@@ -458,7 +458,7 @@ OWN_MISTAKES = {
     "one column": ("--train one.tsv", r"one\.tsv: line 2 is 'only'; allowed: fr<TAB>ja"),
     "few pairs": (
         "--train two.tsv",
-        r"--train has 2 different pairs; allowed: more than 2, to draw",
+        r"different pairs of --train: 2; allowed: more than 2, to draw",
     ),
     "shared": (
         "--train two.tsv --valid two.tsv --test two.tsv",

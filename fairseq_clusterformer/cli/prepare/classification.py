@@ -8,17 +8,13 @@ command again after an interruption. Once it is there, the command does nothing.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_dest,
-    fraction,
-    prepare_folder,
-    whole_number,
-)
+from fairseq_clusterformer.cli import common
+from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID
 from fairseq_clusterformer.corpora.classification.newsgroups import STRIPS
@@ -64,77 +60,53 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare classification", description=__doc__)
     corpora = parser.corpora()
     own = corpora.add_parser("text", description=_OWN, help="your own labelled texts or pairs")
-    own.add_argument("source", metavar="SOURCE", type=Path, help="a file or a folder; see above")
+    common.add(own, "source", "a file or a folder; see above")
     add_dest(own)
-    _add_own_options(own.add_argument)
-    _add_common_options(own.add_argument, "DEST")
+    _add_own_options(own)
+    _add_common_options(own, "DEST")
     for name in CORPORA:
         known = corpora.add_parser(name, description=__doc__, help=f"DEST/{name} is made")
-        _add_known_options(known.add_argument, name)
-        _add_common_options(known.add_argument, f"DEST/{name}")
+        _add_known_options(known, name)
+        _add_common_options(known, f"DEST/{name}")
     return parser
 
 
-def _add_own_options(add: Callable[..., object]) -> None:
+def _add_own_options(parser: Parser) -> None:
+    add = partial(common.add, parser)
     for split in ("valid", "test"):
-        add(f"--{split}", metavar="PATH", type=Path, help=f"the file or folder of {split}")
-        add(
-            f"--{split}-fraction",
-            metavar="F",
-            type=fraction,
-            default=0.1,
-            help=f"the share of train that is drawn for {split} (default: %(default)s)",
-        )
-    add("--format", choices=FORMATS, help="of all files (default: by the suffix)")
-    add(
-        "--label-field",
-        metavar="NAME",
-        default="label",
-        help="the header's or JSON's name of the label (default: %(default)s)",
-    )
+        add(f"--{split}", f"the file or folder of {split}", **PATH)
+        about = f"the share of train that is drawn for {split}"
+        add(f"--{split}-fraction", about, default=Settings.validation)
+    add("--format", "of all files (default: by the suffix)", choices=FORMATS)
+    about = "the header's or JSON's name of the label"
+    add("--label-field", about, metavar="NAME", dest="label", default="label")
     add(
         "--text-fields",
+        "the same of the text, or of both texts, as in question,answer (default: text, or text "
+        "and text2, or text1 and text2)",
         metavar="NAMES",
+        dest="texts",
         type=_fields,
         default=(),
-        help="the same of the text, or of both texts, as in question,answer (default: text, or "
-        "text and text2, or text1 and text2)",
     )
-    add(
-        "--labels",
-        metavar="LIST",
-        type=_names,
-        default=(),
-        help="read these labels alone, as in pos,neg (default: all)",
-    )
-    add("--encoding", metavar="NAME", default="utf-8", help="of the files (default: %(default)s)")
-    add(
-        "--tokenised",
-        action="store_true",
-        help="words stand between blanks (default: punctuation marks become words)",
-    )
+    about = "read these labels alone, as in pos,neg (default: all)"
+    add("--labels", about, metavar="LIST", type=_names, default=())
+    add("--encoding", "of the files", metavar="NAME", default="utf-8")
+    about = "words stand between blanks (default: punctuation marks become words)"
+    add("--tokenised", about, action="store_true")
 
 
-def _add_known_options(add: Callable[..., object], name: str) -> None:
-    add("dest", metavar="DEST", type=Path, help=f"the folder in which to make {name}")
-    add(
-        "--source",
-        metavar="DIR",
-        type=Path,
-        required=True,
-        help="the folder with the data set's files, or one that holds it"
-        + ("; or the archive" if name == "20news" else ""),
-    )
+def _add_known_options(parser: Parser, name: str) -> None:
+    add = partial(common.add, parser)
+    add("dest", f"the folder in which to make {name}", metavar="DEST", type=Path)
+    archive = "; or the archive" if name == "20news" else ""
+    about = f"the folder with the data set's files, or one that holds it{archive}"
+    add("--source", about, required=True)
     if name in NO_VALID:
-        add(
-            "--valid-fraction",
-            metavar="F",
-            type=fraction,
-            default=Settings.validation,
-            help="the share of train that becomes valid (default: %(default)s)",
-        )
+        about = "the share of train that becomes valid"
+        add("--valid-fraction", about, default=Settings.validation)
     if name == "20news":
-        add(
+        parser.add_argument(
             "--strip",
             metavar="LIST",
             type=_strips,
@@ -145,37 +117,24 @@ def _add_known_options(add: Callable[..., object], name: str) -> None:
         )
 
 
-def _add_common_options(add: Callable[..., object], made: str) -> None:
-    add(
-        "--seed",
-        metavar="N",
-        type=whole_number,
-        default=1,
-        help="of the folds, or of the splits that are drawn (default: %(default)s)",
-    )
+def _add_common_options(parser: Parser, made: str) -> None:
+    add = partial(common.add, parser)
+    add("--seed", "of the folds, or of the splits that are drawn", default=Settings.seed)
     add(
         "--vocabulary-size",
-        metavar="N",
-        type=whole_number,
-        default=30_000,
-        help="the most entries of the dictionary, 4 special symbols included (default: "
-        "%(default)s); it has the words of train",
+        "the most words of train in the dictionary, 4 special symbols included",
+        **NUMBER,
+        default=Settings.vocabulary_size,
     )
-    add(
-        "--min-count",
-        metavar="N",
-        type=whole_number,
-        default=1,
-        help="how often a word must be in train to be in the dictionary (default: %(default)s)",
-    )
+    about = "how often a word must be in train to be in the dictionary"
+    add("--min-count", about, **NUMBER, default=Settings.min_count)
     add(
         "--max-length",
-        metavar="N",
-        type=whole_number,
-        help="the most tokens of a text, </s> included; longer ones lose their end (default: "
-        "1500 for 20news, any number for the others)",
+        "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 for "
+        "20news, any number for the others)",
+        **NUMBER,
     )
-    add("--force", action="store_true", help=f"replace {made} if it has been prepared before")
+    add("--force", f"replace {made} if it has been prepared before")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -189,41 +148,18 @@ def main(arguments: Sequence[str]) -> int:
         **{key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")},
         max_length=options.pop("max_length"),
         validation=options.pop("valid_fraction", Settings.validation),
+        test=options.pop("test_fraction", Settings.test),
     )
-    if options["corpus"] == "text":
-        del options["corpus"]
-        options["settings"] = replace(settings, test=options.pop("test_fraction"))
-        return prepare_folder({"prepare": _prepare_own, **options})
-    options["dest"] /= options["corpus"]
-    options |= {"prepare": _prepare_known, "settings": settings}
-    return prepare_folder(options)
-
-
-def _prepare_own(
-    source: Path,
-    dest: Path,
-    valid: Path | None,
-    test: Path | None,
-    settings: Settings,
-    force: bool,
-    format: str | None,
-    label_field: str,
-    text_fields: tuple[str, ...],
-    labels: tuple[str, ...],
-    encoding: str,
-    tokenised: bool,
-) -> dict | None:
-    layout = Layout(format, label_field, text_fields, labels, encoding, tokenised)
-    corpus = own_corpus(source, layout, valid=valid, test=test)
-    if "valid" in corpus.files or "test" in corpus.files:
-        settings = replace(settings, test=0)
-    return prepare(dest, corpus, settings, vars(layout), force)
-
-
-def _prepare_known(
-    corpus: str, dest: Path, source: Path, settings: Settings, force: bool, **options: object
-) -> dict | None:
-    known = CORPORA[corpus](source, **options)
-    if settings.max_length is None:
-        settings = replace(settings, max_length=known.max_length)
-    return prepare(dest, known, settings, options, force)
+    name, force = options.pop("corpus"), options.pop("force")
+    source, dest = options.pop("source"), options.pop("dest")
+    if name == "text":
+        parts = {split: options.pop(split) for split in ("valid", "test")}
+        corpus = own_corpus(source, Layout(**options), **parts)
+        if "valid" in corpus.files or "test" in corpus.files:
+            settings = replace(settings, test=0)
+    else:
+        corpus, dest = CORPORA[name](source, **options), dest / name
+        if settings.max_length is None:
+            settings = replace(settings, max_length=corpus.max_length)
+    make = partial(prepare, corpus=corpus, settings=settings, options=options, force=force)
+    return prepare_folder({"prepare": make, "dest": dest})

@@ -7,15 +7,10 @@ command again. Where DEST is complete, the command does nothing.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_dest,
-    fraction,
-    prepare_folder,
-    whole_number,
-)
+from fairseq_clusterformer.cli import common
+from fairseq_clusterformer.cli.common import NUMBER, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
     WIKITEXT103,
@@ -38,87 +33,66 @@ def _parser() -> Parser:
         corpus = corpora.add_parser(name, help=about, description=__doc__)
         corpus.set_defaults(prepare=prepare)
         add_dest(corpus, name)
-        corpus.add_argument(
-            "--source",
-            metavar="DIR",
-            type=Path,
-            help=f"a folder that holds {', '.join(archive.members)} or {archive.name}; without "
-            f"it, {archive.url} is downloaded",
-        )
+        places = f"{', '.join(archive.members)} or {archive.name}"
+        help_ = f"a folder that holds {places}; without it, {archive.url} is downloaded"
+        common.add(corpus, "--source", help_)
     return parser
 
 
 def _add_text_options(parser: Parser) -> None:
     parser.set_defaults(prepare=prepare_text)
-    add = parser.add_argument
+    add = partial(common.add, parser)
     add(
         "source",
-        metavar="SOURCE",
-        type=Path,
-        help="a folder, searched recursively except for hidden files, or one file; .xz, .gz and "
-        ".bz2 are unpacked",
+        "a folder, searched recursively except for hidden files, or one file; .xz, .gz and .bz2 "
+        "are unpacked",
     )
     add_dest(parser)
-    unit = parser.add_mutually_exclusive_group()
-    unit.add_argument(
+    unit = partial(common.add, parser.add_mutually_exclusive_group())
+    unit(
         "--bytes",
+        "one token per byte, without </s> (the default); use fairseq's --sample-break-mode none",
         action="store_true",
-        help="one token per byte, without </s> (the default); use fairseq's --sample-break-mode "
-        "none",
     )
-    unit.add_argument(
+    unit(
         "--sentencepiece",
-        metavar="VOCAB",
-        type=whole_number,
-        help="that many subwords, from a model that is trained on train and put into DEST; a line "
-        "ends in </s>",
+        "that many subwords, from a model that is trained on train and put into DEST; a line ends "
+        "in </s>",
     )
-    unit.add_argument(
+    unit(
         "--words",
+        "one token per word of train, split at blanks, for text that is tokenised already; other "
+        "words become <unk>; a line ends in </s>",
         action="store_true",
-        help="one token per word of train, split at blanks, for text that is tokenised already; "
-        "other words become <unk>; a line ends in </s>",
     )
     add(
         "--document-separator",
+        "the line that ends a document; it becomes no token (default: each file is a document)",
         metavar="LINE",
-        help="the line that ends a document; it becomes no token (default: each file is a "
-        "document)",
     )
     add(
         "--split",
-        choices=("files", "documents", "contiguous"),
-        help="files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents: "
-        "whole documents, drawn by a checksum of their text; contiguous: train, valid and test in "
+        "files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents: whole "
+        "documents, drawn by a checksum of their text; contiguous: train, valid and test in "
         "order, cut at line ends (default: files where the names say so, contiguous for one or "
         "two files without --document-separator, otherwise documents)",
+        choices=("files", "documents", "contiguous"),
     )
     for split in ("valid", "test"):
-        add(
-            f"--{split}-fraction",
-            metavar="F",
-            type=fraction,
-            default=0.05,
-            help=f"the part of all bytes that becomes {split}, unless split by files (default: "
-            "%(default)s)",
-        )
-    add(
-        "--train-bytes",
-        metavar="N",
-        type=whole_number,
-        help="keep only the first lines of train, N bytes at most",
-    )
+        about = f"the part of all bytes that becomes {split}, unless split by files"
+        add(f"--{split}-fraction", about, default=0.05)
+    add("--train-bytes", "keep only the first lines of train, N bytes at most", **NUMBER)
     add(
         "--pattern",
+        "take files of such names only, such as '*.txt'; may be repeated (default: all files that "
+        "are not binary)",
         metavar="GLOB",
         action="append",
-        help="take files of such names only, such as '*.txt'; may be repeated (default: all files "
-        "that are not binary)",
     )
     add(
         "--allow-binary",
+        "with --bytes: take any bytes, where otherwise what is not UTF-8 is an error",
         action="store_true",
-        help="with --bytes: take any bytes, where otherwise what is not UTF-8 is an error",
     )
 
 

@@ -7,19 +7,15 @@ the same command again after an interruption, and it goes on with the first unfi
 then, DEST.parts holds the finished ones). Once DEST is there, the command does nothing.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_dest,
-    fraction,
-    prepare_folder,
-    whole_number,
-)
+from fairseq_clusterformer.cli import common
+from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
+from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
 from fairseq_clusterformer.corpora.question_answering.corpora import hotpotqa, qed, squad, wiki2
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
@@ -28,13 +24,13 @@ from fairseq_clusterformer.corpora.question_answering.open_domain import (
     searchqa,
     triviaqa,
 )
-from fairseq_clusterformer.corpora.question_answering.own import draw_splits, own_questions
+from fairseq_clusterformer.corpora.question_answering.own import draw_documents, own_questions
+from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
-SPLITS = ("train", "valid", "test")
 _OWN = """Prepare your own questions, in the folder DEST.
 
-SOURCE is a file, or a folder with files named train..., valid... (or dev...) and test.... A file
+SOURCE is a file, or a folder with files whose names contain train, valid (or dev) and test. A file
 holds SQuAD's JSON (version 1 or 2), a JSON list of questions, or (.jsonl) a question per line:
 
   {"id": "1", "question": "Who ...?", "context": "...", "title": "...", "answers": ["Ada"]}
@@ -50,59 +46,48 @@ two splits. If one of them is given, only valid is drawn.
 
 
 @dataclass(frozen=True)
-class _KnownCorpus:
+class _Corpus:
     """A corpus that the command knows.
 
     Args:
         reader: of one of its files.
         files: patterns of the names of train, valid and test in --source.
-        distant: its answers are texts only, which may not be found.
         options: of its reader, by the names of the command's options.
+        distant: its answers are texts only, which may not be found.
     """
 
     reader: Callable
-    files: tuple[str, ...]
-    distant: bool = False
+    files: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    distant: bool = True
+
+
+def _with_spans(reader: Callable, files: str, *options: str) -> _Corpus:
+    return _Corpus(reader, tuple(files.split()), options, distant=False)
 
 
 CORPORA = {
-    "squad1": _KnownCorpus(
-        squad, ("train-v1.1*.json*", "dev-v1.1*.json*"), options=("paragraphs",)
-    ),
-    "squad2": _KnownCorpus(
-        squad, ("train-v2.0*.json*", "dev-v2.0*.json*"), options=("paragraphs",)
-    ),
-    "quasar-t": _KnownCorpus(
+    "squad1": _with_spans(squad, "train-v1.1*.json* dev-v1.1*.json*", "paragraphs"),
+    "squad2": _with_spans(squad, "train-v2.0*.json* dev-v2.0*.json*", "paragraphs"),
+    "quasar-t": _Corpus(
         quasar_t,
         tuple(f"questions/{split}_questions.json*" for split in ("train", "dev", "test")),
-        distant=True,
-        options=("contexts",),
+        ("contexts",),
     ),
-    "searchqa": _KnownCorpus(searchqa, ("train*", "val*", "test*"), distant=True),
-    "triviaqa-wikipedia": _KnownCorpus(
-        triviaqa, ("qa/wikipedia-train.json", "qa/wikipedia-dev.json"), distant=True
-    ),
-    "triviaqa-web": _KnownCorpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json"), distant=True),
-    "natural-questions": _KnownCorpus(natural_questions, ("*train*.jsonl*", "*dev*.jsonl*")),
-    "qed": _KnownCorpus(
-        qed, ("qed-train*.jsonlines*", "qed-dev*.jsonlines*"), options=("paragraphs",)
-    ),
-    "hotpotqa": _KnownCorpus(
-        hotpotqa, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*"), distant=True
-    ),
-    "2wiki": _KnownCorpus(
-        wiki2, ("train.json*", "dev.json*"), distant=True, options=("corpus", "distractors")
-    ),
+    "searchqa": _Corpus(searchqa, ("train*", "val*", "test*")),
+    "triviaqa-wikipedia": _Corpus(triviaqa, ("qa/wikipedia-train.json", "qa/wikipedia-dev.json")),
+    "triviaqa-web": _Corpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json")),
+    "natural-questions": _with_spans(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
+    "qed": _with_spans(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", "paragraphs"),
+    "hotpotqa": _Corpus(hotpotqa, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*")),
+    "2wiki": _Corpus(wiki2, ("train.json*", "dev.json*"), ("corpus", "distractors")),
 }
-
-
-_PARAGRAPHS = "paragraphs of a document: the question's own and others of its "
+_PARAGRAPHS = "paragraphs of a document: the question's own and others of its article"
 _OPTIONS = {
-    "paragraphs": ("N", whole_number, _PARAGRAPHS + "article (qed: of other questions)"),
-    "contexts": ("KIND", None, "short or long passages (default: short)"),
-    "corpus": ("FILE", Path, "a JSON list of {title, text}, for questions without paragraphs"),
-    "distractors": ("N", whole_number, "paragraphs drawn from --corpus per question (default: 8)"),
+    "paragraphs": (_PARAGRAPHS + " (qed: of other questions)", NUMBER),
+    "contexts": ("the passages (default: short)", {"choices": ("short", "long")}),
+    "corpus": ("a JSON list of {title, text}, for questions without paragraphs", PATH),
+    "distractors": ("paragraphs drawn from --corpus per question (default: 8)", NUMBER),
 }
 
 
@@ -110,89 +95,84 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer prepare qa", description=__doc__)
     corpora = parser.corpora()
     own = corpora.add_parser("text", description=_OWN, help="your own questions")
-    own.add_argument("source", metavar="SOURCE", type=Path, help="a file or a folder; see above")
+    common.add(own, "source", "a file or a folder; see above")
     add_dest(own)
-    _add_options(own.add_argument, ("paragraphs",), 0.1)
+    _add_options(own, ("paragraphs",), "SOURCE")
     for name, corpus in CORPORA.items():
         known = corpora.add_parser(name, description=__doc__, help=", ".join(corpus.files))
         add_dest(known)
-        known.add_argument(
-            "--source",
-            metavar="DIR",
-            type=Path,
-            help=f"a folder with {', '.join(corpus.files)}"
-            + (", or its .tar.gz" if name.startswith("triviaqa") else "; .gz, .bz2 or .xz too"),
-        )
-        _add_options(known.add_argument, corpus.options, None)
+        packed = "or its .tar.gz" if name.startswith("triviaqa") else "packed or not"
+        common.add(known, "--source", f"a folder with {', '.join(corpus.files)}, {packed}")
+        _add_options(known, corpus.options, "--source")
     return parser
 
 
-def _add_options(add: Callable[..., object], own: Sequence[str], share: float | None) -> None:
+def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
+    add = partial(common.add, parser)
     for split in SPLITS:
-        source = "SOURCE" if share else "--source"
-        help_ = f"the files of {split}, instead of those found in {source}"
-        add(f"--{split}", metavar="PATH", type=Path, nargs="+", help=help_)
+        about = f"the files of {split}, instead of those found in {source}"
+        add(f"--{split}", about, **PATH, nargs="+")
     for split in SPLITS[1:]:
-        add(
-            f"--{split}-fraction",
-            metavar="F",
-            type=fraction,
-            default=share,
-            help=f"draw documents with this share of train's questions for {split}"
-            + (" (default: %(default)s)" if share else "; valid of --source becomes test"),
-        )
-    add("--seed", metavar="N", type=whole_number, default=1, help="of the drawing (default: 1)")
-    subwords = "; one of the options of subwords is needed"
-    add(
+        about = f"draw documents with this share of train's questions for {split}"
+        if source == "SOURCE":
+            add(f"--{split}-fraction", about, default=0.1)
+        else:
+            add(f"--{split}-fraction", about + "; valid of --source becomes test")
+    add("--seed", "of the drawing")
+    subwords = partial(common.add, parser.add_mutually_exclusive_group())
+    about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
+    subwords("--sentencepiece", about)
+    subwords("--sentencepiece-model", "an existing model instead", metavar="FILE", type=Path)
+    subwords(
         "--gpt2-bpe",
+        "GPT-2's subwords (RoBERTa's) instead: a folder with encoder.json and vocab.bpe",
         metavar="DIR",
         type=Path,
-        help=f"GPT-2's subwords (RoBERTa's): a folder with encoder.json and vocab.bpe{subwords}",
     )
-    add("--sentencepiece-model", metavar="FILE", type=Path, help=f"an existing model{subwords}")
-    add(
-        "--sentencepiece",
-        metavar="VOCAB",
-        type=whole_number,
-        help=f"train a sentencepiece model with VOCAB pieces on train{subwords}",
-    )
-    add(
-        "--dict",
-        metavar="FILE",
-        type=Path,
-        help="the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)",
-    )
-    add("--titles", action="store_true", help="put each paragraph's title before its text")
-    add("--workers", metavar="N", type=whole_number, default=1, help="processes (default: 1)")
-    add("--force", action="store_true", help="replace DEST if it has been prepared before")
+    about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
+    add("--dict", about, metavar="FILE", type=Path)
+    add("--titles", "put each paragraph's title before its text", action="store_true")
+    add("--workers", "processes")
+    add("--force", "replace DEST if it has been prepared before")
     for name in own:
-        metavar, kind, help_ = _OPTIONS[name]
-        choices = ("short", "long") if name == "contexts" else None
-        add(f"--{name}", metavar=metavar, type=kind, choices=choices, help=help_)
+        about, how = _OPTIONS[name]
+        add(f"--{name}", about, **how)
 
 
-def _vocabulary(options: dict) -> Vocabulary:
-    names = ("gpt2_bpe", "sentencepiece_model", "sentencepiece")
-    gpt2, model, train = given = [options.pop(name) for name in names]
-    dictionary = options.pop("dict")
-    allowed = "one of --gpt2-bpe, --sentencepiece-model and --sentencepiece"
-    if (number := sum(value is not None for value in given)) != 1:
-        raise UserError(f"{number} options of subwords are given; allowed: {allowed}")
-    if train and dictionary:
+def _vocabulary(
+    gpt2_bpe: Path | None, model: Path | None, pieces: int | None, dictionary: Path | None
+) -> Vocabulary:
+    if given := gpt2_bpe or model:
+        if dictionary and not dictionary.is_file():
+            raise bad_option("--dict", dictionary, "a dictionary of fairseq's", "no such file")
+        return Vocabulary(given, dictionary=dictionary)
+    if dictionary:
         raise bad_option("--dict", dictionary, "with --gpt2-bpe or --sentencepiece-model only")
-    if dictionary and not dictionary.is_file():
-        raise bad_option("--dict", dictionary, "a dictionary of fairseq's", "no such file")
-    return Vocabulary(gpt2 or model, train, dictionary)
+    return Vocabulary(train=pieces or SUBWORDS, at_most=pieces is None)
 
 
-def find_files(source: Path, pattern: str) -> list[Path]:
-    """Return the files of a pattern in `source` or in folders of it, or in an archive there.
+def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
+    """Return the files of each split in SOURCE or --source, or in an archive there.
 
     Raises:
-        UserError: if `source` is no folder.
+        UserError: if --source is no folder, or nothing in SOURCE is named after train.
     """
-    if not source.is_dir():
+    if corpus.files and source and not source.is_dir():
         raise bad_option("--source", source, "a folder", "no such folder")
+    if corpus.files:
+        places = zip_longest(SPLITS, corpus.files if source else ())
+        return {split: _find(source, pattern) for split, pattern in places if pattern}
+    if not source.is_dir():
+        return {"train": [source]}
+    paths = sorted(path for path in source.iterdir() if path.is_file())
+    found = {split: [path for path in paths if split_of(path) == split] for split in SPLITS}
+    if not found["train"]:
+        allowed = "a file, or files whose names contain train, valid and test"
+        raise bad_option("SOURCE", source, allowed, "no train")
+    return found
+
+
+def _find(source: Path, pattern: str) -> list[Path]:
     if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
         return found
     if pattern.startswith("qa/"):  # TriviaQA's reader looks into the archive
@@ -200,22 +180,46 @@ def find_files(source: Path, pattern: str) -> list[Path]:
     return []
 
 
-def _own_files(source: Path) -> dict[str, list[Path]]:
-    """Return the files of the splits of a user's own questions."""
-    if not source.is_dir():
-        return {"train": [source]}
-    names = {"train": ["train*"], "valid": ["valid*", "dev*", "val.*"], "test": ["test*"]}
-    found = {
-        split: sorted({p for pattern in patterns for p in source.glob(pattern) if p.is_file()})
-        for split, patterns in names.items()
+def _splits(
+    corpus: _Corpus,
+    source: Path | None,
+    given: dict[str, list[Path] | None],
+    shares: dict[str, float | None],
+) -> tuple[dict[str, list[Path]], dict[str, float]]:
+    """Return the files of each split, and the shares of train that are drawn for others.
+
+    Raises:
+        UserError: if there are none, or one is missing.
+    """
+    splits = _files(corpus, source)
+    if corpus.files and shares["valid"] and splits.get("valid"):
+        splits["test"] = splits.pop("valid")
+    splits |= {split: paths for split, paths in given.items() if paths}
+    splits = {s: [path.absolute() for path in splits[s]] for s in SPLITS if splits.get(s)}
+    if not splits:
+        allowed = f"a folder with {', '.join(corpus.files)}; or --train, --valid or --test"
+        raise bad_option("--source", source, f"{allowed} with files", "nothing found")
+    for split, paths in splits.items():
+        for path in paths:
+            if not path.exists() and not any(part.is_file() for part in path.parents):
+                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
+    if not corpus.files and len(splits) > 1:
+        shares = shares | {"test": None}
+    return splits, {
+        split: share for split, share in shares.items() if share and split not in splits
     }
-    if not found["train"]:
-        raise bad_option("SOURCE", source, "a file, or files named train..., valid..., test...")
-    return {split: paths for split, paths in found.items() if paths}
 
 
 def prepare_corpus(
-    *, corpus: str, dest: Path, source: Path | None, seed: int, force: bool, **options
+    *,
+    corpus: str,
+    dest: Path,
+    source: Path | None,
+    seed: int,
+    titles: bool,
+    workers: int,
+    force: bool,
+    **options,
 ) -> dict | None:
     """Prepare a corpus; see ``clusterformer prepare qa --help``.
 
@@ -225,61 +229,35 @@ def prepare_corpus(
     Raises:
         UserError: if an option or a file is wrong.
     """
-    is_own = corpus == "text"
-    known = _KnownCorpus(own_questions, (), distant=True) if is_own else CORPORA[corpus]
-    vocabulary = _vocabulary(options)
-    shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
+    known = CORPORA.get(corpus) or _Corpus(own_questions)
+    subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
+    vocabulary = _vocabulary(*(options.pop(name) for name in subwords))
     given = {split: options.pop(split) for split in SPLITS}
-    if is_own:
-        splits = _own_files(source)
-    else:
-        splits = {
-            split: find_files(source, pattern)
-            for split, pattern in zip_longest(SPLITS, known.files)
-            if source and pattern
-        }
-        if shares["valid"] and splits.get("valid"):
-            splits["test"] = splits.pop("valid")
-    splits |= {split: paths for split, paths in given.items() if paths}
-    splits = {
-        split: [path.absolute() for path in paths] for split, paths in splits.items() if paths
-    }
-    if is_own and len(splits) > 1:
-        shares["test"] = None
-    shares = {split: share for split, share in shares.items() if share and split not in splits}
-    if not splits:
-        raise bad_option(
-            "--source",
-            source,
-            f"a folder with {', '.join(known.files)}; or --train, --valid or --test with files",
-            "nothing found",
-        )
+    shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
+    splits, shares = _splits(known, source, given, shares)
     if "train" not in splits and (shares or vocabulary.train):
-        needs = "--sentencepiece" if vocabulary.train else "--valid-fraction or --test-fraction"
-        raise UserError(f"{needs} is given without train; allowed: with files for --train")
-    for split, paths in splits.items():
-        for path in paths:
-            if not path.exists() and not any(part.is_file() for part in path.parents):
-                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
-    titles, workers = options.pop("titles"), options.pop("workers")
+        needs = "a share of train" if shares else "a sentencepiece model to train"
+        raise UserError(
+            f"{needs}, but no train; allowed: --train with files, or without --valid-fraction and "
+            "--test-fraction and with --gpt2-bpe or --sentencepiece-model"
+        )
     chosen = {key: value for key, value in options.items() if value is not None}
-    reader = functools.partial(known.reader, **chosen)
+    reader = partial(known.reader, **chosen)
     readers = dict.fromkeys(splits, reader)
     if shares:
-        readers |= draw_splits(reader, splits["train"], shares, seed)
-        splits |= {split: splits["train"] for split in shares}
+        readers |= draw_documents(reader, splits["train"], shares, seed)
+        splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in readers}
     if known.distant:
-        for split in splits:
-            readers[split] = functools.partial(readers[split], keep_unfound=split != "train")
+        readers = {s: partial(read, keep_unfound=s != "train") for s, read in readers.items()}
+    named = {k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()}
     drawn = {f"{split} fraction": share for split, share in shares.items()}
-    drawn |= {"seed": seed} if shares else {}
     return prepare(
         dest,
         corpus=corpus,
-        splits={split: splits[split] for split in SPLITS if split in splits},
+        splits=splits,
         readers=readers,
         vocabulary=vocabulary,
-        options={k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()} | drawn,
+        options=named | drawn | ({"seed": seed} if shares else {}),
         titles=titles,
         workers=workers,
         force=force,

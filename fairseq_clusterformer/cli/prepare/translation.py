@@ -11,17 +11,14 @@ command does nothing.
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_dest,
-    fraction,
-    prepare_folder,
-    whole_number,
-)
+from fairseq_clusterformer.cli import common
+from fairseq_clusterformer.cli.common import NUMBER, Parser, add_dest, prepare_folder
+from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.translation.build import SUBWORDS, prepare
+from fairseq_clusterformer.corpora.translation.build import prepare
 from fairseq_clusterformer.corpora.translation.corpora import (
     IWSLT14,
     MULTI30K,
@@ -78,13 +75,13 @@ def _parser() -> Parser:
     corpora = parser.corpora()
     own = corpora.add_parser("text", help="your own pairs of sentences", description=__doc__)
     add_dest(own)
-    _add_own_options(own.add_argument)
-    _add_shared_options(own.add_argument, None, "sentencepiece")
+    _add_own_options(own)
+    _add_shared_options(own, None, "sentencepiece")
     for name, known in _KNOWN.items():
         corpus = corpora.add_parser(name, help=known.about, description=__doc__)
         add_dest(corpus, name)
-        _add_known_options(corpus.add_argument, known)
-        _add_shared_options(corpus.add_argument, known.operations, "subword-nmt")
+        _add_known_options(corpus, known)
+        _add_shared_options(corpus, known.operations, "subword-nmt")
     return parser
 
 
@@ -94,87 +91,61 @@ def _language(text: str) -> str:
     return text
 
 
-def _add_own_options(add: Callable[..., object]) -> None:
+def _add_own_options(parser: Parser) -> None:
+    add = partial(common.add, parser)
     for side in ("source", "target"):
-        add(
-            f"--{side}-lang",
-            metavar="LANG",
-            type=_language,
-            required=True,
-            help=f"the code of the {side} language, such as fr or en",
-        )
-    files = _FILES.format("SOURCE_LANG", "TARGET_LANG", "source<TAB>target")
-    for split in ("train", "valid", "test"):
-        drawn = "" if split == "train" else " (default: drawn from --train)"
-        add(
-            f"--{split}",
-            metavar="PREFIX",
-            type=Path,
-            nargs="+",
-            default=[],
-            required=split == "train",
-            help=files if split == "train" else f"as --train{drawn}",
-        )
+        about = f"the code of the {side} language, such as fr or en"
+        add(f"--{side}-lang", about, metavar="LANG", type=_language, required=True)
+    files = {"metavar": "PREFIX", "type": Path, "nargs": "+"}
+    about = _FILES.format("SOURCE_LANG", "TARGET_LANG", "source<TAB>target")
+    add("--train", about, **files, required=True)
     for split in ("valid", "test"):
+        about = "as --train (default: drawn from --train)"
+        add(f"--{split}", about, **files, default=())
         add(
             f"--{split}-fraction",
-            metavar="F",
-            type=fraction,
-            help=f"the part of all different pairs that becomes {split} (default: 0.05, 2,000 "
-            "pairs at most); a training pair that shares a sentence with valid or test is dropped",
+            f"the part of all different pairs that becomes {split} (default: 0.05, 2,000 pairs at "
+            "most); a training pair that shares a sentence with valid or test is dropped",
         )
-    add("--lowercase", action="store_true", help="make all text lower case")
+    add("--lowercase", "make all text lower case", action="store_true")
 
 
-def _add_known_options(add: Callable[..., object], known: _Known) -> None:
+def _add_known_options(parser: Parser, known: _Known) -> None:
     places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
     checked = all(archive.checksum for archive in known.archives)
-    add(
+    common.add(
+        parser,
         "--source",
-        metavar="DIR",
-        type=Path,
-        help=f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
+        f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
         f"{known.source}; without it, they are downloaded from {' and '.join(places)}"
         + ("" if checked else "; nobody publishes a checksum to verify the download with"),
     )
-    add(
+    files = _FILES.format("de", "en", "English<TAB>German")
+    parser.add_argument(
         "--extra-train",
         metavar="PREFIX",
         type=Path,
         action="append",
         default=[],
-        help="more training text, not tokenised: "
-        + _FILES.format("de", "en", "English<TAB>German")
-        + "; a pair that shares a sentence with valid or test is dropped; may be repeated",
+        help=f"more training text, not tokenised: {files}; a pair that shares a sentence with "
+        "valid or test is dropped; may be repeated",
     )
 
 
-def _add_shared_options(
-    add: Callable[..., object], operations: int | None, vocabulary: str
-) -> None:
-    default = "%(default)s" if operations else f"{SUBWORDS}, or fewer where the text gives fewer"
-    add(
-        "--bpe-operations",
-        metavar="N",
-        type=whole_number,
-        default=operations,
-        help=f"subwords to learn: merges of subword-nmt, or pieces of sentencepiece (default: "
-        f"{default})",
-    )
+def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str) -> None:
+    add = partial(common.add, parser)
+    about = "subwords to learn: merges of subword-nmt, or pieces of sentencepiece"
+    if not operations:
+        about += f" (default: {SUBWORDS}, or fewer where the text gives fewer)"
+    add("--bpe-operations", about, **NUMBER, default=operations)
     add(
         "--vocabulary",
+        "subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
+        "sentencepiece: subwords of the text as it is, in any language",
         choices=("subword-nmt", "sentencepiece"),
         default=vocabulary,
-        help="subword-nmt: subwords of the tokens of Moses, which knows some 40 languages; "
-        "sentencepiece: subwords of the text as it is, in any language (default: %(default)s)",
     )
-    add(
-        "--workers",
-        metavar="N",
-        type=whole_number,
-        default=1,
-        help="processes that tokenise (default: %(default)s)",
-    )
+    add("--workers", "processes that tokenise")
 
 
 def main(arguments: Sequence[str]) -> int:

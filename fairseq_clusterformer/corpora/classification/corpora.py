@@ -95,6 +95,20 @@ def _find_one(source: Path, pattern: str) -> Path | None:
     return found[0] if found else None
 
 
+_DEV = {"train": "train", "valid": "dev", "test": "test"}
+
+
+def _layout(pattern: str, **names: str) -> Parts:
+    """Return the layout of one file for each part; {} stands for the part's name in `names`."""
+    return {part: (pattern.format(name),) for part, name in names.items()}
+
+
+def _aligned(**names: str) -> Parts:
+    """Return the layout of castorini/data."""
+    files = ("sim.txt", "id.txt", "a.toks", "b.toks")
+    return {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
+
+
 # Ten-fold cross-validation: one sentence each
 
 
@@ -103,36 +117,27 @@ def _sentences(name: str, count: int, files: str, source: Path) -> LabelledCorpu
     if name == "mr":
         layouts.append({"all": ("rt-polarity.neg", "rt-polarity.pos")})
     number, found = find_files(source, name, layouts)
-    return LabelledCorpus(
-        name,
-        BINARY,
-        found,
-        partial((read_labelled_lines, read_class_files)[number], encoding="latin-1"),
-        folds=10,
-        tokenised=True,
-        published={"all": count},
-    )
+    read = partial((read_labelled_lines, read_class_files)[number], encoding="latin-1")
+    published = {"all": count}
+    return LabelledCorpus(name, BINARY, found, read, folds=10, tokenised=True, published=published)
 
 
 # 20 Newsgroups, by date
 
 
-_ARCHIVE = "20news-bydate.tar.gz"
-
-
 def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> LabelledCorpus:
     """Return 20 Newsgroups, whose `read` takes away the parts of a post that `strip` names."""
-    folders = {part: f"20news-bydate-{part}" for part in ("train", "test")}
+    layout = _layout("20news-bydate-{}", train="train", test="test")
     archive = source
     if not source.is_file():
-        layouts = [{part: (name,) for part, name in folders.items()}, {"": (_ARCHIVE,)}]
+        layouts = [layout, {"": ("20news-bydate.tar.gz",)}]
         number, files = find_files(source, "20news", layouts)
         archive = files[""][0] if number else None
     if archive:
-        files = {part: (archive / name,) for part, name in folders.items()}
+        files = {part: (archive / name,) for part, (name,) in layout.items()}
     return LabelledCorpus(
         "20news",
-        dict(zip(GROUPS, GROUPS, strict=True)),
+        {group: group for group in GROUPS},
         files,
         partial(read_posts, strip=strip),
         published={"train": 11_314, "test": 7_532},
@@ -150,13 +155,10 @@ _read_snli = partial(
 
 def snli(source: Path) -> LabelledCorpus:
     """Return SNLI 1.0; pairs without a gold label are dropped."""
-    parts = {"train": "train", "valid": "dev", "test": "test"}
-    layout = {part: (f"snli_1.0_{name}*.jsonl*",) for part, name in parts.items()}
-    _, files = find_files(source, "snli", [layout])
     return LabelledCorpus(
         "snli",
-        dict(zip(_NLI, _NLI, strict=True)),
-        files,
+        {name: name for name in _NLI},
+        find_files(source, "snli", [_layout("snli_1.0_{}*.jsonl*", **_DEV)])[1],
         _read_snli,
         inputs=2,
         published={"train": 549_367, "valid": 9_842, "test": 9_824},
@@ -165,13 +167,9 @@ def snli(source: Path) -> LabelledCorpus:
 
 def scitail(source: Path) -> LabelledCorpus:
     """Return SciTail, from its tsv_format or its snli_format."""
-    parts = {"train": "train", "valid": "dev", "test": "test"}
-    layouts = [
-        {part: (f"{folder}scitail_1.0_{name}.{end}",) for part, name in parts.items()}
-        for end, folders in (("tsv", ("", "tsv_format/")), ("txt", ("", "snli_format/")))
-        for folder in folders
-    ]
-    number, files = find_files(source, "scitail", layouts)
+    places = ("scitail_1.0_{}.tsv", "tsv_format/scitail_1.0_{}.tsv")
+    places += ("scitail_1.0_{}.txt", "snli_format/scitail_1.0_{}.txt")
+    number, files = find_files(source, "scitail", [_layout(place, **_DEV) for place in places])
     names = ("text1", "text2", "label")
     columns = partial(read_table, names=names, label="label", texts=names[:2])
     return LabelledCorpus(
@@ -186,8 +184,7 @@ def scitail(source: Path) -> LabelledCorpus:
 
 def sick(source: Path) -> LabelledCorpus:
     """Return SICK with its entailment judgements; its trial set is valid."""
-    parts = {"train": "train", "valid": "trial", "test": "test_annotated"}
-    layout = {part: (f"SICK_{name}.txt",) for part, name in parts.items()}
+    layout = _layout("SICK_{}.txt", train="train", valid="trial", test="test_annotated")
     return LabelledCorpus(
         "sick",
         {name.upper(): name for name in _NLI},
@@ -200,64 +197,38 @@ def sick(source: Path) -> LabelledCorpus:
 
 # Text matching
 
-
-def _aligned(parts: dict[str, str]) -> Parts:
-    """Return the layout of castorini/data."""
-    names = ("sim.txt", "id.txt", "a.toks", "b.toks")
-    return {part: tuple(f"{folder}/{name}" for name in names) for part, folder in parts.items()}
+_matching = partial(LabelledCorpus, labels=BINARY, inputs=2)
 
 
 def quora(source: Path) -> LabelledCorpus:
     """Return Quora's question pairs, as Wang et al. (2017) split them or as they were released."""
-    parts = {"train": "train", "valid": "dev", "test": "test"}
-    layouts = [
-        {part: (f"{name}.tsv",) for part, name in parts.items()},
-        {"all": ("quora_duplicate_questions.tsv",)},
-    ]
-    number, files = find_files(source, "quora", layouts[::-1])
-    if number:
-        return LabelledCorpus(
-            "quora",
-            BINARY,
-            files,
-            partial(
-                read_table,
-                names=("label", "text1", "text2", "id"),
-                label="label",
-                texts=("text1", "text2"),
-            ),
-            inputs=2,
-            tokenised=True,
-            published={"train": 384_348, "valid": 10_000, "test": 10_000},
-        )
-    texts = ("question1", "question2")
-    read = partial(read_table, label="is_duplicate", texts=texts, quoted=True)
-    return LabelledCorpus("quora", BINARY, files, read, inputs=2)
+    layouts = [{"all": ("quora_duplicate_questions.tsv",)}, _layout("{}.tsv", **_DEV)]
+    is_divided, files = find_files(source, "quora", layouts)
+    if not is_divided:
+        texts = ("question1", "question2")
+        read = partial(read_table, label="is_duplicate", texts=texts, quoted=True)
+        return _matching("quora", files=files, read=read)
+    names = ("label", "text1", "text2", "id")
+    return _matching(
+        "quora",
+        files=files,
+        read=partial(read_table, names=names, label="label", texts=names[1:3]),
+        tokenised=True,
+        published={"train": 384_348, "valid": 10_000, "test": 10_000},
+    )
 
 
 def wikiqa(source: Path) -> LabelledCorpus:
     """Return WikiQA with the question of each pair as its group."""
-    parts = {"train": "train", "valid": "dev", "test": "test"}
-    original = {part: (f"WikiQA-{name}.tsv",) for part, name in parts.items()}
-    number, files = find_files(source, "wikiqa", [original, _aligned(parts)])
-    if number:
-        return LabelledCorpus(
-            "wikiqa",
-            BINARY,
-            files,
-            read_aligned,
-            inputs=2,
-            tokenised=True,
-            grouped=True,
-            published={"train": 8_672, "valid": 1_130, "test": 2_351},
-        )
-    return LabelledCorpus(
-        "wikiqa",
-        BINARY,
-        files,
-        partial(read_table, label="Label", texts=("Question", "Sentence"), group="QuestionID"),
-        inputs=2,
-        grouped=True,
+    layouts = [_layout("WikiQA-{}.tsv", **_DEV), _aligned(**_DEV)]
+    is_aligned, files = find_files(source, "wikiqa", layouts)
+    corpus = partial(_matching, "wikiqa", files=files, grouped=True)
+    if is_aligned:
+        published = {"train": 8_672, "valid": 1_130, "test": 2_351}
+        return corpus(read=read_aligned, tokenised=True, published=published)
+    texts = ("Question", "Sentence")
+    return corpus(
+        read=partial(read_table, label="Label", texts=texts, group="QuestionID"),
         published={"train": 20_360, "valid": 2_733, "test": 6_165},
     )
 
@@ -265,16 +236,14 @@ def wikiqa(source: Path) -> LabelledCorpus:
 def msrp(source: Path) -> LabelledCorpus:
     """Return Microsoft's paraphrase corpus, as it was released or from castorini/data."""
     parts = {"train": "train", "test": "test"}
-    original = {part: (f"msr_paraphrase_{part}.txt",) for part in parts}
-    number, files = find_files(source, "msrp", [original, _aligned(parts)])
+    layouts = [_layout("msr_paraphrase_{}.txt", **parts), _aligned(**parts)]
+    is_aligned, files = find_files(source, "msrp", layouts)
     columns = partial(read_table, label="Quality", texts=("#1 String", "#2 String"))
-    return LabelledCorpus(
+    return _matching(
         "msrp",
-        BINARY,
-        files,
-        (columns, read_aligned)[number],
-        inputs=2,
-        tokenised=bool(number),
+        files=files,
+        read=read_aligned if is_aligned else columns,
+        tokenised=bool(is_aligned),
         published={"train": 4_076, "test": 1_725},
     )
 

@@ -9,27 +9,14 @@ from pathlib import Path, PurePath
 from fairseq_clusterformer.corpora.classification.readers import Example
 from fairseq_clusterformer.errors import UserError
 
-GROUPS = (
-    "alt.atheism",
-    "comp.graphics",
-    "comp.os.ms-windows.misc",
-    "comp.sys.ibm.pc.hardware",
-    "comp.sys.mac.hardware",
-    "comp.windows.x",
-    "misc.forsale",
-    "rec.autos",
-    "rec.motorcycles",
-    "rec.sport.baseball",
-    "rec.sport.hockey",
-    "sci.crypt",
-    "sci.electronics",
-    "sci.med",
-    "sci.space",
-    "soc.religion.christian",
-    "talk.politics.guns",
-    "talk.politics.mideast",
-    "talk.politics.misc",
-    "talk.religion.misc",
+GROUPS = tuple(
+    """
+    alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware
+    comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles
+    rec.sport.baseball rec.sport.hockey sci.crypt sci.electronics sci.med sci.space
+    soc.religion.christian talk.politics.guns talk.politics.mideast talk.politics.misc
+    talk.religion.misc
+    """.split()
 )
 
 _QUOTE = re.compile(
@@ -87,18 +74,12 @@ def read_posts(files: Sequence[Path], strip: Sequence[str]) -> Iterator[Example]
         yield Example(group, (text,), f"{folder}/{group}/{number}")
 
 
-Posts = dict[tuple[str, str], bytes]
+def _folder_posts(folder: Path) -> dict[tuple[str, str], bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {_key(folder, path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def _folder_posts(folder: Path) -> Posts:
-    posts = {}
-    for path in folder.rglob("*"):
-        if path.is_file():
-            posts[_key(folder, path.relative_to(folder))] = path.read_bytes()
-    return posts
-
-
-def _archive_posts(folder: Path) -> Posts:
+def _archive_posts(folder: Path) -> dict[tuple[str, str], bytes]:
     posts, path = {}, folder.parent
     try:
         with tarfile.open(path, "r|*") as archive:

@@ -1,7 +1,6 @@
 """A user's own labelled texts and pairs: TSV, CSV, JSON lines, lines, or a folder per label."""
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.readers import (
     Example,
@@ -20,16 +20,15 @@ from fairseq_clusterformer.corpora.classification.readers import (
     short,
     some,
 )
-from fairseq_clusterformer.corpora.translation.pairs import read_lines
+from fairseq_clusterformer.corpora.lines import OPENERS, read_lines
+from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
 FORMATS = ("tsv", "csv", "jsonl", "lines")
 _SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
-_PACKED = (".gz", ".bz2", ".xz", ".zip")
 _READ = (*_SUFFIXES, ".txt", ".label", ".labels", ".all")
 # The names of texts that are looked for unless the user gives others.
 _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
-_SPLITS = {"train": "train", "valid": "valid|validation|val|dev", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,11 @@ def own_corpus(
         UserError: if nothing is found there, or if the labels make no sense.
     """
     files = _find_parts(source)
-    files |= {part: _data(path, f"--{part}") for part, path in _given(valid=valid, test=test)}
+    files |= {
+        part: _data(path, f"--{part}")
+        for part, path in (("valid", valid), ("test", test))
+        if path is not None
+    }
     if "train" not in files:
         raise bad_option("SOURCE", source, "a file or folder with training data", "no train")
     read = partial(_read, layout=layout)
@@ -101,10 +104,6 @@ def own_corpus(
     )
 
 
-def _given(**paths: Path | None) -> Iterator[tuple[str, Path]]:
-    return ((part, path) for part, path in paths.items() if path is not None)
-
-
 def _data(path: Path, option: str) -> tuple[Path, ...]:
     """Return a file, or a folder of labels."""
     if not path.exists():
@@ -120,10 +119,9 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
     folders = [path for path in entries if path.is_dir()]
     files = [path for path in entries if path.is_file() and _suffix(path) in _READ]
     for of_kind in (folders, files):
-        parts = {part: tuple(p for p in of_kind if _is_of(part, p)) for part in _SPLITS}
+        parts = {part: tuple(p for p in of_kind if split_of(p) == part) for part in SPLITS}
         if parts["train"]:
-            used = sum(parts.values(), ())
-            if unused := [path.name for path in of_kind if path not in used]:
+            if unused := [path.name for path in of_kind if not split_of(path)]:
                 print(f"{source}: passed over, in no split: {some(unused)}", file=sys.stderr)
             return {part: found for part, found in parts.items() if found}
     if len(folders) > 1:
@@ -141,27 +139,18 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
 
 def _suffix(path: Path) -> str:
     """Return a file's suffix, without what says that it is packed."""
-    return (path.with_suffix("") if path.suffix in _PACKED else path).suffix
-
-
-def _is_of(part: str, path: Path) -> bool:
-    """Whether a name says that it is of a split: the split is a word of it."""
-    return bool(re.search(rf"(^|[^a-z])({_SPLITS[part]})([^a-z]|$)", path.name.lower()))
+    return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
 def _read(files: Sequence[Path], *, layout: Layout) -> Iterator[Example]:
     """Yield the examples of files, and of folders that hold a folder per label."""
     for path in files:
         if path.is_dir():
-            examples = _read_folders(path, layout)
+            read = _read_folders
         else:
-            examples = {
-                "tsv": _read_table,
-                "csv": _read_table,
-                "jsonl": _read_objects,
-                "lines": _read_lines,
-            }[_format(path, layout)](path, layout)
-        for example in examples:
+            format_ = _format(path, layout)
+            read = {"jsonl": _read_objects, "lines": _read_lines}.get(format_, _read_table)
+        for example in read(path, layout):
             label = " ".join(example.label.split())
             if not label:
                 raise UserError(f"{example.where}: the label is empty; allowed: a label")

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.corpora.translation.pairs import read_lines
+from fairseq_clusterformer.corpora.lines import read_lines
 from fairseq_clusterformer.errors import UserError
 
 _NAMES = {"\t": "tabs", ",": "commas"}

@@ -31,11 +31,13 @@ class Vocabulary:
     Args:
         model: a folder with GPT-2's files, or a sentencepiece model.
         train: the number of pieces of a sentencepiece model.
+        at_most: train fewer pieces, if the text gives no more.
         dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
     """
 
     model: Path | None = None
     train: int | None = None
+    at_most: bool = False
     dictionary: Path | None = None
 
 
@@ -71,6 +73,7 @@ def prepare(
             for split, paths in splits.items()
         },
         "subwords": vocabulary.train or _checksums(vocabulary.model),
+        **({"at most": True} if vocabulary.at_most else {}),
         "dictionary": vocabulary.dictionary and _checksums(vocabulary.dictionary),
         "titles": titles,
         "options": options,
@@ -81,7 +84,7 @@ def prepare(
     def build_model(work: Path, out: Path) -> dict:
         if vocabulary.train:
             records = chain.from_iterable(readers["train"](p, Drops()) for p in splits["train"])
-            _train(records, vocabulary.train, work / "train.txt", out)
+            _train(records, vocabulary, work / "train.txt", out)
         _copy_model(vocabulary, out)
         return {}
 
@@ -179,7 +182,7 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
     return counts | {"dropped": drops.counts.total()}, drops
 
 
-def _train(records: Iterable[Record], pieces: int, text: Path, out: Path) -> None:
+def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
     """Train a sentencepiece model on questions and paragraphs, each text once."""
     from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.subwords import MODEL
@@ -191,8 +194,8 @@ def _train(records: Iterable[Record], pieces: int, text: Path, out: Path) -> Non
                 seen.add(key)
                 file.write(line + "\n")
     if not seen:
-        raise UserError("--sentencepiece: train has no question to train on")
-    binarize.train_sentencepiece([text], pieces, out / MODEL, "--sentencepiece")
+        raise UserError("train has no question to learn subwords from; allowed: one or more")
+    binarize.train_sentencepiece([text], vocabulary.train, out / MODEL, at_most=vocabulary.at_most)
 
 
 def _lines(record: Record) -> Iterator[str]:

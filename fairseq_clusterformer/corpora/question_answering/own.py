@@ -23,7 +23,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     json_file,
     json_lines,
 )
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.corpora.splits import draw
 
 FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -114,13 +114,12 @@ def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
 Reader = Callable[[Path, Drops], Iterator[Record]]
 
 
-def draw_splits(
+def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
     """Return a reader for train and for each split of `shares`, all of the same files.
 
-    No document is in two splits. Documents are drawn at random, as long as each brings a split
-    closer to its share of the questions.
+    No document is in two splits; documents are drawn at random.
 
     Args:
         shares: of all questions.
@@ -129,27 +128,14 @@ def draw_splits(
         UserError: if there are too few documents.
     """
     sizes = Counter(document_of(r) for path in paths for r in reader(path, Drops()))
-    if len(sizes) <= len(shares):
-        raise UserError(
-            f"{paths[0]}: {len(sizes)} documents are too few to draw {' and '.join(shares)} from; "
-            "allowed: more documents, or files of each split"
-        )
-    order, split_of = sorted(sizes), {}
+    order = sorted(sizes)
     random.Random(seed).shuffle(order)
-    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
-        wanted, taken = share * sizes.total(), []
-        for document in order[:-others]:  # the other splits get one at least
-            if sizes[document] < 2 * wanted:
-                taken.append(document)
-                wanted -= sizes[document]
-        taken = taken or [min(order, key=sizes.get)]
-        order = [document for document in order if document not in taken]
-        split_of |= dict.fromkeys(taken, split)
+    drawn = draw(sizes, shares, order, f"documents of {paths[0]}")
 
     def read(path: Path, drops: Drops, *, split: str, **options) -> Iterator[Record]:
         # what is left out is reported once, with train
         for record in reader(path, drops if split == "train" else Drops(), **options):
-            if split_of.get(document_of(record), "train") == split:
+            if drawn.get(document_of(record), "train") == split:
                 yield record
 
     return {split: partial(read, split=split) for split in ("train", *shares)}

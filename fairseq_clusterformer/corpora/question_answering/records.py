@@ -5,20 +5,15 @@ character. Whatever cannot be a record is dropped, and reported with file, place
 whole file of another kind ends in a `UserError`.
 """
 
-import bz2
-import gzip
 import json
-import lzma
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.errors import UserError
-
-_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
 
 @dataclass(frozen=True)
@@ -168,19 +163,13 @@ def json_lines(path: Path, drops: Drops) -> Items:
     Raises:
         UserError: if the file cannot be read or unpacked to its end.
     """
-    number = 0
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                place = f"{path}: line {number:,}"
-                try:
-                    yield place, parse_json(line)
-                except Unusable as error:
-                    drops.add(place, error.reason, error.detail)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
+    for number, line in enumerate(raw_lines(path, None), 1):
+        if line.strip():
+            place = f"{path}: line {number:,}"
+            try:
+                yield place, parse_json(line)
+            except Unusable as error:
+                drops.add(place, error.reason, error.detail)
 
 
 def json_file(path: Path) -> Any:
@@ -190,12 +179,9 @@ def json_file(path: Path) -> Any:
         UserError: if it cannot be read, is not UTF-8 or not JSON.
     """
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            return parse_json(file.read())
+        return parse_json(b"".join(raw_lines(path, None)))
     except Unusable as error:
         raise UserError(f"{path}: {error.reason}: {error.detail}") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
 
 
 def parse_json(data: bytes) -> Any:

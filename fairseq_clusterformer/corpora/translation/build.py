@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.translation.corpora import ParallelCorpus
@@ -26,8 +27,6 @@ from fairseq_clusterformer.corpora.translation.pairs import (
 )
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.text import TextPipeline
-
-SUBWORDS = 8_000  # where the user gives no number
 
 Counts = dict[str, dict[str, int]]
 

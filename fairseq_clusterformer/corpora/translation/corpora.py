@@ -13,7 +13,7 @@ from pathlib import Path
 from fairseq_clusterformer.corpora.download import Archive, obtain
 from fairseq_clusterformer.corpora.translation.pairs import (
     Pairs,
-    draw,
+    draw_pairs,
     file_sizes,
     pair_files,
     pairs_of,
@@ -95,7 +95,7 @@ def own_pairs(
         languages: source and target.
         files: what --train, --valid and --test give; see `pair_files`. Without files, valid and
             test are drawn from train.
-        fractions: of train, for "valid" and "test"; see `draw`.
+        fractions: of train, for "valid" and "test"; see `draw_pairs`.
 
     Raises:
         UserError: if files are missing.
@@ -116,9 +116,8 @@ def own_pairs(
         return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
 
     def read(_work: Path) -> dict[str, Pairs]:
-        part = draw(partial(pairs, "train"), drawn) if drawn else pairs
-        others = {split: (part if split in drawn else pairs)(split) for split in fractions}
-        return {**others, "train": part("train")}
+        given = {split: pairs(split) for split in (*fractions, "train")}
+        return given | (draw_pairs(partial(pairs, "train"), drawn) if drawn else {})
 
     sizes = {split: file_sizes(chain.from_iterable(parts)) for split, parts in found.items()}
     return ParallelCorpus(

@@ -7,6 +7,7 @@ from itertools import product, zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.lines import OPENERS, read_lines
+from fairseq_clusterformer.corpora.splits import draw
 from fairseq_clusterformer.errors import UserError, bad_option
 
 Pair = tuple[str, str]
@@ -84,29 +85,28 @@ def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[
         yield fields[order[0]], fields[order[1]]
 
 
-def draw(read: Callable[[], Pairs], parts: dict[str, float | None]) -> Callable[[str], Pairs]:
-    """Draw pairs by a checksum of their text, so that equal pairs come to the same part.
+def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> dict[str, Pairs]:
+    """Draw splits by a checksum of the pairs' text, so that equal pairs come to the same split.
 
     Args:
         read: reads all pairs anew at each call.
-        parts: for each part its fraction of the different pairs; None: 5 %, 2,000 at most.
+        shares: for each split its share of the different pairs; None: 5 %, 2,000 at most.
 
     Returns:
-        a function that yields the pairs of a part; those of no part are "train".
+        the pairs of train and of each split.
 
     Raises:
         UserError: if there are too few different pairs.
     """
     keys = sorted(set(map(_key, read())))
-    if len(keys) <= len(parts):
-        allowed = f"more than {len(parts)}, to draw {' and '.join(parts)} from"
-        raise UserError(f"--train has {len(keys)} different pairs; allowed: {allowed}")
-    part_of: dict[int, str] = {}
-    for part, fraction in parts.items():
-        wanted = min(0.05 * len(keys), 2000) if fraction is None else fraction * len(keys)
-        first = len(part_of)
-        part_of |= dict.fromkeys(keys[first : first + max(1, round(wanted))], part)
-    return lambda part: (pair for pair in read() if part_of.get(_key(pair), "train") == part)
+    usual = min(0.05, 2000 / max(1, len(keys)))
+    given = {split: share or usual for split, share in shares.items()}
+    drawn = draw(dict.fromkeys(keys, 1), given, keys, "different pairs of --train")
+
+    def pairs_of_split(split: str) -> Pairs:
+        return (pair for pair in read() if drawn.get(_key(pair), "train") == split)
+
+    return {split: pairs_of_split(split) for split in (*shares, "train")}
 
 
 def _key(pair: Pair) -> int:
