@@ -26,11 +26,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.read import DocumentReader, FoundAnswer, Section
+    from fairseq_clusterformer.inference.read import DocumentReader, Section
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,10 +89,7 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _answer(
-    reader: "DocumentReader",
-    sections: Sequence["Section"],
-    question: str,
-    args: argparse.Namespace,
+    reader: "DocumentReader", sections: list["Section"], question: str, args: argparse.Namespace
 ) -> None:
     """Print the best answers, and write the page if one is asked for."""
     from fairseq_clusterformer.inference.read import confidence
@@ -102,7 +99,12 @@ def _answer(
         print(f"Most likely, no answer here ({confidence(ranking.no_answer)}).", end=" ")
         print("The best guesses are:" if ranking.answers else "")
     for place, found in enumerate(ranking.answers, 1):
-        print("\n".join(_lines(place, found)))
+        before, text, behind = found.around()
+        print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")
+        if found.paragraph is not None:
+            first, last = found.characters
+            print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")
+        print(f"\n   {before}[{text}]{behind}" if before or behind else "")
     sys.stdout.flush()
     if args.html:
         from fairseq_clusterformer.visual.pages import answer_page
@@ -113,55 +115,19 @@ def _answer(
             raise bad_option("--html", args.html, "a file to write to", error.strerror) from None
 
 
-def _lines(place: int, found: "FoundAnswer") -> Iterator[str]:
-    """What is printed of an answer."""
-    from fairseq_clusterformer.inference.read import confidence
-
-    before, text, behind = found.around()
-    yield f"{place}. {text}"
-    where = found.file
-    if found.paragraph is not None:
-        first, last = found.characters
-        where += f", paragraph {found.paragraph + 1}, characters [{first}, {last})"
-    yield f"   {confidence(found.probability)}: {where}"
-    if before or behind:
-        yield f"   {before}[{text}]{behind}"
-
-
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer answer", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help="a reader's checkpoint or bundle")
-    add(
-        "--document",
-        required=True,
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="files of text, Markdown, HTML or PDF, and folders of them",
-    )
+    add_model(parser, "a reader's checkpoint or bundle")
+    kinds = "files of text, Markdown, HTML or PDF, and folders of them"
+    add("--document", required=True, nargs="+", help=kinds, **PATH)
     add("--question", action="append", default=[], metavar="TEXT", help="may be repeated")
     add("--interactive", action="store_true", help="read questions from stdin")
-    add(
-        "--data",
-        metavar="FOLDER",
-        help="the prepared folder of the training (default: where the checkpoint says)",
-    )
-    add("--top", type=whole_number, default=3, help="answers to print (default: %(default)s)")
+    add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
     add("--encoding", metavar="NAME", help="of text and HTML (default: their own, else UTF-8)")
-    add(
-        "--main-text",
-        action="store_true",
-        help="of HTML, read the main text alone, without menus, by trafilatura (default: all "
-        "text that the page shows)",
-    )
-    add(
-        "--tokens-at-once",
-        type=whole_number,
-        default=100_000,
-        metavar="N",
-        help="subwords of a document that are read at once (default: %(default)s)",
-    )
-    add("--cpu", action="store_true", help="do not use an accelerator")
+    menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
+    add("--main-text", action="store_true", help=menus)
+    at_once = "subwords of a document that are read at once (default: %(default)s)"
+    add("--tokens-at-once", default=100_000, help=at_once, **NUMBER)
     return parser

@@ -15,122 +15,19 @@ The checkpoint's task decides what is drawn into the folder drawn:
 The picture shows one layer (--layer, counted from 0), the page all layers that cluster.
 """
 
+import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.cli.common import Parser
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, write_aside
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.load import Loaded
+    from matplotlib.figure import Figure
+
     from fairseq_clusterformer.visual.words import ClusteredLayer, ClusteredText
-
-
-def draw(
-    checkpoint: Path | str,
-    text: Path,
-    out: Path,
-    *,
-    data: Path | str | None = None,
-    layer: int | None = None,
-    question: str | None = None,
-) -> str:
-    """Write ``clusters.png`` and ``clusters.html`` into a folder, each whole or not at all.
-
-    Args:
-        checkpoint: of a language model or a reader with a layer that clusters, or a bundle.
-        text: file with the passage; for a reader, the document.
-        out: folder, made if missing.
-        data: the prepared folder; None: where the checkpoint says.
-        layer: of the picture, from 0; None: the last one that clusters.
-        question: that the reader reads the document for.
-
-    Returns:
-        The label of the layer in the picture.
-
-    Raises:
-        UserError: for what is missing or something else.
-    """
-    from fairseq.models import FairseqLanguageModel
-
-    from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-    from fairseq_clusterformer.visual import figure, language_model, pages
-
-    loaded = load_checkpoint(checkpoint, data=data)
-    if isinstance(loaded.model, ClusterformerReader):
-        clustered, words = _of_document(loaded, text, question)
-    elif isinstance(loaded.model, FairseqLanguageModel):
-        if question is not None:
-            raise bad_option("--question", question, "none for a language model")
-        clustered, words = language_model.read_clusters(loaded, text), None
-    else:
-        allowed = "a language model or a reader"
-        raise bad_option(
-            "--checkpoint", checkpoint, allowed, f"is a {type(loaded.model).__name__}"
-        )
-    chosen = _chosen(clustered, layer)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        partial = out / "clusters.partial"
-        if words is None:
-            figure.save_figure(clustered, chosen, partial)
-        else:
-            from fairseq_clusterformer.visual.document import save_picture
-
-            save_picture(clustered, chosen, words, partial)
-        partial.replace(out / "clusters.png")
-        partial.write_text(pages.cluster_page(clustered, chosen), encoding="utf-8")
-        partial.replace(out / "clusters.html")
-    except OSError as error:
-        raise bad_option("--out", out, "a folder to write to", error.strerror) from None
-    return f"{chosen.name}, {chosen.heads}"
-
-
-def _of_document(
-    loaded: "Loaded", path: Path, question: str | None
-) -> tuple["ClusteredText", list[str]]:
-    """The clusters of a document in a reader, and the word of each token."""
-    from fairseq_clusterformer.inference.documents import read_source
-    from fairseq_clusterformer.inference.read import DocumentReader
-    from fairseq_clusterformer.visual import document
-    from fairseq_clusterformer.visual.language_model import describe_model
-
-    if question is None:
-        raise bad_option("--question", "missing", "a question, which a reader always needs")
-    source = read_source(path, option="--document")
-    reader = DocumentReader(loaded)
-    section = reader.sections(source, document.TOKENS)[0]
-    read = reader.read(reader.question(question), section, 1)
-    if not read.clusters:
-        allowed = "a reader with a --cluster-attention that clusters, such as kmeans"
-        raise bad_option("--checkpoint", loaded.path, allowed, "no layer clusters")
-    clustered = document.read_clusters(reader, read, describe_model(loaded))
-    return clustered, document.words_of(section)
-
-
-def _chosen(clustered: "ClusteredText", number: int | None) -> "ClusteredLayer":
-    if number is None:
-        return clustered.layers[-1]
-    by_number = {each.number: each for each in clustered.layers}
-    if number not in by_number:
-        allowed = ", ".join(map(str, by_number))
-        raise bad_option("--layer", number, allowed, "this layer does not cluster")
-    return by_number[number]
-
-
-def _draw_centroids(centroids: Path, out: Path) -> int:
-    """Write ``centroids.png`` into a folder; returns how many there are."""
-    from fairseq_clusterformer.visual.centroids import save_centroids
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        number = save_centroids(centroids, out / "centroids.partial")
-        (out / "centroids.partial").replace(out / "centroids.png")
-    except OSError as error:
-        raise bad_option("--out", out, "a folder to write to", error.strerror) from None
-    return number
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,41 +36,83 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UserError: for a mistake of the user's.
     """
+    args = _arguments(arguments)
+    from fairseq_clusterformer.visual.figure import save
+
+    if args.centroids is None:
+        figure, what, page = _clusters(args)
+        picture = args.out / "clusters.png"
+    else:
+        from fairseq_clusterformer.visual.centroids import draw_centroids
+
+        (figure, number), page = draw_centroids(args.centroids), None
+        picture, what = args.out / "centroids.png", f"{number} centroids"
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        save(figure, picture)
+        if page is not None:
+            write_aside(picture.with_suffix(".html"), page)
+    except OSError as error:
+        raise bad_option("--out", args.out, "a folder to write to", error.strerror) from None
+    print(f"{picture} ({what})" + (f" and {picture.with_suffix('.html')}" if page else ""))
+    return 0
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="clusterformer draw", description=__doc__)
     add = parser.add_argument
-    add(
-        "--checkpoint", type=Path, metavar="PATH", help="of a language model or a reader; a bundle"
-    )
+    add("--checkpoint", metavar="PATH", help="of a language model or a reader; a bundle")
     add("--centroids", type=Path, metavar="FILE", help="centroids of images, a .npz file instead")
-    add(
-        "--text",
-        "--document",
-        type=Path,
-        metavar="FILE",
-        help="the passage for a language model; the document for a reader (text, Markdown, HTML "
-        "or PDF)",
-    )
+    what = "the passage for a language model; the document for a reader"
+    add("--text", "--document", type=Path, metavar="FILE", help=what)
     add("--question", metavar="TEXT", help="for a reader, which reads the document for a question")
     add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
-    add(
-        "--data",
-        type=Path,
-        metavar="FOLDER",
-        help="the prepared folder of the training (default: where the checkpoint says)",
-    )
+    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
     add("--layer", type=int, metavar="N", help="to draw, from 0 (default: the last that clusters)")
-    options = vars(parser.parse_args(arguments))
-    centroids, out = options.pop("centroids"), options["out"]
-    if centroids is not None:
-        if extra := [
-            name for name, value in options.items() if value is not None and name != "out"
-        ]:
-            parser.error(f"--centroids is {centroids}; allowed: it alone, without --{extra[0]}")
-        print(f"{out / 'centroids.png'}: {_draw_centroids(centroids, out)} centroids")
-        return 0
+    args = parser.parse_args(arguments)
+    given = [name for name, value in vars(args).items() if value is not None and name != "out"]
+    if args.centroids is not None:
+        if extra := [name for name in given if name != "centroids"]:
+            parser.error(
+                f"--centroids is {args.centroids}; allowed: it alone, without --{extra[0]}"
+            )
+        return args
     for name in ("checkpoint", "text"):
-        if options[name] is None:
+        if name not in given:
             parser.error(f"--{name} is missing; allowed: --checkpoint and --text, or --centroids")
-    label = draw(**options)
-    print(f"{out / 'clusters.png'} ({label}) and {out / 'clusters.html'}")
-    return 0
+    return args
+
+
+def _clusters(args: argparse.Namespace) -> tuple["Figure", str, str]:
+    """The picture of one layer of a model, the layer's name, and the page of all layers."""
+    from fairseq.models import FairseqLanguageModel
+
+    from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+    from fairseq_clusterformer.visual import document, figure, language_model, pages
+
+    loaded = load_checkpoint(args.checkpoint, data=args.data)
+    if isinstance(loaded.model, ClusterformerReader):
+        if args.question is None:
+            raise bad_option("--question", "missing", "a question, which a reader always needs")
+        text, words = document.read_clusters(loaded, args.text, args.question)
+        draw = partial(document.draw_document, words=words)
+    elif isinstance(loaded.model, FairseqLanguageModel):
+        if args.question is not None:
+            raise bad_option("--question", args.question, "none for a language model")
+        text, draw = language_model.read_clusters(loaded, args.text), figure.draw_passage
+    else:
+        what = f"is a {type(loaded.model).__name__}"
+        raise bad_option("--checkpoint", args.checkpoint, "a language model or a reader", what)
+    layer = _chosen(text, args.layer)
+    return draw(text, layer), f"{layer.name}, {layer.heads}", pages.cluster_page(text, layer)
+
+
+def _chosen(text: "ClusteredText", number: int | None) -> "ClusteredLayer":
+    by_number = {each.number: each for each in text.layers}
+    if number is None:
+        return text.layers[-1]
+    if number not in by_number:
+        allowed = ", ".join(map(str, by_number))
+        raise bad_option("--layer", number, allowed, "this layer does not cluster")
+    return by_number[number]

@@ -13,14 +13,14 @@ COLUMNS = 10
 INCH = 0.8  # of one image
 
 
-def save_centroids(clusters: Path, path: Path) -> int:
-    """Draw all centroids into a PNG file. Dark is high; each image has a scale of its own.
+def draw_centroids(clusters: Path) -> tuple[Figure, int]:
+    """Draw all centroids. Dark is high; each image has a scale of its own.
 
     Args:
         clusters: the file that ``fit --out`` wrote.
 
     Returns:
-        K, the number of centroids.
+        the figure, and K, the number of centroids.
 
     Raises:
         UserError: no such file, something else, or centroids that are no square images.
@@ -42,5 +42,4 @@ def save_centroids(clusters: Path, path: Path) -> int:
     for axes, centroid in zip(grid, centroids, strict=False):
         axes.imshow(centroid.view(side, side).numpy(), cmap="gray_r", vmin=0, aspect="auto")
     figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
-    figure.savefig(path, format="png", dpi=100)
-    return num_clusters
+    return figure, num_clusters

@@ -1,5 +1,7 @@
 """The clusters of a passage in one layer as a picture, for a README or a paper."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,13 +11,7 @@ from matplotlib.patches import Rectangle
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 from fairseq_clusterformer.visual.colours import colour, pattern
-from fairseq_clusterformer.visual.words import (
-    Cluster,
-    ClusteredLayer,
-    ClusteredText,
-    Item,
-    visible,
-)
+from fairseq_clusterformer.visual.words import Cluster, ClusteredLayer, ClusteredText, visible
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -29,44 +25,29 @@ DPI = 100
 Lines = list[list[tuple[int, str]]]
 
 
-def save_figure(text: ClusteredText, layer: ClusteredLayer, path: Path) -> None:
-    """Draw the first lines of the passage and the clusters of one layer into a PNG file."""
-    tokens = text.tokens[: text.row]
-    lines = wrapped(tokens, MOST_COLUMNS)[:MOST_LINES]
-    seen = example(tokens, layer.passage[: text.row], layer.window, lines[-1][-1][0] + 1)
-    rows = sorted(layer.clusters, key=lambda c: -c.size)[:MOST_ROWS]
-    rows.sort(key=lambda c: c.index)
-    table = TITLE + LINE * len(lines)
-    height = table + HEAD + ROW * len(rows) + MARGIN // 2
-    with matplotlib.rc_context({"font.family": "DejaVu Sans", "hatch.linewidth": 0.6}):
-        drawing = Drawing(height)
-        _draw_title(drawing, text, layer, seen)
-        _draw_passage(drawing, lines, layer, seen, TITLE)
-        _draw_table(drawing, text, layer, rows, table)
-        drawing.figure.savefig(path, dpi=DPI, format="png")
-
-
-def wrapped(tokens: list[str], columns: int) -> Lines:
-    """Lines of (index of the token, character), ended by a line end or by being full."""
-    lines: Lines = [[]]
-    for i, token in enumerate(tokens):
-        for character in token:
-            if len(lines[-1]) == columns:
-                lines.append([])
-            lines[-1].append((i, character))
-            if character == "\n":
-                lines.append([])
-    return lines if lines[-1] else lines[:-1]
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG file, all or nothing. A character that the font lacks is drawn as a box."""
+    partial = path.with_name(path.name + ".partial")
+    with matplotlib.rc_context({"hatch.linewidth": 0.6}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(partial, dpi=DPI, format="png")
+    partial.replace(path)
 
 
 class Drawing:
-    """A page of pixels, with its origin at the top left; also for other pictures of clusters."""
+    """A page of pixels with a title, and its origin at the top left.
 
-    def __init__(self, height: int):
+    Args:
+        what: the line below the title.
+    """
+
+    def __init__(self, height: int, title: str, what: str):
         self.figure = Figure(figsize=(WIDTH / DPI, height / DPI), facecolor="white")
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
         self.axes.axis("off")
+        self.text(MARGIN, 38, title, 34, weight="bold")
+        self.text(MARGIN, 78, what, 21, color=SOFT)
 
     def box(self, x, y, width, height, **style) -> None:
         self.axes.add_patch(Rectangle((x, y), width, height, **{"linewidth": 0, **style}))
@@ -75,6 +56,13 @@ class Drawing:
         hatch = pattern(cluster)
         style = {"hatch": hatch, "edgecolor": "#00000033"} if hatch else {}
         self.box(x, y, width, height, facecolor=colour(cluster), **style)
+
+    def cluster_number(self, y, cluster: int) -> float:
+        """Begin a row of a table at y; returns its middle."""
+        middle = y + ROW / 2 - 3
+        self.cluster_box(MARGIN, y, 44, ROW - 8, cluster)
+        self.text(MARGIN + 22, middle, str(cluster), 22, at="center", weight="bold")
+        return middle
 
     def text(self, x, y, text, size, *, mono=False, at="left", **style) -> None:
         self.axes.text(
@@ -88,15 +76,48 @@ class Drawing:
             **{"color": INK, **style},
         )
 
+    def words(self, x, y, words: Sequence[str], room: float, *, accent: bool = False) -> None:
+        """As many words as there is room for; with `accent`, their last characters in colour."""
+        size, end = 22, x + room
+        advance = size * ADVANCE
+        for word in map(visible, words):
+            if x + advance * len(word) > end:
+                break
+            before, last = (word[:-1], word[-1]) if accent else (word, "")
+            self.text(x, y, before, size, mono=True)
+            last_x = x + advance * len(before)
+            self.text(last_x, y, last, size, mono=True, color=ACCENT, weight="bold")
+            x += advance * (len(word) + 1.4)
 
-def _draw_title(
-    drawing: Drawing, text: ClusteredText, layer: ClusteredLayer, seen: set[int]
-) -> None:
-    drawing.text(MARGIN, 38, "What clustered together", 34, weight="bold")
+
+def draw_passage(text: ClusteredText, layer: ClusteredLayer) -> Figure:
+    """Draw the first lines of the passage and the clusters of one layer."""
+    tokens = text.tokens[: text.row]
+    lines = wrapped(tokens, MOST_COLUMNS)[:MOST_LINES]
+    seen = example(tokens, layer.passage[: text.row], layer.window, lines[-1][-1][0] + 1)
+    rows = layer.largest(MOST_ROWS)
+    table = TITLE + LINE * len(lines)
     what = f"{layer.name}, {layer.heads}: each {text.unit} in the colour of its cluster"
     if seen:
         what += f"; the boxed one sees the {len(seen)} underlined"
-    drawing.text(MARGIN, 78, what, 21, color=SOFT)
+    height = table + HEAD + ROW * len(rows) + MARGIN // 2
+    drawing = Drawing(height, "What clustered together", what)
+    _draw_lines(drawing, lines, layer, seen)
+    _draw_table(drawing, text, layer, rows, table)
+    return drawing.figure
+
+
+def wrapped(tokens: list[str], columns: int) -> Lines:
+    """Lines of (index of the token, character), ended by a line end or by being full."""
+    lines: Lines = [[]]
+    for i, token in enumerate(tokens):
+        for character in token:
+            if len(lines[-1]) == columns:
+                lines.append([])
+            lines[-1].append((i, character))
+            if character == "\n":
+                lines.append([])
+    return lines if lines[-1] else lines[:-1]
 
 
 def example(tokens: list[str], clusters: list[int], window: int | None, end: int) -> set[int]:
@@ -116,14 +137,12 @@ def example(tokens: list[str], clusters: list[int], window: int | None, end: int
     return set()
 
 
-def _draw_passage(
-    drawing: Drawing, lines: Lines, layer: ClusteredLayer, seen: set[int], top: int
-) -> None:
+def _draw_lines(drawing: Drawing, lines: Lines, layer: ClusteredLayer, seen: set[int]) -> None:
     width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
     size = min(width / ADVANCE, LINE * 0.8)
     query = max(seen, default=None)
     for number, line in enumerate(lines):
-        y = top + number * LINE
+        y = TITLE + number * LINE
         for column, (i, character) in enumerate(line):
             x = MARGIN + column * width
             # half a pixel more, so that no seam shows between neighbours
@@ -140,7 +159,7 @@ def _draw_passage(
 
 
 def _draw_table(
-    drawing: Drawing, text, layer: ClusteredLayer, rows: list[Cluster], top: int
+    drawing: Drawing, text: ClusteredText, layer: ClusteredLayer, rows: list[Cluster], top: int
 ) -> None:
     bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
     unit = "characters" if text.unit == "byte" else f"{text.unit}s"
@@ -152,27 +171,11 @@ def _draw_table(
     most = max(c.share for c in rows) or 1
     for number, cluster in enumerate(rows):
         y = top + HEAD + number * ROW
-        middle = y + ROW / 2 - 3
-        drawing.cluster_box(MARGIN, y, 44, ROW - 8, cluster.index)
-        drawing.text(MARGIN + 22, middle, str(cluster.index), 22, at="center", weight="bold")
+        middle = drawing.cluster_number(y, cluster.index)
         drawing.cluster_box(bar, y, 130 * cluster.share / most, ROW - 8, cluster.index)
         drawing.text(bar + 140, middle, f"{cluster.share:.0%}", 20)
-        _draw_items(drawing, tokens, middle, cluster.tokens, words - tokens - 20, ending=False)
-        _draw_items(drawing, words, middle, cluster.endings, reach - words - 110, ending=True)
+        drawing.words(tokens, middle, [c.text for c in cluster.tokens], words - tokens - 20)
+        endings = [c.text for c in cluster.endings]
+        drawing.words(words, middle, endings, reach - words - 110, accent=True)
         if cluster.reach is not None:
             drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")
-
-
-def _draw_items(drawing: Drawing, x, y, items: list[Item], room: float, ending: bool) -> None:
-    """As many items as there is room for; the last character of a word in colour."""
-    size = 22
-    advance, end = size * ADVANCE, x + room
-    for item in items:
-        text = visible(item.text)
-        if x + advance * len(text) > end:
-            break
-        before, last = (text[:-1], text[-1]) if ending else (text, "")
-        drawing.text(x, y, before, size, mono=True)
-        last_x = x + advance * len(before)
-        drawing.text(last_x, y, last, size, mono=True, color=ACCENT, weight="bold")
-        x += advance * (len(text) + 1.4)

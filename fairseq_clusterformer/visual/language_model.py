@@ -14,7 +14,6 @@ from fairseq_clusterformer.visual.words import (
     ClusteredLayer,
     ClusteredText,
     describe,
-    readable,
     word_endings,
     word_pairs,
 )
@@ -52,7 +51,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
             f"no layer of this {type(model).__name__} clusters",
         )
     rows = [shown_tokens(coding, tokens) for tokens in counted.split(row)]
-    endings = [endings_of(coding, tokens) for tokens in rows]
+    endings = [(word_pairs if coding.unit == "word" else word_endings)(row) for row in rows]
     layers = []
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
@@ -97,12 +96,8 @@ def encode_file(coding: TextCoding, text: Path) -> Tensor:
 
 def shown_tokens(coding: TextCoding, tokens: Tensor) -> list[str]:
     """What each token shows; the first one begins a line. Joined, it is the text."""
-    return readable(coding.chunks(tokens))
-
-
-def endings_of(coding: TextCoding, tokens: list[str]) -> list[str]:
-    """What to show of each token with what stands before it."""
-    return word_pairs(tokens) if coding.unit == "word" else word_endings(tokens)
+    shown, last = list(coding.stream(tokens)), len(tokens) - 1
+    return [*shown[:last], "".join(shown[last:])]
 
 
 def describe_model(loaded: Loaded) -> str:

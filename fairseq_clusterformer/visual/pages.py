@@ -18,7 +18,7 @@ from fairseq_clusterformer.inference.read import (
     confidence,
 )
 from fairseq_clusterformer.visual.colours import css
-from fairseq_clusterformer.visual.words import Cluster, ClusteredLayer, ClusteredText, visible
+from fairseq_clusterformer.visual.words import ClusteredLayer, ClusteredText, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
 MOST_POSITIONS = 8  # of the passage, for each cluster
@@ -48,36 +48,25 @@ def cluster_page(text: ClusteredText, first: ClusteredLayer) -> str:
     Args:
         first: the layer that the page opens with.
     """
+    clusters = max(len(layer.clusters) for layer in text.layers)
     return _ENVIRONMENT.get_template("cluster_page.html").render(
+        title="What clustered together",
         text=text,
+        layers=[f"{layer.name}, {layer.heads}" for layer in text.layers],
         first=text.layers.index(first),
-        tokens=[
-            (i, token, " ".join(_classes(text, i))) for i, token in enumerate(text.tokens) if token
-        ],
+        tokens=[(i, token, SIGNS.get(token)) for i, token in enumerate(text.tokens) if token],
         labels=LABELS[text.unit],
-        listed=[_listed(layer) for layer in text.layers],
+        listed=[layer.largest(MOST_ROWS) for layer in text.layers],
         positions=positions,
         data={
             "unit": text.unit,
             "row": text.row,
+            "colours": list(map(css, range(clusters))),
             "layers": [
                 {"window": layer.window, "clusters": layer.passage} for layer in text.layers
             ],
         },
     )
-
-
-def _classes(text: ClusteredText, i: int) -> Iterator[str]:
-    """A token's cluster in each layer, and what shows a blank."""
-    yield from (f"l{n}c{layer.passage[i]}" for n, layer in enumerate(text.layers))
-    if sign := SIGNS.get(text.tokens[i]):
-        yield sign
-
-
-def _listed(layer: ClusteredLayer) -> list[Cluster]:
-    """The clusters to list: all of a few, the largest of many."""
-    largest = sorted(layer.clusters, key=lambda c: -c.size)[:MOST_ROWS]
-    return sorted(largest, key=lambda c: c.index)
 
 
 def positions(passage: list[int], cluster: int) -> str:
@@ -110,10 +99,11 @@ def answer_page(question: str, ranking: Ranking) -> str:
     for each, span in zip(ranking.answers, spans, strict=True):
         marked[each.read].update(span)
     return _ENVIRONMENT.get_template("answer_page.html").render(
-        question=question,
+        title=question,
         ranking=ranking,
         confidence=confidence,
         layers=layers,
+        first=len(layers) - 1,
         sections=[(read.section.source, list(_paragraphs(read, marked[read]))) for read in reads],
         data={
             "answers": [
@@ -131,13 +121,10 @@ def _tokens_of(found: FoundAnswer) -> list[int]:
         return []
     section, (start, end) = found.read.section, found.characters
     firsts, lasts = section.document.characters
-    numbers = section.document.paragraph_of(len(section.tokens))
-    inside = (firsts >= 0) & (firsts < end) & (lasts > start)
-    return [
-        token
-        for token in inside.nonzero()[:, 0].tolist()
-        if section.numbers[numbers[token]] == found.paragraph
-    ]
+    inside = ((firsts >= 0) & (firsts < end) & (lasts > start)).tolist()
+    paragraphs = section.paragraphs()
+    own = [tokens for number, _, tokens in paragraphs if number == found.paragraph]
+    return [token for tokens in own for token in tokens if inside[token]]
 
 
 def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
@@ -148,21 +135,11 @@ def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
     return tokens[int((lasts > found.characters[0] + start).nonzero()[0])]
 
 
-def _paragraphs(
-    read: SectionRead, marked: set[int]
-) -> Iterator[tuple[int, list[tuple[int, str, str, bool]]]]:
-    """The number of each paragraph, from 1, and its tokens.
+def _paragraphs(read: SectionRead, marked: set[int]) -> Iterator[tuple[int, list[tuple]]]:
+    """The number of each paragraph, from 1, and its tokens that show something.
 
-    Of each token: its number, blanks before its text, the text, and whether an answer has it.
+    Of each token: its number, what it shows, and whether an answer has it.
     """
-    section = read.section
-    shown = section.shown()
-    starts = [*section.document.starts.tolist(), len(shown)]
-    for i, number in enumerate(section.numbers):
-        tokens = []
-        for token in range(starts[i], starts[i + 1]):
-            text = shown[token].lstrip() or shown[token]
-            if text:
-                blanks = shown[token].removesuffix(text)
-                tokens.append((token, blanks, text, token in marked))
-        yield number + 1, tokens
+    shown = read.section.shown()
+    for number, _, tokens in read.section.paragraphs():
+        yield number + 1, [(i, shown[i], i in marked) for i in tokens if shown[i]]

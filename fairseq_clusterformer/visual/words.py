@@ -3,12 +3,11 @@
 This works on lists of tokens and of their clusters, and knows nothing of models.
 """
 
-import codecs
 import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +68,10 @@ class ClusteredLayer:
     passage: list[int]
     clusters: list[Cluster]
 
+    def largest(self, most: int) -> list[Cluster]:
+        """The clusters of most tokens, in the order of their numbers."""
+        return sorted(sorted(self.clusters, key=lambda c: -c.size)[:most], key=lambda c: c.index)
+
 
 @dataclass(frozen=True)
 class ClusteredText:
@@ -124,7 +127,6 @@ def describe(
     *,
     window: int | None = None,
     endings: Sequence[Sequence[str]],
-    most: int = 10,
 ) -> list[Cluster]:
     """Describe each cluster of one layer over a text.
 
@@ -136,8 +138,8 @@ def describe(
     """
     flat = [cluster for row in clusters for cluster in row]
     size = Counter(flat)
-    of_tokens = typical_items([t for row in rows for t in row], flat, num_clusters, most)
-    of_endings = typical_items([e for row in endings for e in row], flat, num_clusters, most)
+    of_tokens = typical_items([t for row in rows for t in row], flat, num_clusters)
+    of_endings = typical_items([e for row in endings for e in row], flat, num_clusters)
     reach = [None] * num_clusters if window is None else _reach(clusters, num_clusters, window)
     return [
         Cluster(i, size[i], size[i] / max(len(flat), 1), of_tokens[i], of_endings[i], reach[i])
@@ -173,19 +175,6 @@ def word_endings(tokens: Sequence[str]) -> list[str]:
 def word_pairs(tokens: Sequence[str]) -> list[str]:
     """Each token with the one before it; the first one alone."""
     return [before + token for before, token in zip(["", *tokens], tokens, strict=False)]
-
-
-def readable(chunks: Iterable[bytes]) -> list[str]:
-    """What each token shows of UTF-8 text that is cut anywhere: joined, it is the text.
-
-    A character that several tokens share shows at the last of them. What is not UTF-8 shows as
-    the replacement character.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    shown = [decoder.decode(chunk) for chunk in chunks]
-    if shown:
-        shown[-1] += decoder.decode(b"", final=True)
-    return shown
 
 
 def visible(text: str) -> str:

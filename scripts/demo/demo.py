@@ -18,7 +18,6 @@ FOLDER gets ``comparison.png``, ``clusters.html``, ``clusters.png``, ``generated
 done; the folder ``unfinished`` has what an interrupted run has left.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -34,7 +33,7 @@ from pathlib import Path
 
 import filelock
 
-from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.errors import UserError, bad_option
 from scripts.demo.race import Runner, race, tokens_per_second
 from scripts.demo.text import HELD_OUT, first_paragraphs, language_reference, prepare_reference
@@ -42,6 +41,8 @@ from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import ROOT, provenance
 
 PROMPT = 'The "with" statement'
+ROWS = 2  # contexts in an update
+THREADS = 1  # of each model
 LENGTH = 400  # bytes to write
 TEMPERATURE = 0.7
 SHOWN = 2000  # bytes of the passage in the pictures, at most
@@ -67,13 +68,13 @@ DEFAULT = {"arch": "clusterformer_lm_tiny", "criterion": "clusterformer_cross_en
 MODELS = {"dense": DENSE, "windows": {**DEFAULT, "attention": "window"}, "default": DEFAULT}
 
 
-def shared_options(updates: int, context: int, rows: int) -> dict:
-    """Options of ``fairseq-train`` for all models; an update sees `rows` of `context` bytes."""
+def shared_options(updates: int, context: int) -> dict:
+    """Options of ``fairseq-train`` for all models; each sees `context` bytes at once."""
     return {
         "task": "language_modeling",
         "tokens-per-sample": context,
         "sample-break-mode": "none",
-        "batch-size": rows,
+        "batch-size": ROWS,
         "max-update": updates,
         "dropout": 0.0,
         "optimizer": "adam",
@@ -93,7 +94,7 @@ def shared_options(updates: int, context: int, rows: int) -> dict:
     }
 
 
-def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> None:
+def run_demo(out: Path, updates: int, context: int) -> None:
     """The whole demo; see the module's docstring."""
     began = time.monotonic()
     with workspace(out) as work:
@@ -106,12 +107,12 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
         data = prepare_reference(out)
         runners = [Runner(name, options) for name, options in MODELS.items()]
         say(
-            f"fairseq-train, {len(runners)} models at the same time, {threads} thread(s) each: "
-            f"{updates} updates of {rows} x {context:,} bytes"
+            f"fairseq-train, {len(runners)} models at the same time, one thread each: "
+            f"{updates} updates of {ROWS} x {context:,} bytes"
         )
-        shared = shared_options(updates, context, rows)
-        race(runners, shared, data=data, work=work, threads=threads)
-        speeds = tokens_per_second(runners, rows * context)
+        shared = shared_options(updates, context)
+        race(runners, shared, data=data, work=work, threads=THREADS)
+        speeds = tokens_per_second(runners, ROWS * context)
         verdict = compare(*runners)
         print(f"\n{table(runners, speeds)}\n\n{verdict}\n")
         picture(runners, work / "comparison.png", verdict)
@@ -120,8 +121,8 @@ def run_demo(out: Path, updates: int, context: int, rows: int, threads: int) -> 
         write_and_draw(work / checkpoint, data, work, verdict)
         seconds = round(time.monotonic() - began)
         record = {
-            **provenance("bash scripts/demo.sh", threads=threads),
-            "options": {"updates": updates, "context": context, "rows": rows},
+            **provenance("bash scripts/demo.sh", threads=THREADS),
+            "options": {"updates": updates, "context": context, "rows": ROWS},
             "models": [
                 {
                     "name": runner.name,
@@ -222,7 +223,7 @@ def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
 def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> None:
     """Let the default write, and draw its clusters."""
     import fairseq_clusterformer
-    from fairseq_clusterformer.visual.figure import save_figure
+    from fairseq_clusterformer.visual.figure import draw_passage, save
     from fairseq_clusterformer.visual.language_model import read_clusters
     from fairseq_clusterformer.visual.pages import cluster_page
 
@@ -239,7 +240,7 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     clusters = read_clusters(model.loaded, work / "passage.txt")
     scores = f"The model is the demo's default. {verdict}"
     clusters = replace(clusters, note=f"{clusters.note} {scores}".strip())
-    save_figure(clusters, clusters.layers[-1], work / "clusters.png")
+    save(draw_passage(clusters, clusters.layers[-1]), work / "clusters.png")
     page = cluster_page(clusters, clusters.layers[-1])
     (work / "clusters.html").write_text(page, encoding="utf-8")
 
@@ -282,21 +283,12 @@ def publish(work: Path, out: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; a user's mistake is one line on stderr and status 1."""
     parser = Parser(prog="demo", description=__doc__)
-    for name, default, least, most, what in (
-        ("--updates", 400, 4, 100_000, "of each model"),
-        ("--context", 1024, 16, 8192, "bytes that a model sees at once"),
-        ("--rows", 2, 1, 64, "contexts in an update"),
-        ("--threads", 1, 1, 64, "of each model"),
+    for name, default, what in (
+        ("--updates", 400, "of each model"),
+        ("--context", 1024, "bytes that a model sees at once"),
     ):
-
-        def number(text: str, least: int = least, most: int = most) -> int:
-            if not text.isdecimal() or not least <= int(text) <= most:
-                allowed = f"a whole number from {least} to {most}"
-                raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
-            return int(text)
-
         text = f"{what} (default: {default})"
-        parser.add_argument(name, type=number, default=default, metavar="N", help=text)
+        parser.add_argument(name, type=whole_number, default=default, metavar="N", help=text)
     text = "folder for the results (default: demo/ in the repository)"
     parser.add_argument("--out", type=Path, default=ROOT / "demo", metavar="FOLDER", help=text)
     options = parser.parse_args(arguments)

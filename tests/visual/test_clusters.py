@@ -14,7 +14,6 @@ from torch import nn
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
 from fairseq_clusterformer.cli import main
-from fairseq_clusterformer.cli.draw import draw
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding, WordCoding
 from fairseq_clusterformer.inference.load import load_checkpoint
@@ -23,14 +22,12 @@ from fairseq_clusterformer.visual.colours import css
 from fairseq_clusterformer.visual.figure import example, wrapped
 from fairseq_clusterformer.visual.language_model import (
     encode_file,
-    endings_of,
     read_clusters,
     shown_tokens,
 )
 from fairseq_clusterformer.visual.words import (
     Item,
     describe,
-    readable,
     typical_items,
     word_endings,
     word_pairs,
@@ -142,13 +139,6 @@ def test_word_endings():
     assert word_pairs(["a", " b", "\n"]) == ["a", "a b", " b\n"]
 
 
-def test_readable_bytes_join_to_the_text():
-    shown = readable(bytes([byte]) for byte in "aé…\n".encode())
-    assert shown == ["a", "", "é", "", "", "…", "\n"]
-    assert readable([b"\xe2", b"x", b"\xc3"]) == ["", "\ufffdx", "\ufffd"]
-    assert readable([]) == []
-
-
 # Vocabularies
 
 
@@ -187,6 +177,13 @@ def word_data(texts):
     return out
 
 
+def test_bytes_of_a_character_show_it_at_the_last(byte_data):
+    coding = TextCoding.from_folder(byte_data)
+    shown = shown_tokens(coding, coding.encode("aé…\n"))
+    assert shown == ["a", "", "é", "", "", "…", "\n"]
+    assert shown_tokens(coding, coding.encode(b"\xe2x\xc3")) == ["", "\ufffdx", "\ufffd"]
+
+
 @pytest.mark.parametrize(("data", "unit"), [("byte_data", "byte"), ("piece_data", "piece")])
 def test_tokens_of_bytes_and_pieces_join_to_the_text(data, unit, texts, request):
     of_data = TextCoding.from_folder(request.getfixturevalue(data))
@@ -200,7 +197,6 @@ def test_tokens_of_words_join_to_the_words(word_data, tmp_path):
     (tmp_path / "text").write_text("the  value of\n\nnobody-wrote-this the\n")
     tokens = shown_tokens(of_data, encode_file(of_data, tmp_path / "text"))
     assert tokens == ["the", " value", " of", "\n", "\n", "<unk>", " the", "\n"]
-    assert endings_of(of_data, tokens)[1] == "the value"
 
 
 # Checkpoints, pictures and pages
@@ -272,20 +268,17 @@ def test_picture_and_page(checkpoint, byte_data, texts, tmp_path, capsys):
     assert picture_width(out / "clusters.png") == 1600
     page = (out / "clusters.html").read_text(encoding="utf-8")
     assert_stands_alone(page, PASSAGE)
-    assert page.count('<input type="radio"') == 2
-    assert 'value="1" checked' in page
-    assert "layer 1 of layers 0 to 1<small>heads 2 to 3 of heads 0 to 3, neural" in page
-    assert "layer 0 of layers 0 to 1<small>all heads, neural" in page
-    assert (
-        "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural" in capsys.readouterr().out
-    )
+    shown = "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural"
+    assert f'<option value="1" selected>{shown}<' in page
+    assert '<option value="0">layer 0 of layers 0 to 1, all heads, neural<' in page
+    assert shown in capsys.readouterr().out
 
 
 def test_layer_can_be_chosen(checkpoint, byte_data, texts, tmp_path, capsys):
     line = options(checkpoint, byte_data, texts / "passage", tmp_path)
     assert run(*line, "--layer", 0) == 0
     assert "layer 0 of layers 0 to 1, all heads, neural" in capsys.readouterr().out
-    assert 'value="0" checked' in (tmp_path / "clusters.html").read_text(encoding="utf-8")
+    assert 'value="0" selected' in (tmp_path / "clusters.html").read_text(encoding="utf-8")
 
 
 def test_clusters_are_those_of_the_model(checkpoint, byte_data, texts):
@@ -395,8 +388,7 @@ def test_options_that_do_not_go_together(checkpoint, tmp_path, capsys):
 def test_without_validation_text_the_passage_is_counted(checkpoint, byte_data, texts, tmp_path):
     """As in a bundle."""
     shutil.copy(byte_data / "dict.txt", tmp_path)
-    label = draw(checkpoint, texts / "passage", tmp_path / "out", data=tmp_path)
-    assert label == "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural"
+    assert run(*options(checkpoint, tmp_path, texts / "passage", tmp_path / "out")) == 0
     page = (tmp_path / "out" / "clusters.html").read_text(encoding="utf-8")
     length = len(PASSAGE.encode())
     assert f"counted over {length} bytes of the passage itself" in page
@@ -405,7 +397,7 @@ def test_without_validation_text_the_passage_is_counted(checkpoint, byte_data, t
 def test_a_passage_cannot_end_the_script(checkpoint, byte_data, tmp_path):
     passage = "</script><script>alert(1)</script></pre> \u2028"
     (tmp_path / "passage").write_text(passage, encoding="utf-8")
-    draw(checkpoint, tmp_path / "passage", tmp_path, data=byte_data)
+    assert run(*options(checkpoint, byte_data, tmp_path / "passage", tmp_path)) == 0
     page = (tmp_path / "clusters.html").read_text(encoding="utf-8")
     assert_stands_alone(page, passage)
     assert page.count("<script>") == page.count("</script>") == 1
