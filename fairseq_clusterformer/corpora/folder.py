@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from fairseq_clusterformer.corpora.download import digest
 from fairseq_clusterformer.errors import bad_option
 
 RECORD = "prepared.json"
-# In the working folder: what marks it as ours (the second name: older versions), and its lock.
-_MARKS = (".clusterformer", ".prepare_lm")
-_LOCK = ".clusterformer.lock"
+# In the working folder: what marks it as ours, its lock, and what outlasts an interruption.
+_MARK, _LOCK = ".clusterformer", ".clusterformer.lock"
+_KEPT = ("download", "parts")
 
 
 def make_folder(
@@ -24,7 +24,7 @@ def make_folder(
 
     Everything is written to the folder ``DEST.partial``. Its subfolder ``out`` is renamed to DEST
     when it is complete. A run that is killed leaves only ``DEST.partial``. The next run clears it,
-    but keeps finished and half-finished downloads (``work / "download"``).
+    but keeps what is in ``work / "download"`` and ``work / "parts"``.
 
     Args:
         recipe: the options, as JSON; they go into ``prepared.json``.
@@ -46,9 +46,9 @@ def make_folder(
         before = None
     if before and not force:
         _check_prepared(dest, recipe, before)
-        if _is_ours(work):  # left by a run that was killed just before its end
+        if (work / _MARK).exists():  # left by a run that was killed just before its end
             with _locked(work):
-                shutil.rmtree(work / "download", ignore_errors=True)
+                _clear(work, ())
         return None
     with _locked(work):
         out = work / "out"
@@ -62,7 +62,7 @@ def make_folder(
         if before:
             os.rename(dest, work / "before")
         os.rename(out, dest)
-        shutil.rmtree(work / "download", ignore_errors=True)
+        _clear(work, ())
     return record
 
 
@@ -103,13 +103,9 @@ def _short(value: object, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _is_ours(work: Path) -> bool:
-    return any((work / mark).exists() for mark in _MARKS)
-
-
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
-    """Lock the working folder and clear it. Remove it at the end, unless it holds downloads."""
+    """Lock the working folder and clear it. Remove it at the end, unless something is kept."""
     from filelock import FileLock, Timeout  # here, since it would slow down each --help
 
     # importing fairseq makes every logger print its debugging messages
@@ -118,10 +114,10 @@ def _locked(work: Path) -> Iterator[None]:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise bad_option("DEST", work, "a place to write to", str(error.strerror)) from None
-    if not _is_ours(work) and any(path.name != "download" for path in work.iterdir()):
+    if not (work / _MARK).exists() and any(path.name not in _KEPT for path in work.iterdir()):
         problem = "this working folder holds something else"
         raise bad_option("DEST", work, "another DEST; or move this folder away", problem)
-    (work / _MARKS[0]).touch()
+    (work / _MARK).touch()
     lock = FileLock(work / _LOCK, blocking=False)
     try:
         lock.acquire()
@@ -134,13 +130,13 @@ def _locked(work: Path) -> Iterator[None]:
     finally:
         _clear(work)
         lock.release()
-        if not any((work / "download").glob("*")):
+        if not any(any((work / kept).glob("*")) for kept in _KEPT):
             shutil.rmtree(work)
 
 
-def _clear(work: Path) -> None:
+def _clear(work: Path, kept: Sequence[str] = _KEPT) -> None:
     for path in work.iterdir():
-        if path.is_dir() and path.name != "download":
+        if path.is_dir() and path.name not in kept:
             shutil.rmtree(path)
-        elif path.is_file() and path.name not in (*_MARKS, _LOCK):
+        elif path.is_file() and path.name not in (_MARK, _LOCK):
             path.unlink()

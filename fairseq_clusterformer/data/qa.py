@@ -207,18 +207,6 @@ class QAData(Sequence):
         """Return the characters of a document's tokens, int32 [2, N]; see above."""
         return torch.as_tensor(self._parts["characters"][index]).view(2, -1)
 
-    def place(self, index: int, first: int, last: int) -> tuple[int, int, int]:
-        """Return a paragraph and its characters [start, end), of tokens [first, last).
-
-        Raises:
-            ValueError: if they are not tokens of the text of one paragraph.
-        """
-        return self.document(index).place(first, last)
-
-    def answer(self, index: int, first: int, last: int) -> str:
-        """Return the text of the document's tokens [first, last), without blanks around it."""
-        return self.document(index).answer(first, last).text
-
 
 def load_dictionary(folder: Path | str) -> Dictionary:
     """Return the dictionary of a prepared folder."""

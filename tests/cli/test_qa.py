@@ -209,7 +209,8 @@ class TestValidate:
                 if start[i] + end[j] > -math.inf
                 and not any(i < head <= j for head in example.paragraph_starts)
             ]
-            text = data.answer(index, *max(spans)[1:]) if likeliest == "short" else likeliest
+            document = data.document(index)
+            text = document.answer(*max(spans)[1:]).text if likeliest == "short" else likeliest
             text = "" if likeliest in ("long", "none") else text
             texts = data.texts(index)["texts"] or [""]
             sums["em"] += max(exact_match(text, of) for of in texts)

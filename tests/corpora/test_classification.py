@@ -533,7 +533,7 @@ def twice(source):
 
 def no_tar(source):
     write(source / "20news-bydate.tar.gz", "text")
-    return "20news", "20news-bydate.tar.gz: not a sound tar file"
+    return "20news", "20news-bydate.tar.gz: cannot be read after 0 files"
 
 
 def open_quote(source):

@@ -116,11 +116,8 @@ def test_killed_run_is_cleared_and_two_runs_do_not_mix(dest, tmp_path):
     assert not work.exists()
 
 
-def test_working_folder_of_an_older_version_is_ours(dest, tmp_path):
-    (tmp_path / "dest.partial" / "out").mkdir(parents=True)
-    (tmp_path / "dest.partial" / ".prepare_lm").touch()
-    assert make_folder(dest, RECIPE, build)
-    assert not (tmp_path / "dest.partial").exists()
+def test_what_a_run_that_was_killed_at_its_end_left_is_removed(dest, tmp_path):
+    make_folder(dest, RECIPE, build)
     (tmp_path / "dest.partial" / "download").mkdir(parents=True)  # killed just before its end
     (tmp_path / "dest.partial" / ".clusterformer").touch()
     assert make_folder(dest, RECIPE, build) is None

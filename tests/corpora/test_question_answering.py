@@ -67,13 +67,13 @@ def assert_answers(folder: Path, split: str) -> None:
         assert len(example.answers) == len(texts["answers"])
         assert (example.document[example.paragraph_starts] == 0).all()
         for (first, last), told in zip(example.answers.tolist(), texts["answers"], strict=True):
-            paragraph, start, end = data.place(i, first, last)
+            paragraph, start, end = data.document(i).place(first, last)
             assert paragraph == told[0]
             assert start <= told[1] < told[2] <= end
             gold = texts["paragraphs"][paragraph][1][told[1] : told[2]]
-            assert gold in data.answer(i, first, last)
-            assert last - first == 1 or data.place(i, first + 1, last)[1] > told[1]
-            assert last - first == 1 or data.place(i, first, last - 1)[2] < told[2]
+            assert gold in data.document(i).answer(first, last).text
+            assert last - first == 1 or data.document(i).place(first + 1, last)[1] > told[1]
+            assert last - first == 1 or data.document(i).place(first, last - 1)[2] < told[2]
 
 
 def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, capsys) -> None:
@@ -89,7 +89,7 @@ def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, cap
     data, bpe = QAData(dest, "train"), subwords.load_prepared(dest)  # the model is in the folder
     assert [data.texts(i)["id"] for i in range(6)] == ["0a", "0b", "1a", "1b", "2a", "2b"]
     assert [example.answerable for example in data] == [True, False] * 3
-    assert data.answer(2, *data[2].answers[0].tolist()) == "$5 million"
+    assert data.document(2).answer(*data[2].answers[0].tolist()).text == "$5 million"
     dictionary = load_dictionary(dest)
     symbols = [dictionary[index] for index in data[2].document[1:]]
     assert symbols == [bpe.symbols[id_] for id_ in bpe.encode(TEXTS[1]).ids]
@@ -161,7 +161,7 @@ def test_titles_and_several_paragraphs(model: Path, tmp_path: Path) -> None:
         assert_answers(dest, "train")
         (example,) = data
         assert example.long_answers.tolist() == [1]
-        assert data.answer(0, *example.answers[0].tolist()).startswith("Kraków")
+        assert data.document(0).answer(*example.answers[0].tolist()).text.startswith("Kraków")
         unfound = QAData(dest, "test")
         assert (len(unfound[0].answers), unfound.texts(0)["texts"]) == (0, ["Łomża"])
     plain, titled = (QAData(tmp_path / f"dest{i}", "train") for i in (0, 1))
@@ -190,10 +190,8 @@ def test_interrupted_goes_on_with_whole_files(
     assert run("squad2", dest, *arguments) == 130
     assert "prepare qa: interrupted" in capsys.readouterr().err
     assert not dest.exists()
-    assert sorted(path.name for path in (tmp_path / "dest.parts").iterdir()) == [
-        "model",
-        "train-0",
-    ]
+    parts = sorted((tmp_path / "dest.partial" / "parts").iterdir())
+    assert [path.name.partition("-")[2] for path in parts] == ["model", "train-0"]
     interrupt, calls[:] = False, []
     assert run("squad2", dest, *arguments) == 0
     assert calls == ["0a", "0b"] * 2  # of train's first file no more
@@ -279,26 +277,6 @@ def test_mistakes(source: Path, model: Path, tmp_path: Path, capsys, arguments, 
     assert re.search(message, error)
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.glob("dest*"))
-
-
-# What is in DEST.parts
-
-
-@pytest.mark.parametrize("record", [None, "[]", '{"recipe": {"corpus": "squad2"}, "files": {}}'])
-def test_parts_of_someone_else_are_kept(source, model, tmp_path: Path, capsys, record) -> None:
-    mine = tmp_path / "dest.parts" / "model"
-    mine.mkdir(parents=True)
-    (mine / "thesis.txt").write_text("mine")
-    if record:
-        (mine / "prepared.json").write_text(record)
-    before = snapshot(mine)
-    arguments = ("--source", source, "--gpt2-bpe", model)
-    assert run("squad2", tmp_path / "dest", *arguments) == 1
-    assert f"DEST is {mine}: " in capsys.readouterr().err
-    assert snapshot(mine) == before
-    mine.rename(tmp_path / "dest.parts" / "something")
-    assert run("squad2", tmp_path / "dest", *arguments) == 0
-    assert snapshot(tmp_path / "dest.parts" / "something") == before
 
 
 # Own questions, and splits drawn by document

@@ -85,8 +85,8 @@ def test_what_is_written_is_read(folder: Path) -> None:
 )
 def test_tokens_are_text(folder: Path, first: int, last: int, place: tuple, text: str) -> None:
     data = QAData(folder, "valid")
-    assert data.place(3, first, last) == place
-    assert data.answer(3, first, last) == text
+    assert data.document(3).place(first, last) == place
+    assert data.document(3).answer(first, last).text == text
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_tokens_are_text(folder: Path, first: int, last: int, place: tuple, text
 )
 def test_what_is_no_span_of_a_text(folder: Path, first: int, last: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        QAData(folder, "valid").answer(0, first, last)
+        QAData(folder, "valid").document(0).answer(first, last)
 
 
 def test_refuses_other_folders(folder: Path) -> None:

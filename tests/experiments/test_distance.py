@@ -11,11 +11,9 @@ import pytest
 from fairseq_clusterformer.cli.prepare import qa as prepare_qa
 from fairseq_clusterformer.data.qa import QAData
 from scripts.experiments.distance import __main__ as distance
-from scripts.experiments.distance import documents as distance_documents
-from scripts.experiments.distance.documents import NAMES, PLACES, Stage
+from scripts.experiments.distance import documents
 
-WORDS = NAMES[:12], PLACES[:12]
-TOLD = re.compile(r"(\w+) (?:(won|lost)\.|went to (\w+)\.)")
+TOLD = re.compile(r"(\w+) (?:(won)\.|went to (\w+)\.)")
 
 
 def tokens(text: str) -> int:
@@ -23,71 +21,54 @@ def tokens(text: str) -> int:
     return len(re.findall(r"\w+|\.", text))
 
 
-def documents(stage: Stage) -> list[tuple[dict, int]]:
+def made(number: int, distances: tuple[int, int]) -> list[tuple[dict, int]]:
     draw, filler = random.Random(1), repeat(("The sea is wide.", 5))
-    return [
-        distance_documents.make_document(stage, WORDS, filler, tokens, draw)
-        for _ in range(stage.documents)
-    ]
+    return [documents.make_document(distances, filler, tokens, draw) for _ in range(number)]
 
 
-def read(context: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Results by name, and places by name; each is told once."""
+def read(context: str) -> tuple[str, dict[str, str]]:
+    """Who won, and places by name; each is told once."""
     found = TOLD.findall(context)
-    results = {name: result for name, result, _ in found if result}
+    (winner,) = (name for name, won, _ in found if won)
     places = {name: place for name, _, place in found if place}
-    assert len(found) == len(results) + len(places)
-    return results, places
+    assert len(found) == 1 + len(places)
+    return winner, places
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        Stage(40, (60, 100), people=3),
-        Stage(40, (150, 250), losers=(0, 7)),
-        Stage(40, (400, 400), zone=0.2, losers=(5, 5)),
-    ],
-)
-def test_the_answer_takes_both_facts(stage: Stage) -> None:
-    asked, orders, told = Counter(), set(), set()
-    for document, apart in documents(stage):
+@pytest.mark.parametrize("distances", [(60, 100), (400, 400)])
+def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
+    asked, orders = Counter(), set()
+    for document, apart in made(60, distances):
         context, (answer,) = document["context"], document["answers"]
-        results, places = read(context)
-        assert len(places) == len(set(places.values())) == stage.people
-        assert set(results) <= set(places)
-        told.add(len(results) - 1)
-        (winner,) = (name for name, result in results.items() if result == "won")
+        winner, places = read(context)
+        assert len(places) == len(set(places.values())) == documents.PEOPLE
         assert answer["text"] == f"{winner} went to {places[winner]}"
         assert context[answer["answer_start"] :].startswith(answer["text"] + ".")
         assert not {*places, *places.values()} & set(document["question"].split())
         asked[list(places).index(winner)] += 1
-        kinds = [match[2] is None for match in TOLD.finditer(context)]
-        assert kinds in (sorted(kinds), sorted(kinds, reverse=True))
-        orders.add(kinds[0])
-        # whoever won, the two facts are as far from each other, up to the sentences between
-        for name in results:
-            first, second = (match.start() for match in re.finditer(rf"\b{name}\b", context))
-            between = tokens(context[first:second])
-            low, high = stage.distance
-            assert low - 6 * stage.people <= between <= high + 6 * stage.people
-            if name == winner:
-                assert apart == between
-    assert set(asked) == set(range(stage.people))
+        ends = [match[2] is None for match in TOLD.finditer(context)]
+        assert sum(ends) == documents.PEOPLE
+        assert not ends[0] or not ends[-1]  # who won stands before all places, or after them
+        orders.add(ends[0])
+        first, second = (match.start() for match in re.finditer(rf"\b{winner}\b", context))
+        assert apart == tokens(context[first:second])
+        slack = 6 * documents.PEOPLE  # the sentences between
+        assert distances[0] - slack <= apart <= distances[1] + slack
+    assert set(asked) == set(range(documents.PEOPLE))
     assert orders == {True, False}
-    assert told == set(range(stage.losers[0], stage.losers[1] + 1))
 
 
 def test_no_word_tells_another() -> None:
     """Else models answer from what goes together in training, and not from the document."""
     winners, pairs = Counter(), Counter()
-    for document, _ in documents(Stage(1200, (60, 100), losers=(0, 7))):
-        results, places = read(document["context"])
-        winners[next(name for name, result in results.items() if result == "won")] += 1
+    for document, _ in made(1600, (60, 100)):
+        winner, places = read(document["context"])
+        winners[winner] += 1
         pairs.update(places.items())
-    assert len(winners) == 12
-    assert len(pairs) == 144
+    assert len(winners) == 16
+    assert len(pairs) == 256
     assert all(50 < number < 150 for number in winners.values())
-    assert all(33 < number < 133 for number in pairs.values())
+    assert all(20 < number < 90 for number in pairs.values())
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +107,7 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
     ]
     model = ("--sentencepiece-model", str(dest / "sentencepiece.model"))
     assert prepare_qa.main(["squad1", str(data), *splits, *model]) == 0
-    assert len(QAData(data, "train")) == len(distance.STAGES)
+    assert len(QAData(data, "train")) == len(distance.LESSONS)
     test = QAData(data, "test")
     asked = [test.texts(i)["id"].split("-")[0] for i in range(len(test))]
     assert asked == ["300"] * 3 + ["700"] * 3
@@ -134,13 +115,13 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
         texts, example = test.texts(i), test[i]
         (first, last), (answer,) = example.answers[0].tolist(), texts["texts"]
         assert last - first >= 4  # words
-        assert test.answer(i, first, last) == answer
-        results, places = read(texts["paragraphs"][0][1])
-        assert len(results) == 1
+        assert test.document(i).answer(first, last).text == answer
+        winner, places = read(texts["paragraphs"][0][1])
         name = answer.split()[0]
-        assert results[name] == "won"
+        assert name == winner
         assert places[name] in answer
-        at = [k for k in range(1, len(example.document)) if name == test.answer(i, k, k + 1)]
+        document, positions = test.document(i), range(1, len(example.document))
+        at = [k for k in positions if name == document.answer(k, k + 1).text]
         _, true, _ = texts["id"].split("-")
         assert at[1] - at[0] == int(true)
         assert abs(int(true) - int(asked[i])) < 200

@@ -4,7 +4,7 @@ DEST gets the questions, the documents (all paragraphs, each led by ``<s>``), th
 characters of every token and the texts of train, valid and test. ``prepared.json`` lists the
 options, what is in each split, and what was dropped and why. DEST appears when it is complete: run
 the same command again after an interruption, and it goes on with the first unfinished file (until
-then, DEST.parts holds the finished ones). Once DEST is there, the command does nothing.
+then, DEST.partial holds the finished ones). Once DEST is there, the command does nothing.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,10 @@
 """20 Newsgroups "bydate": posts from folders or the archive, and what is taken out of them."""
 
 import re
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 
+from fairseq_clusterformer.corpora.archives import members
 from fairseq_clusterformer.corpora.classification.readers import Example
 from fairseq_clusterformer.errors import UserError
 
@@ -66,34 +65,15 @@ def read_posts(files: Sequence[Path], strip: Sequence[str]) -> Iterator[Example]
         files: the part's folder, on the disk or in an archive: ``20news.tar.gz/20news-train``.
     """
     folder = files[0]
-    posts = _folder_posts(folder) if folder.is_dir() else _archive_posts(folder)
+    source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
+    posts = {}
+    for name, post in members(source, lambda name: f"/{before}" in f"/{name}"):
+        place = tuple(f"/{name}".split(f"/{before}", 1)[1].split("/"))
+        if len(place) != 2:
+            raise UserError(f"{source}: {name}; allowed: {before}GROUP/NUMBER")
+        posts[place] = post
     for (group, number), post in sorted(posts.items()):
         text = post.decode("latin-1").replace("\r\n", "\n")
         for name, function in STRIPS.items():
             text = function(text) if name in strip else text
         yield Example(group, (text,), f"{folder}/{group}/{number}")
-
-
-def _folder_posts(folder: Path) -> dict[tuple[str, str], bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {_key(folder, path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def _archive_posts(folder: Path) -> dict[tuple[str, str], bytes]:
-    posts, path = {}, folder.parent
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                name = PurePath(member.name)
-                if member.isfile() and folder.name in name.parts:
-                    inside = name.parts[name.parts.index(folder.name) + 1 :]
-                    posts[_key(folder, PurePath(*inside))] = archive.extractfile(member).read()
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise UserError(f"{path}: not a sound tar file: {error}") from None
-    return posts
-
-
-def _key(path: Path, name: PurePath) -> tuple[str, str]:
-    if len(name.parts) != 2:
-        raise UserError(f"{path}: {name}; allowed: GROUP/NUMBER")
-    return name.parts

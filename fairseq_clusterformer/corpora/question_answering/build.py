@@ -1,15 +1,14 @@
 """From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
 
-The model of subwords and each file become a folder in ``DEST.parts``. An interrupted run goes on
-with those that are complete. Modules that need fairseq are imported where they are used, so that
-mistakes are reported at once.
+The model of subwords and each file become a folder in ``DEST.partial/parts``. An interrupted run
+goes on with those that are complete. Modules that need fairseq are imported where they are used,
+so that mistakes are reported at once.
 """
 
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
@@ -78,8 +77,6 @@ def prepare(
         "titles": titles,
         "options": options,
     }
-    parts = dest.resolve().with_name(dest.name + ".parts")
-    model = parts / "model"
 
     def build_model(work: Path, out: Path) -> dict:
         if vocabulary.train:
@@ -88,7 +85,7 @@ def prepare(
         _copy_model(vocabulary, out)
         return {}
 
-    def build_part(split: str, path: Path, _work: Path, out: Path) -> dict:
+    def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:
         from fairseq_clusterformer.corpora.question_answering.encode import write_file
 
         counts, drops = write_file(
@@ -96,15 +93,19 @@ def prepare(
         )
         return {"counts": counts, "dropped": drops.counts, "examples": drops.examples}
 
-    def build(_work: Path, out: Path) -> dict:
-        _make_part(model, recipe, build_model)
+    def build(work: Path, out: Path) -> dict:
+        # a part that another recipe made has another name
+        key = sha256(json.dumps(recipe).encode()).hexdigest()[:16]
+        model = work / "parts" / f"{key}-model"
+        make_folder(model, recipe, build_model)
         shutil.copytree(model, out, ignore=lambda *_: [RECORD], dirs_exist_ok=True)
         counts, dropped = {}, {}
         for split, paths in splits.items():
             made = {}
             for i, path in enumerate(paths):
-                part = parts / f"{split}-{i}"
-                made[part] = _make_part(part, recipe, functools.partial(build_part, split, path))
+                part = work / "parts" / f"{key}-{split}-{i}"
+                make_folder(part, recipe, functools.partial(build_part, split, path, model))
+                made[part] = json.loads((part / RECORD).read_text())
             counts[split], drops = _join(made, out, split)
             if not counts[split]["questions"]:
                 raise UserError(f"{corpus}: no question is left in {split}\n{drops}".rstrip())
@@ -113,20 +114,7 @@ def prepare(
                 print(f"{split}: {drops}")
         return {"splits": counts, "dropped": dropped}
 
-    try:
-        record = make_folder(dest, recipe, build, force)
-        _remove_parts(parts)
-    finally:
-        with suppress(OSError):
-            parts.rmdir()  # unless something is left in it
-    return record
-
-
-def _remove_parts(parts: Path) -> None:
-    """Remove the folders that `_make_part` made, and nothing else."""
-    for folder in parts.glob("*"):
-        if _recipe_of_part(folder):
-            shutil.rmtree(folder)
+    return make_folder(dest, recipe, build, force)
 
 
 def _size(path: Path) -> int:
@@ -142,26 +130,6 @@ def _checksums(path: Path) -> dict[str, str]:
 
     files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
-
-
-def _make_part(folder: Path, recipe: dict, build: Callable[[Path, Path], dict]) -> dict:
-    """Make a folder, unless the same recipe made it before an interruption; return its record.
-
-    Raises:
-        UserError: if something else is there, which `make_folder` never replaces.
-    """
-    recipe = json.loads(json.dumps(recipe | {"part": folder.name}))
-    make_folder(folder, recipe, build, force=_recipe_of_part(folder) not in (None, recipe))
-    return json.loads((folder / RECORD).read_text())
-
-
-def _recipe_of_part(folder: Path) -> dict | None:
-    """Return what a folder was made by; None if `_make_part` did not make it."""
-    try:
-        recipe = json.loads((folder / RECORD).read_text())["recipe"]
-        return recipe if recipe["part"] == folder.name else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:

@@ -3,14 +3,12 @@
 Each question comes with passages that a search found. `distant_supervision` finds the answers.
 """
 
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
+from fairseq_clusterformer.corpora.archives import members
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
@@ -25,7 +23,6 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     json_lines,
     parse_json,
 )
-from fairseq_clusterformer.errors import UserError
 
 
 def quasar_t(
@@ -82,27 +79,11 @@ def searchqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
 
 def _json_members(path: Path) -> Items:
     """Yield the content of each .json file in a folder or archive."""
-    number = 0
-    try:
-        if path.is_dir():
-            for file in sorted(path.rglob("*.json")):
-                number += 1
-                yield str(file), file.read_bytes()
-        elif zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    if name.endswith(".json"):
-                        number += 1
-                        yield f"{path}: {name}", archive.read(name)
-        else:
-            with tarfile.open(path, "r|*") as archive:
-                for member in archive:
-                    if member.isfile() and member.name.endswith(".json"):
-                        number += 1
-                        yield f"{path}: {member.name}", archive.extractfile(member).read()
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read after {number:,} items: {error}") from None
-    if not number:
+    place = path
+    for name, data in members(path, lambda name: name.endswith(".json")):
+        place = f"{path}: {name}"
+        yield place, data
+    if place is path:
         raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
 
 
@@ -131,17 +112,15 @@ def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
 
 def _unpack_some(archive: Path, names: set[str], folder: Path) -> None:
     """Unpack members, by their names with or without one folder before."""
-    try:
-        with tarfile.open(archive, "r|*") as tar:
-            for member in tar:
-                parts = PurePosixPath(member.name).parts
-                for name in ("/".join(parts), "/".join(parts[1:])):
-                    if member.isfile() and name in names:
-                        target = folder / name
-                        target.parent.mkdir(parents=True, exist_ok=True)
-                        target.write_bytes(tar.extractfile(member).read())
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise UserError(f"{archive}: cannot be unpacked: {error}") from None
+
+    def short(name: str) -> str:
+        name = str(PurePosixPath(name))
+        return name if name in names else name.partition("/")[2]
+
+    for name, data in members(archive, lambda name: short(name) in names):
+        target = folder / short(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
 
 
 def _check_triviaqa(path: Path, content: object) -> None:
