@@ -1,29 +1,13 @@
 """The best spans of tokens, by the logits of where they start and end."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 
-class Spans(NamedTuple):
-    """Spans of tokens [first, last), best first.
-
-    Attributes:
-        score: [..., n]; -inf: there are no more.
-        first: int64 [..., n].
-        last: int64 [..., n].
-    """
-
-    score: Tensor
-    first: Tensor
-    last: Tensor
-
-
 def best_spans(
     start: Tensor, end: Tensor, paragraph: Tensor, *, max_length: int, top: int = 1
-) -> Spans:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The spans whose first token's start and last token's end are most in sum.
 
     Spans lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
@@ -34,6 +18,10 @@ def best_spans(
         paragraph: the number of each token's paragraph, 0 or more, int64 [..., N].
         max_length: tokens of a span, 1 or more.
         top: n, 1 or more; fewer where there are fewer pairs of tokens.
+
+    Returns:
+        Of spans [first, last), best first: their scores [..., n], -inf where there are no more;
+        first and last, int64 [..., n].
     """
     length = start.size(-1)
     width = max(1, min(max_length, length))
@@ -47,4 +35,4 @@ def best_spans(
     score = score.masked_fill(~(together & (score > -torch.inf)), -torch.inf).flatten(-2)
     best, places = score.topk(min(top, score.size(-1)))
     first = places // width
-    return Spans(best, first, first + places % width + 1)
+    return best, first, first + places % width + 1

@@ -23,6 +23,7 @@ answers are from, which shows the tokens in one cluster with the answer's main w
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,16 +77,12 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
         if args.interactive or len(args.question) > 1:
             print(f"? {question.strip()}")
         yield question
-    while args.interactive:
-        if typed:
-            print("? ", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if line.strip():
-            if not typed:
-                print(f"? {line.strip()}")
-            yield line
+    with suppress(EOFError):
+        while args.interactive:
+            if question := input("? " if typed else "").strip():
+                if not typed:
+                    print(f"? {question}")
+                yield question
 
 
 def _answer(

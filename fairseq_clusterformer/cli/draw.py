@@ -17,7 +17,6 @@ The picture shows one layer (--layer, counted from 0), the page all layers that 
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ from fairseq_clusterformer.errors import bad_option, write_aside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fairseq_clusterformer.visual.words import ClusteredLayer, ClusteredText
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -95,8 +92,8 @@ def _clusters(args: argparse.Namespace) -> tuple["Figure", str, str]:
     if isinstance(loaded.model, ClusterformerReader):
         if args.question is None:
             raise bad_option("--question", "missing", "a question, which a reader always needs")
-        text, words = document.read_clusters(loaded, args.text, args.question)
-        draw = partial(document.draw_document, words=words)
+        text = document.read_clusters(loaded, args.text, args.question)
+        draw = document.draw_document
     elif isinstance(loaded.model, FairseqLanguageModel):
         if args.question is not None:
             raise bad_option("--question", args.question, "none for a language model")
@@ -104,15 +101,10 @@ def _clusters(args: argparse.Namespace) -> tuple["Figure", str, str]:
     else:
         what = f"is a {type(loaded.model).__name__}"
         raise bad_option("--checkpoint", args.checkpoint, "a language model or a reader", what)
-    layer = _chosen(text, args.layer)
-    return draw(text, layer), f"{layer.name}, {layer.heads}", pages.cluster_page(text, layer)
-
-
-def _chosen(text: "ClusteredText", number: int | None) -> "ClusteredLayer":
-    by_number = {each.number: each for each in text.layers}
-    if number is None:
-        return text.layers[-1]
-    if number not in by_number:
-        allowed = ", ".join(map(str, by_number))
+    layers = {layer.number: layer for layer in text.layers}
+    number = text.layers[-1].number if args.layer is None else args.layer
+    if number not in layers:
+        allowed = ", ".join(map(str, layers))
         raise bad_option("--layer", number, allowed, "this layer does not cluster")
-    return by_number[number]
+    layer = layers[number]
+    return draw(text, layer), layer.name, pages.cluster_page(text, layer)

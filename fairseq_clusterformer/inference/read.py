@@ -5,8 +5,9 @@ The reader is extractive: an answer is a piece of a document, never a new senten
 
 import functools
 import json
+import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -29,15 +30,13 @@ from fairseq_clusterformer.corpora.question_answering.encode import led_by_start
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.documents import (
-    SENTENCE_END,
-    Source,
-    read_sources,
-    text_source,
-)
-from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.models.reader import Reading
 from fairseq_clusterformer.models.windows import put_back
+
+from .documents import SENTENCE_END, Source, read_sources, text_source
+from .load import Loaded
+
+logger = logging.getLogger(__name__)
 
 TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document; a longer one is read in sections
@@ -212,19 +211,13 @@ class DocumentReader:
         self._encode = functools.lru_cache(1)(pieces.encode)  # of a title that comes again
 
     def answer(
-        self,
-        question: str,
-        documents: str | Path | Sequence[str | Path],
-        *,
-        top: int = 3,
-        report: Callable[[str], None] | None = None,
+        self, question: str, documents: str | Path | Sequence[str | Path], *, top: int = 3
     ) -> list[FoundAnswer]:
-        """Answer a question from documents.
+        """Answer a question from documents; what is skipped in a folder is logged as a warning.
 
         Args:
             documents: one or several; a string is a text itself, a `Path` is a file or a folder.
             top: answers to return.
-            report: takes a line for what is skipped in a folder; None: it is printed nowhere.
 
         Returns:
             The best answers first. Their probabilities may all be small: then most likely there
@@ -236,7 +229,7 @@ class DocumentReader:
         sources: list[Source] = []
         for document in [documents] if isinstance(documents, str | Path) else documents:
             if isinstance(document, Path):
-                sources += read_sources([document], report=report or (lambda line: None))
+                sources += read_sources([document], report=logger.warning)
             else:
                 sources.append(text_source(document, f"text {len(sources)}"))
         sections = [part for source in sources for part in self.sections(source)]
@@ -321,22 +314,18 @@ class DocumentReader:
         return Section(source, numbers, torch.from_numpy(tokens), document)
 
     def _clusters(self, reading: Reading, length: int) -> dict[tuple[int, str], Tensor]:
-        encoder = self.model.encoder
-        found = {}
+        encoder, found = self.model.encoder, {}
+        windows = reading.question.size(1)
         for number, report in zip(encoder.cluster_layers, reading.reports, strict=False):
-            layer = encoder.layers[number]
             if report.clusters is None:
                 continue
-            _, clusters = put_back(
-                report.clusters.transpose(1, 2),
-                windows=reading.question.size(1),
-                stride=encoder.stride,
-                length=length,
-            )
+            rows = report.clusters.transpose(1, 2)
+            _, clusters = put_back(rows, windows=windows, stride=encoder.stride, length=length)
+            kind = encoder.layers[number].kinds[0]
+            name = f"layer {number} of layers 0 to {len(encoder.layers) - 1}, {kind}"
             for head, of_head in enumerate(clusters[0].t().cpu()):
-                name = f"layer {number} of layers 0 to {len(encoder.layers) - 1}, {layer.kinds[0]}"
-                name += f", head {head}" if clusters.size(-1) > 1 else ""
-                found[number, name] = of_head
+                which = f", head {head}" if clusters.size(-1) > 1 else ""
+                found[number, name + which] = of_head
         return found
 
 

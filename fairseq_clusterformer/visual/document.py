@@ -15,14 +15,10 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.documents import read_source
 from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.inference.read import DocumentReader, Section
-from fairseq_clusterformer.visual.figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
-from fairseq_clusterformer.visual.language_model import describe_model
-from fairseq_clusterformer.visual.words import (
-    ClusteredLayer,
-    ClusteredText,
-    describe,
-    typical_items,
-)
+
+from .figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
+from .language_model import describe_model
+from .words import ClusteredLayer, ClusteredText, describe
 
 TABLE, STRIP, MARK = 128, 660, 3  # pixels: the first row's top, and the widths of where
 START = "<s>"
@@ -47,11 +43,8 @@ def words_of(section: Section) -> list[str]:
     return words
 
 
-def read_clusters(loaded: Loaded, path: Path, question: str) -> tuple[ClusteredText, list[str]]:
+def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
     """Read the beginning of a document with a reader, for a question.
-
-    Returns:
-        the clusters in each layer that clusters, and :func:`words_of` the tokens.
 
     Raises:
         UserError: if no layer clusters, or the file or the question cannot be read.
@@ -69,9 +62,8 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> tuple[ClusteredT
     for (number, name), clusters in read.clusters.items():
         of_tokens = clusters.tolist()
         described = describe([tokens], [of_tokens], max(of_tokens) + 1, endings=[words])
-        layer, _, heads = name.partition(", ")
-        layers.append(ClusteredLayer(number, layer, heads, None, of_tokens, described))
-    text = ClusteredText(
+        layers.append(ClusteredLayer(number, name, None, of_tokens, described))
+    return ClusteredText(
         model=describe_model(loaded),
         unit="subword",
         tokens=tokens,
@@ -80,38 +72,29 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> tuple[ClusteredT
         note=f"The document is {source.name}.",
         layers=layers,
     )
-    return text, words
 
 
-def draw_document(text: ClusteredText, layer: ClusteredLayer, words: list[str]) -> Figure:
-    """Draw the largest clusters of a layer.
-
-    Args:
-        words: of the tokens, as :func:`words_of` gives them.
-    """
-    clusters = layer.passage
-    sizes = Counter(sorted(clusters))
-    largest = sizes.most_common(MOST_ROWS)
-    typical = typical_items(words, clusters, max(clusters) + 1, most=40)
-    what = f"{layer.name}, {layer.heads}: the {len(largest)} largest of {len(sizes)} clusters. "
-    height = TABLE + ROW * len(largest) + MARGIN
-    drawing = Drawing(height, "What clustered together, and where", what + text.note)
-    left, right = WIDTH - MARGIN - STRIP, WIDTH - MARGIN
+def draw_document(text: ClusteredText, layer: ClusteredLayer) -> Figure:
+    """Draw the largest clusters of a layer."""
+    found = [cluster for cluster in layer.clusters if cluster.size]
+    rows = sorted(found, key=lambda cluster: -cluster.size)[:MOST_ROWS]
+    what = f"{layer.name}: the {len(rows)} largest of {len(found)} clusters. {text.note}"
+    height = TABLE + ROW * len(rows) + MARGIN
+    drawing = Drawing(height, "What clustered together, and where", what)
+    left, right, length = WIDTH - MARGIN - STRIP, WIDTH - MARGIN, len(layer.passage)
     heads = "cluster, share, and words that it has more of"
     drawing.text(MARGIN, TABLE - 16, heads, 18, color=SOFT)
     drawing.text(left, TABLE - 16, "token 0", 18, color=SOFT)
-    last = f"token {len(clusters) - 1:,}"
-    drawing.text(right, TABLE - 16, last, 18, color=SOFT, at="right")
-    for number, (cluster, size) in enumerate(largest):
+    drawing.text(right, TABLE - 16, f"token {length - 1:,}", 18, color=SOFT, at="right")
+    marks = min(STRIP // MARK, length)
+    for number, cluster in enumerate(rows):
         top = TABLE + number * ROW
-        middle = drawing.cluster_number(top, cluster)
-        drawing.text(MARGIN + 118, middle, f"{size / len(clusters):.1%}", 19, at="right")
-        typical_words = [item.text for item in typical[cluster]]
-        drawing.words(MARGIN + 136, middle, typical_words, left - MARGIN - 156)
+        middle = drawing.cluster_number(top, cluster.index)
+        drawing.text(MARGIN + 118, middle, f"{cluster.share:.1%}", 19, at="right")
+        drawing.words(MARGIN + 136, middle, cluster.endings, left - MARGIN - 156)
         drawing.box(left, top, STRIP, ROW - 8, facecolor="#f2f4f6")
-        marks = min(STRIP // MARK, len(clusters))
-        places = (place for place, other in enumerate(clusters) if other == cluster)
-        counts = Counter(place * marks // len(clusters) for place in places)
+        places = (place for place, own in enumerate(layer.passage) if own == cluster.index)
+        counts = Counter(place * marks // length for place in places)
         width, darkest = STRIP / marks, max(counts.values())
         for mark, count in counts.items():
             alpha = 0.2 + 0.8 * count / darkest

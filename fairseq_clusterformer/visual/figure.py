@@ -1,7 +1,6 @@
 """The clusters of a passage in one layer as a picture, for a README or a paper."""
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -10,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
-from fairseq_clusterformer.visual.colours import colour, pattern
-from fairseq_clusterformer.visual.words import Cluster, ClusteredLayer, ClusteredText, visible
+
+from .colours import colour, pattern
+from .words import Cluster, ClusteredLayer, ClusteredText, Item, visible
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -76,11 +76,11 @@ class Drawing:
             **{"color": INK, **style},
         )
 
-    def words(self, x, y, words: Sequence[str], room: float, *, accent: bool = False) -> None:
-        """As many words as there is room for; with `accent`, their last characters in colour."""
+    def words(self, x, y, items: list[Item], room: float, *, accent: bool = False) -> None:
+        """As many items as there is room for; with `accent`, their last characters in colour."""
         size, end = 22, x + room
         advance = size * ADVANCE
-        for word in map(visible, words):
+        for word in (visible(item.text) for item in items):
             if x + advance * len(word) > end:
                 break
             before, last = (word[:-1], word[-1]) if accent else (word, "")
@@ -97,7 +97,7 @@ def draw_passage(text: ClusteredText, layer: ClusteredLayer) -> Figure:
     seen = example(tokens, layer.passage[: text.row], layer.window, lines[-1][-1][0] + 1)
     rows = layer.largest(MOST_ROWS)
     table = TITLE + LINE * len(lines)
-    what = f"{layer.name}, {layer.heads}: each {text.unit} in the colour of its cluster"
+    what = f"{layer.name}: each {text.unit} in the colour of its cluster"
     if seen:
         what += f"; the boxed one sees the {len(seen)} underlined"
     height = table + HEAD + ROW * len(rows) + MARGIN // 2
@@ -174,8 +174,7 @@ def _draw_table(
         middle = drawing.cluster_number(y, cluster.index)
         drawing.cluster_box(bar, y, 130 * cluster.share / most, ROW - 8, cluster.index)
         drawing.text(bar + 140, middle, f"{cluster.share:.0%}", 20)
-        drawing.words(tokens, middle, [c.text for c in cluster.tokens], words - tokens - 20)
-        endings = [c.text for c in cluster.endings]
-        drawing.words(words, middle, endings, reach - words - 110, accent=True)
+        drawing.words(tokens, middle, cluster.tokens, words - tokens - 20)
+        drawing.words(words, middle, cluster.endings, reach - words - 110, accent=True)
         if cluster.reach is not None:
             drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")

@@ -10,13 +10,8 @@ from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.visual.words import (
-    ClusteredLayer,
-    ClusteredText,
-    describe,
-    word_endings,
-    word_pairs,
-)
+
+from .words import ClusteredLayer, ClusteredText, describe, word_endings, word_pairs
 
 MOST_COUNTED = 1 << 16  # tokens of the validation text
 MOST_SHOWN = 1 << 13  # tokens of the passage
@@ -134,7 +129,7 @@ def _clusters_by_row(
     return rows
 
 
-def _label(model, name: str, head: int | None) -> tuple[int, str, str]:
+def _label(model, name: str, head: int | None) -> tuple[int, str]:
     """The layer's number, and which layer and heads a router's clusters serve, for people."""
     path, _, router = name.rpartition(".routers.")
     attention = model.get_submodule(path)
@@ -148,4 +143,4 @@ def _label(model, name: str, head: int | None) -> tuple[int, str, str]:
     layers = f"layer {number} of layers 0 to {len(model.get_submodule(layer_path)) - 1}"
     which += f" of heads 0 to {attention.num_heads - 1}"
     heads = "all heads" if last - first + 1 == attention.num_heads else which
-    return int(number), layers, f"{heads}, {kinds[int(router)]}"
+    return int(number), f"{layers}, {heads}, {kinds[int(router)]}"

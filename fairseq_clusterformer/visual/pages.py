@@ -10,19 +10,13 @@ from pathlib import Path
 
 import jinja2
 
-from fairseq_clusterformer.inference.read import (
-    WORD,
-    FoundAnswer,
-    Ranking,
-    SectionRead,
-    confidence,
-)
-from fairseq_clusterformer.visual.colours import css
-from fairseq_clusterformer.visual.words import ClusteredLayer, ClusteredText, visible
+from ..inference.read import WORD, FoundAnswer, Ranking, SectionRead, confidence
+from .colours import css
+from .words import ClusteredLayer, ClusteredText, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
 MOST_POSITIONS = 8  # of the passage, for each cluster
-SIGNS = {" ": "blank", "\n": "end", "\t": "tab"}
+SIGNS = {" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5"}  # of tokens that would not be seen
 #: what a page calls a token, and the words that tokens belong to, by the unit of the text
 LABELS = {
     "byte": ("characters", "words, as far as read"),
@@ -52,7 +46,7 @@ def cluster_page(text: ClusteredText, first: ClusteredLayer) -> str:
     return _ENVIRONMENT.get_template("cluster_page.html").render(
         title="What clustered together",
         text=text,
-        layers=[f"{layer.name}, {layer.heads}" for layer in text.layers],
+        layers=[layer.name for layer in text.layers],
         first=text.layers.index(first),
         tokens=[(i, token, SIGNS.get(token)) for i, token in enumerate(text.tokens) if token],
         labels=LABELS[text.unit],
@@ -95,16 +89,18 @@ def answer_page(question: str, ranking: Ranking) -> str:
     reads = list(dict.fromkeys(each.read for each in ranking.answers))
     layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters))
     spans = [_tokens_of(each) for each in ranking.answers]
-    marked: dict[SectionRead, set[int]] = {read: set() for read in reads}
-    for each, span in zip(ranking.answers, spans, strict=True):
-        marked[each.read].update(span)
+    marked = {
+        (each.read, token)
+        for each, span in zip(ranking.answers, spans, strict=True)
+        for token in span
+    }
     return _ENVIRONMENT.get_template("answer_page.html").render(
         title=question,
         ranking=ranking,
         confidence=confidence,
         layers=layers,
         first=len(layers) - 1,
-        sections=[(read.section.source, list(_paragraphs(read, marked[read]))) for read in reads],
+        sections=[(read.section.source, list(_paragraphs(read, marked))) for read in reads],
         data={
             "answers": [
                 [reads.index(each.read), _head_token(each, span)] if span else None
@@ -135,11 +131,11 @@ def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
     return tokens[int((lasts > found.characters[0] + start).nonzero()[0])]
 
 
-def _paragraphs(read: SectionRead, marked: set[int]) -> Iterator[tuple[int, list[tuple]]]:
+def _paragraphs(read: SectionRead, marked: set[tuple]) -> Iterator[tuple[int, list[tuple]]]:
     """The number of each paragraph, from 1, and its tokens that show something.
 
     Of each token: its number, what it shows, and whether an answer has it.
     """
     shown = read.section.shown()
     for number, _, tokens in read.section.paragraphs():
-        yield number + 1, [(i, shown[i], i in marked) for i in tokens if shown[i]]
+        yield number + 1, [(i, shown[i], (read, i) in marked) for i in tokens if shown[i]]

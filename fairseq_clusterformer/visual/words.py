@@ -54,8 +54,7 @@ class ClusteredLayer:
 
     Attributes:
         number: of the layer, from 0.
-        name: such as "layer 2 of layers 0 to 3".
-        heads: which of its heads, and of which kind.
+        name: such as "layer 2 of layers 0 to 3, all heads, neural".
         window: how many keys of its own cluster a query sees, if that is the rule.
         passage: the cluster of each token of the passage.
         clusters: what is in each of them over the text.
@@ -63,7 +62,6 @@ class ClusteredLayer:
 
     number: int
     name: str
-    heads: str
     window: int | None
     passage: list[int]
     clusters: list[Cluster]
