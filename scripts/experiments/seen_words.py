@@ -18,18 +18,18 @@ reached     share of the text that reaches a word through all layers, with their
 
 import statistics
 import sys
-from argparse import Namespace
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 import torch
-from fairseq.models import BaseFairseqModel
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.errors import UserError, bad_option
 from scripts.experiments.grids import Run, chosen, load_grid, runs_of
 from scripts.experiments.provenance import ROOT
@@ -37,6 +37,7 @@ from scripts.experiments.scores import fairseq
 from scripts.experiments.tables import markdown
 
 PROGRAM = "python -m scripts.experiments.seen_words"
+COLUMNS = {"tokens": "{:.1f}", "words": "{:.1f}", "same word": "{:.1%}", "reached": "{:.0%}"}
 GRID = ROOT / "examples" / "classification" / "table2.yaml"
 
 
@@ -62,15 +63,12 @@ def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
     }
 
 
-def build(run: Run, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]:
-    """The untrained model of a run, and its validation set.
+def measure(run: Run, data: Path, most: int, lengths: Sequence[int]) -> dict[str, float]:
+    """Means over the texts of the validation set, with the untrained model of a run.
 
     Raises:
-        UserError: a spec that is not allowed.
+        UserError: a spec that is not allowed, or no text of these lengths.
     """
-    from fairseq import options, tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
     words = fairseq("fairseq-train", data / run.folder, run.options)[1:]
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
@@ -78,19 +76,12 @@ def build(run: Run, data: Path) -> tuple[BaseFairseqModel, SentenceDataset]:
     task.load_dataset("valid")
     torch.manual_seed(run.seed)
     try:
-        model = task.build_model(cfg.model)
+        model = task.build_model(cfg.model).eval()
     except ValueError as error:
         raise UserError(str(error)) from None
-    return model.eval(), task.dataset("valid")
-
-
-def measure(run: Run, args: Namespace) -> dict[str, float]:
-    """Means over the texts."""
-    model, texts = build(run, args.data)
-    low, high = args.lengths
-    fitting = (i for i in range(len(texts)) if low <= texts.num_tokens(i) <= high)
+    texts, (low, high) = task.dataset("valid"), lengths
     found = []
-    for i in islice(fitting, args.texts):
+    for i in islice((i for i in range(len(texts)) if low <= texts.num_tokens(i) <= high), most):
         inputs = texts.collater([texts[i]])["net_input"]
         layers: dict[str, list[Tensor]] = {}
         for name, seen in tokens_seen(model, **inputs).items():
@@ -122,18 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
             allowed = f"a folder with {runs[0].folder}, of clusterformer prepare classification"
             raise bad_option("--data", args.data, allowed)
         for run in tqdm(runs, desc=args.only):
-            seen = measure(run, args)
-            numbers = (f"{seen['tokens']:.1f}", f"{seen['words']:.1f}", f"{seen['same word']:.1%}")
-            rows.append((run.row, *numbers, f"{seen['reached']:.0%}"))
+            seen = measure(run, args.data, args.texts, args.lengths)
+            rows.append((run.row, *(shown.format(seen[of]) for of, shown in COLUMNS.items())))
     except UserError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
-    print(markdown(["model", "tokens", "words", "same word", "reached"], rows))
+    print(markdown(["model", *COLUMNS], rows))
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

@@ -19,51 +19,37 @@ lengths (fairseq's --curriculum 1 --no-shuffle) the training documents are a les
 import json
 import random
 import re
+import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_dest,
-    prepare_folder,
-    whole_number,
-)
+from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder, whole_number
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.lines import raw_lines
-from fairseq_clusterformer.corpora.question_answering.corpora import squad
-from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 from scripts.experiments.distance.documents import (
     NAMES,
     PLACES,
     Sentence,
-    Stage,
+    Tokens,
     make_document,
     sentences,
 )
 
 DISTANCES = (500, 1000, 2000, 4000, 8000)
-TESTED = Stage(100, distance=(500, 500))  # and other distances
-STAGES = (
-    Stage(15_000, distance=(60, 100)),
-    Stage(4_000, distance=(100, 200)),
-    Stage(3_000, distance=(200, 400)),
-    Stage(2_400, distance=(400, 800)),
-    Stage(1_400, distance=(800, 2000)),
-)
+#: documents of train, and the tokens between their facts
+LESSONS = ((15_000, (60, 100)), (4_000, (100, 200)), (3_000, (200, 400)))
+LESSONS += ((2_400, (400, 800)), (1_400, (800, 2000)))
 PASSAGE_WORDS = range(30, 201)  # shorter ones are headings
 MODEL_PASSAGES = 10_000  # of which the subwords are made
-WORDS = 16  # names, and places
 HELD_OUT = 0.1  # share of the passages for valid and test
 LONG, SHORT = 64, 16  # tokens of a sentence, at most: SHORT in documents of two windows or so
 
 
-def make(*, dest: Path, **options) -> dict | None:
+def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
     """Make the documents, with the options of ``make --help``.
 
     Returns:
@@ -72,13 +58,9 @@ def make(*, dest: Path, **options) -> dict | None:
     Raises:
         UserError: if an option or a file is not as it must be.
     """
-    paths = options.pop("passages")
-    recipe = {
-        **options,
-        "passages": {path.name: path.stat().st_size if path.is_file() else 0 for path in paths},
-        "stages": [asdict(stage) for stage in (*STAGES, TESTED)],
-    }
-    return make_folder(dest, recipe, partial(_build, paths=paths, **options))
+    sizes = {path.name: path.stat().st_size if path.is_file() else 0 for path in passages}
+    recipe = {**options, "passages": sizes, "lessons": LESSONS}
+    return make_folder(dest, recipe, partial(_build, paths=passages, **options))
 
 
 def _build(
@@ -92,62 +74,44 @@ def _build(
     scale: float,
     seed: int,
 ) -> dict:
-    chosen = NAMES[:WORDS], PLACES[:WORDS]
-    passages = sorted({passage for path in paths for passage in read_passages(path)})
-    random.Random(seed).shuffle(passages)
-    (work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
-
     from fairseq_clusterformer.corpora.binarize import train_sentencepiece
     from fairseq_clusterformer.data.subwords import MODEL, load
 
-    words_of_model = sorted(word for of in chosen for word in of)
-    train_sentencepiece([work / "passages.txt"], pieces, out / MODEL, "--pieces", words_of_model)
+    passages = sorted({passage for path in paths for passage in read_passages(path)})
+    random.Random(seed).shuffle(passages)
+    (work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
+    words = sorted(NAMES + PLACES)
+    train_sentencepiece([work / "passages.txt"], pieces, out / MODEL, "--pieces", words)
     model = load(out / MODEL)
     tokens = cache(lambda text: len(model.encode(text)))
     # a name stands where a fact states it, and nowhere else
-    free = [p for p in passages if set(words_of_model).isdisjoint(re.findall(r"\w+", p))]
+    free = [p for p in passages if set(words).isdisjoint(re.findall(r"\w+", p))]
     apart = round(HELD_OUT * len(free))
     if not 0 < apart < len(free):
         problem = f"{len(free)} passages without these words"
         raise bad_option("--passages", paths[0], "enough of them to hold some out", problem)
-    lessons = [replace(s, documents=max(1, round(scale * s.documents))) for s in STAGES]
-    tested = replace(TESTED, documents=questions)
-    asked = [replace(tested, distance=(d, d)) for d in distances]
-    splits = {}
-    for split, stages in (("train", lessons), ("valid", [tested]), ("test", asked)):
+    lessons = [(max(1, round(scale * number)), between) for number, between in LESSONS]
+    tested = [(questions, (distance, distance)) for distance in distances]
+    splits = {"train": lessons, "valid": [(questions, (500, 500))], "test": tested}
+    for split, stages in splits.items():
         draw = random.Random(f"{seed} {split}")
         pool = free[apart:] if split == "train" else free[:apart]
-        fillers = [
-            _filler(pool, tokens, most=LONG if stage.distance[0] >= 100 else SHORT, draw=draw)
-            for stage in stages
-        ]
-        path = out / f"{split}.json"
-        splits[split] = _write(path, stages, fillers, chosen, tokens, draw)
-    return {"splits": splits, "names": chosen[0], "places": chosen[1]}
+        splits[split] = _write(out / f"{split}.json", stages, pool, tokens, draw)
+    return {"splits": splits, "names": NAMES, "places": PLACES}
 
 
 def read_passages(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a file: SQuAD's JSON, or a text, each line one; packed or not.
-
-    Raises:
-        UserError: if it cannot be read or is something else.
-    """
-    if ".json" in path.suffixes:
-        lines = (record.paragraphs[0].text for record in squad(path, Drops()))
-    else:
-        lines = (line.decode() for line in raw_lines(path))
-    for line in lines:
-        passage = " ".join(line.split())
+    """Yield the paragraphs of a text, each line one; it may be packed."""
+    for line in raw_lines(path):
+        passage = " ".join(line.decode().split())
         if passage.count(" ") + 1 in PASSAGE_WORDS:
             yield passage
 
 
-def _filler(pool: Sequence[str], tokens, *, most: int, draw: random.Random) -> Iterator[Sentence]:
-    """The sentences of passages drawn at random, without those of more tokens than `most`.
-
-    Raises:
-        UserError: if there are none.
-    """
+def _filler(
+    pool: Sequence[str], tokens: Tokens, most: int, draw: random.Random
+) -> Iterator[Sentence]:
+    """The sentences of passages drawn at random, without those of more tokens than `most`."""
     split = [[(text, tokens(text)) for text in sentences(passage)] for passage in pool]
     kept = [[one for one in passage if one[1] <= most] for passage in split]
     if not (kept := [passage for passage in kept if passage]):
@@ -157,49 +121,40 @@ def _filler(pool: Sequence[str], tokens, *, most: int, draw: random.Random) -> I
 
 def _write(
     path: Path,
-    stages: Sequence[Stage],
-    fillers: Sequence[Iterator[Sentence]],
-    words: tuple[list[str], list[str]],
-    tokens,
+    stages: Sequence[tuple[int, tuple[int, int]]],
+    pool: Sequence[str],
+    tokens: Tokens,
     draw: random.Random,
 ) -> dict[str, int]:
     """Write a split as SQuAD's JSON, an article a document."""
     articles, characters = [], 0
-    for stage, filler in zip(stages, fillers, strict=True):
-        for _ in range(stage.documents):
-            document, apart = make_document(stage, words, filler, tokens, draw)
+    mosts = [LONG if distances[0] >= 100 else SHORT for _, distances in stages]
+    fillers = [_filler(pool, tokens, most, draw) for most in mosts]
+    for (number, distances), filler in zip(stages, fillers, strict=True):
+        for _ in range(number):
+            document, apart = make_document(distances, filler, tokens, draw)
             context = document.pop("context")
-            question = {"id": f"{stage.distance[1]}-{apart}-{len(articles)}", **document}
+            question = {"id": f"{distances[1]}-{apart}-{len(articles)}", **document}
             articles.append({"title": "", "paragraphs": [{"context": context, "qas": [question]}]})
             characters += len(context)
     path.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False))
     return {"questions": len(articles), "characters": characters}
 
 
-def exact_match(checkpoint: Path, data: Path, split: str = "test") -> dict[str, float]:
-    """Percent of the questions that are answered as SQuAD asks, by the distance in their ids."""
-    import torch
-
-    from fairseq_clusterformer.answers import ranked_answers
+def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:
+    """Percent of test's questions that are answered exactly, by the distance in their ids."""
+    from fairseq_clusterformer.inference.evaluate import predict
     from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.metrics.squad import evaluate_v2
+    from fairseq_clusterformer.metrics import answers
 
     options = {"data": data, "task": "clusterformer_qa", "max_positions_inference": 0}
     loaded = load_checkpoint(checkpoint, option="CHECKPOINT", **options)
-    dataset = loaded.task.load_dataset(split)
-    right: dict[str, list[float]] = defaultdict(list)
-    with torch.no_grad():
-        for number in range(len(dataset)):
-            sample = dataset.collater([dataset[number]])
-            logits, _ = loaded.model(**sample["net_input"])
-            (answers,) = ranked_answers(logits, [dataset.data.document(number)])
-            texts = dataset.data.texts(number)
-            score = evaluate_v2({0: texts["texts"]}, {0: answers.text})["exact"]
-            right[texts["id"].split("-")[0]].append(score)
-    return {
-        distance: sum(right[distance]) / len(right[distance])
-        for distance in sorted(right, key=int)
-    }
+    found = predict(loaded, "test", "squad1", batch_size=1, cpu=True)
+    right: dict[str, list[float]] = {}
+    for id_, text in found.texts.items():
+        score = answers.evaluate({id_: found.gold[id_]}, {id_: text})["exact_match"]
+        right.setdefault(id_.split("-")[0], []).append(score)
+    return {distance: statistics.mean(right[distance]) for distance in sorted(right, key=int)}
 
 
 def _parser() -> Parser:
@@ -213,7 +168,7 @@ def _parser() -> Parser:
     add_dest(making)
     add, whole = making.add_argument, {"metavar": "N", "type": whole_number}
     files = {"metavar": "FILE", "type": Path, "nargs": "+", "required": True}
-    add("--passages", **files, help="SQuAD's JSON, or text with a paragraph per line")
+    add("--passages", **files, help="text with a paragraph per line")
     add("--pieces", **whole, default=4000, help="subwords of the model (default: 4000)")
     add("--distances", **whole, nargs="+", default=DISTANCES, help="tokens between test's facts")
     add("--questions", **whole, default=100, help="of test at each distance (default: 100)")
@@ -225,17 +180,16 @@ def _parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
     parser = _parser()
-    args = parser.parse_args(arguments)
-    options = {key: value for key, value in vars(args).items() if key != "command"}
+    options = vars(parser.parse_args(arguments))
     try:
-        if args.command == "make":
+        if options.pop("command") == "make":
             return prepare_folder({"prepare": make, **options})
-        scores = exact_match(args.checkpoint, args.data)
+        scores = exact_match(options["checkpoint"], options["data"])
     except UserError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
-    if args.json:
-        write_aside(args.json, json.dumps(scores) + "\n")
+    if options["json"]:
+        write_aside(options["json"], json.dumps(scores) + "\n")
     for distance, score in scores.items():
         print(f"{int(distance):>10,} {score:6.1f}")
     return 0

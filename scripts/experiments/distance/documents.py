@@ -8,40 +8,17 @@ at a time can only guess.
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 NAMES = """Sullivan Smith Johnson Jones Jackson Brooks Russell Wilson Robinson Morris Brown Turner
-Marshall Jordan Green Lincoln Bernstein Orwell Kirby Nesmith Kemp White Taylor Davis""".split()
+Marshall Jordan Green Lincoln""".split()
 PLACES = """Denmark Norway Sweden Egypt Mexico Brazil Chicago Korea Vietnam Moscow Spain Italy
-Pakistan Israel Iran Wales Ireland Texas Kansas Oregon Singapore Morocco Lebanon Austria""".split()
-WON, LOST = "{name} won.", "{name} lost."
-FACT = "{name} went to {place}"
-QUESTION = "Where did the winner go?"
+Pakistan Israel Iran Wales""".split()
+PEOPLE = 8  # who went somewhere; chance is one in so many
+ZONE = 0.5  # people are scattered over this share of the distance
 
 Tokens = Callable[[str], int]
 Sentence = tuple[str, int]  # with its number of tokens
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Documents of one kind.
-
-    Args:
-        documents: how many.
-        distance: tokens from one of the two facts to the other, drawn from this range,
-            logarithmically.
-        zone: tokens over which people are scattered, as a share of the distance.
-        people: who went somewhere; chance is one in so many.
-        losers: how many others lost, which stands as far from where they went, drawn from this
-            range. With none, the winner's is the only name that stands twice.
-    """
-
-    documents: int
-    distance: tuple[int, int]
-    zone: float = 0.5
-    people: int = 8
-    losers: tuple[int, int] = (0, 0)
 
 
 def sentences(passage: str) -> list[str]:
@@ -50,60 +27,49 @@ def sentences(passage: str) -> list[str]:
 
 
 def make_document(
-    stage: Stage,
-    words: tuple[Sequence[str], Sequence[str]],
-    filler: Iterator[Sentence],
-    tokens: Tokens,
-    draw: random.Random,
+    distances: tuple[int, int], filler: Iterator[Sentence], tokens: Tokens, draw: random.Random
 ) -> tuple[dict, int]:
     """A question and its document.
 
     Args:
-        words: names and places, of which people are drawn, none sharing a word.
+        distances: tokens from one of the two facts to the other: the range that their number is
+            drawn from, logarithmically.
         filler: sentences of passages.
 
     Returns:
         ``context``, ``question`` and ``answers`` as SQuAD's JSON has them, and the tokens between
         the two places where the winner's name stands.
     """
-    names, places = (draw.sample(of, stage.people) for of in words)
-    low, high = stage.distance
+    names, places = (draw.sample(words, PEOPLE) for words in (NAMES, PLACES))
+    low, high = distances
     distance = low * (high / low) ** draw.random()
-    zone = stage.zone * distance
-    facts = [FACT.format(name=n, place=p) for n, p in zip(names, places, strict=True)]
-    results = [WON.format(name=names[0])] + [
-        LOST.format(name=name) for name in names[1 : 1 + draw.randint(*stage.losers)]
-    ]
+    zone = ZONE * distance
+    facts = [f"{name} went to {place}" for name, place in zip(names, places, strict=True)]
+    draw.randint(0, 0)  # changes nothing but the numbers drawn after it, as the results have them
     fact_at = [draw.uniform(0, zone) for _ in facts]
-    away = draw.choice([-distance, distance])  # all results come first, or all facts
-    # where it is due, in tokens; of whom
+    away = draw.choice([-distance, distance])  # the result comes first, or all facts
+    # where it is due, in tokens; of whom; the winner is the first
     due = [(at, i, facts[i] + ".") for i, at in enumerate(fact_at)]
-    due += [(fact_at[i] + away, i, result) for i, result in enumerate(results)]
-    due.sort()
+    due = sorted([*due, (fact_at[0] + away, 0, f"{names[0]} won.")])
     begin = due[0][0] - draw.uniform(0, zone)
 
     parts: list[str] = []
-    length = characters = 0
+    length = answer_at = 0
     name_at: list[int] = []
-    answer_at = None
-
-    def put(text: str, number: int) -> None:
-        nonlocal length, characters
-        parts.append(text)
-        length += number
-        characters += len(text) + 1
-
     for at, i, text in due:
         while length < at - begin:
-            put(*next(filler))
+            sentence, number = next(filler)
+            parts.append(sentence)
+            length += number
         if i == 0:
             name_at.append(length)
             if text.startswith(facts[0]):
-                answer_at = characters
-        put(text, tokens(text))
+                answer_at = sum(len(part) + 1 for part in parts)
+        parts.append(text)
+        length += tokens(text)
     question = {
         "context": " ".join(parts),
-        "question": QUESTION,
+        "question": "Where did the winner go?",
         "answers": [{"text": facts[0], "answer_start": answer_at}],
     }
     return question, name_at[1] - name_at[0]
