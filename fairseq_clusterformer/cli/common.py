@@ -1,10 +1,11 @@
 """What several commands share: parser, options, input, and the report of a preparation."""
 
 import argparse
+import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
@@ -70,16 +71,16 @@ def read_lines(path: Path | None, option: str) -> Iterator[str]:
     Raises:
         UserError: a file that is not there, or another text than UTF-8.
     """
-    name, number = path or "stdin", 0
+    name, count = path or "stdin", 0
     try:
         with open(path, "rb") if path else nullcontext(sys.stdin.buffer) as lines:
             for line in lines:
-                number += 1
+                count += 1
                 yield line.decode().removesuffix("\n")
     except OSError as error:
         raise bad_option(option, name, "a file of UTF-8 text", error.strerror) from None
     except UnicodeDecodeError:
-        problem = f"line {number} is not UTF-8"
+        problem = f"line {count} is not UTF-8"
         raise bad_option(option, name, "a file of UTF-8 text", problem) from None
 
 
@@ -90,15 +91,22 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def fraction(text: str) -> float:
-    """Return an option's value, a number above 0 and below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: a number above 0 and below 1")
-    return value
+def number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return a type of option: numbers that fit."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"is {text}; allowed: a number {allowed}")
+        return value
+
+    return read
+
+
+fraction = number("above 0 and below 1", lambda value: 0 < value < 1)
 
 
 NUMBER = {"metavar": "N", "type": whole_number}
@@ -133,7 +141,8 @@ def add(parser: argparse._ActionsContainer, name: str, about: str, **how) -> Non
 def add_dest(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add DEST, which may have a default in ``data-bin``."""
     how = {"nargs": "?", "default": Path("data-bin", default)} if default else {}
-    add(parser, "dest", "the folder to make", metavar="DEST", type=Path, **how)
+    about = "the folder to make; it appears when it is complete, and then nothing is done again"
+    add(parser, "dest", about, metavar="DEST", type=Path, **how)
 
 
 def prepare_folder(options: dict) -> int:

@@ -5,8 +5,9 @@ import gzip
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
@@ -63,3 +64,22 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     """
     for line in raw_lines(path, encoding):
         yield line.decode(encoding).removeprefix("\ufeff").rstrip("\r\n")
+
+
+def aligned_lines(
+    files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines
+) -> Iterator[tuple[str, ...]]:
+    """Yield the lines that `read` yields of several files, side by side.
+
+    Raises:
+        UserError: if they do not have as many lines.
+    """
+    for number, row in enumerate(zip_longest(*map(read, files))):
+        if None in row:
+            ended = files[row.index(None)]
+            longer = next(path for path, cell in zip(files, row, strict=True) if cell is not None)
+            raise UserError(
+                f"{ended} has {number:,} lines, {longer} has more; allowed: the same number, each "
+                "line belonging to that of the other file"
+            )
+        yield row

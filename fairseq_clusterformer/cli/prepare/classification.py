@@ -3,8 +3,7 @@
 The folder that is made holds ``input0`` (for pairs also ``input1``) and ``label``. Each has a
 ``dict.txt``, and ``train``, ``valid`` and ``test`` as ``.bin`` and ``.idx``. fairseq's
 ``sentence_prediction`` reads it too. ``data.json`` lists counts, classes, lengths and what was
-dropped; ``prepared.json`` lists the options. The folder appears when it is complete: run the same
-command again after an interruption. Once it is there, the command does nothing.
+dropped; ``prepared.json`` lists the options.
 """
 
 import argparse
@@ -98,7 +97,8 @@ def _add_own_options(parser: Parser) -> None:
 
 def _add_known_options(parser: Parser, name: str) -> None:
     add = partial(common.add, parser)
-    add("dest", f"the folder in which to make {name}", metavar="DEST", type=Path)
+    about = f"the folder in which to make {name}; where it is there, nothing is done"
+    add("dest", about, metavar="DEST", type=Path)
     archive = "; or the archive" if name == "20news" else ""
     about = f"the folder with the data set's files, or one that holds it{archive}"
     add("--source", about, required=True)

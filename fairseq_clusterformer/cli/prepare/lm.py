@@ -2,8 +2,7 @@
 
 DEST becomes a folder for fairseq's language_modeling task: dict.txt, and train, valid and test as
 .bin and .idx. Its prepared.json holds the options, and counts the documents, lines, bytes and
-tokens of each split. DEST appears when it is complete. After an interruption, run the same
-command again. Where DEST is complete, the command does nothing.
+tokens of each split.
 """
 
 from collections.abc import Sequence

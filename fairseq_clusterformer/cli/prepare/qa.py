@@ -2,9 +2,8 @@
 
 DEST gets the questions, the documents (all paragraphs, each led by ``<s>``), the spans, the
 characters of every token and the texts of train, valid and test. ``prepared.json`` lists the
-options, what is in each split, and what was dropped and why. DEST appears when it is complete: run
-the same command again after an interruption, and it goes on with the first unfinished file (until
-then, DEST.partial holds the finished ones). Once DEST is there, the command does nothing.
+options, what is in each split, and what was dropped and why. After an interruption it
+goes on with the first unfinished file; DEST.partial holds the finished ones.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,9 +3,7 @@
 DEST becomes a folder for fairseq's translation task, in both directions: one dictionary for both
 languages, and train, valid and test (and test1) as .bin and .idx. It also holds the model of the
 subwords, and in raw/ the original text of valid and test, to compare translations with. Its
-prepared.json holds the options, and counts what was kept and dropped of each split. DEST appears
-when it is complete. After an interruption, run the same command again. Where DEST is complete, the
-command does nothing.
+prepared.json holds the options, and counts what was kept and dropped of each split.
 """
 
 import argparse

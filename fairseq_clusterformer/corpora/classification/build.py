@@ -11,12 +11,13 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.tokenise import (
     TokenisedPart,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import torch
     from fairseq.data import Dictionary
 
-SPLITS = ("train", "valid", "test")
 RECORD = "data.json"  # in each folder, for the reader and for ``clusterformer classify``
 # Of a data set that comes undivided (Quora's questions): about the 10,000 pairs that are usual.
 _UNDIVIDED = 1 / 40
@@ -110,15 +110,15 @@ def prepare(
 
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file, or of the names and contents of a folder's files."""
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             if path.is_dir():
-                digest.update(f"{file.relative_to(path)}\n".encode())
+                total.update(f"{file.relative_to(path)}\n".encode())
             with open(file, "rb") as opened:
                 while block := opened.read(1 << 20):
-                    digest.update(block)
-    return f"sha256:{digest.hexdigest()}"
+                    total.update(block)
+    return f"sha256:{total.hexdigest()}"
 
 
 def _file_in(path: Path) -> Path:
@@ -142,8 +142,9 @@ def _deal(
     place = places(parts[undivided].labels, settings.seed)
     if corpus.folds:
         fold = [int(corpus.folds * p) for p in place]
+        of_turn = ["test", "valid", *["train"] * (corpus.folds - 2)]  # after the tested fold
         return {
-            f"fold{k}": {"all": [_split((each - k) % corpus.folds) for each in fold]}
+            f"fold{k}": {"all": [of_turn[(each - k) % corpus.folds] for each in fold]}
             for k in range(corpus.folds)
         }
     shares = {"test": settings.test, "valid": settings.validation}
@@ -172,11 +173,6 @@ def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
         | {key: each[key]["sum"] for key in each if key.endswith("tokens")}
         for split, each in facts.items()
     }
-
-
-def _split(turn: int) -> str:
-    """Return the split of the fold that comes `turn` folds after the tested one."""
-    return {0: "test", 1: "valid"}.get(turn, "train")
 
 
 def places(labels: Sequence[str], seed: int) -> list[float]:
@@ -227,16 +223,18 @@ def _write_folder(
     from fairseq_clusterformer.data.coding import WordCoding
 
     inputs = [f"input{i}" for i in range(corpus.inputs)]
-    words = Counter()
-    for name in inputs:
-        words += binarize.count_words(texts / f"train.{name}")
+    words = sum((binarize.count_words(texts / f"train.{name}") for name in inputs), Counter())
     dictionary = binarize.word_dictionary(
         words, size=settings.vocabulary_size, min_count=settings.min_count, multiple=1
     )
-    for name in inputs:
-        _write(texts, out / name, dictionary, WordCoding(dictionary).items)
     labels = binarize.symbol_dictionary(corpus.classes)
-    _write(texts, out / "label", labels, partial(_label_items, dictionary=labels))
+    coded = {name: (dictionary, WordCoding(dictionary).items) for name in inputs}
+    coded["label"] = labels, partial(_label_items, dictionary=labels)
+    for name, (symbols, items) in coded.items():
+        (out / name).mkdir(parents=True)
+        files = {split: texts / f"{split}.{name}" for split in SPLITS}
+        files = {split: file for split, file in files.items() if file.is_file()}
+        binarize.write_dataset(files, out / name, symbols, items)
     if corpus.grouped:
         (out / "group").mkdir()
         for file in texts.glob("*.group"):
@@ -248,15 +246,6 @@ def _present(dealt: Dealt) -> list[str]:
     """Return the splits that have examples; a user's own data may have no test set."""
     found = set().union(*dealt.values())
     return [split for split in SPLITS if split in found]
-
-
-def _write(texts: Path, out: Path, dictionary: "Dictionary", items: Callable) -> dict:
-    """Write dict.txt and the binarised splits of the texts that have the name of `out`."""
-    from fairseq_clusterformer.corpora import binarize
-
-    out.mkdir(parents=True)
-    files = {split: file for split in SPLITS if (file := texts / f"{split}.{out.name}").is_file()}
-    return binarize.write_dataset(files, out, dictionary, items)
 
 
 def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:

@@ -7,11 +7,10 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.corpora.lines import read_lines
+from fairseq_clusterformer.corpora.lines import aligned_lines, read_lines
 from fairseq_clusterformer.errors import UserError
 
 _NAMES = {"\t": "tabs", ",": "commas"}
@@ -146,15 +145,7 @@ def read_objects(
 
 def read_aligned(files: Sequence[Path]) -> Iterator[Example]:
     """Yield the examples of four files with equally many lines: label, group and both texts."""
-    rows = zip_longest(*map(read_lines, files))
-    for number, row in enumerate(rows, 1):
-        if None in row:
-            ended = files[row.index(None)]
-            longer = next(path for path, cell in zip(files, row, strict=True) if cell is not None)
-            raise UserError(
-                f"{ended} has {number - 1:,} lines, {longer} has more; allowed: the same number"
-            )
-        label, group, *texts = row
+    for number, (label, group, *texts) in enumerate(aligned_lines(files), 1):
         yield Example(label, tuple(texts), at(files[0], number), group)
 
 

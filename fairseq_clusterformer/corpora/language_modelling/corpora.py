@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import Archive, obtain
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.language_modelling.text import (
-    SPLITS,
     Reader,
     by_document,
     contiguous,
@@ -85,11 +85,9 @@ def prepare_wikitext103(
         texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
         words = binarize.count_words(texts["train"])
         dictionary = binarize.word_dictionary(words)
-        items = WordCoding(dictionary).items
-        splits = binarize.write_dataset(texts, out, dictionary, items)
+        splits = binarize.write_dataset(texts, out, dictionary, WordCoding(dictionary).items)
         found = [len(words), *(count["tokens"] for count in splits.values())]
-        if found != [types, *tokens]:
-            expected = [types, *tokens]
+        if found != (expected := [types, *tokens]):
             raise UserError(f"WikiText-103 has types and tokens {found}; allowed: {expected}")
         return {"types": types, "splits": splits}
 

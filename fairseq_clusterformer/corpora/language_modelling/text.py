@@ -19,10 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.lines import PACKED, raw_lines
 from fairseq_clusterformer.errors import UserError, bad_option
-
-SPLITS = ("train", "valid", "test")
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 

@@ -52,45 +52,27 @@ def squad_records(path: Path, articles: list, drops: Drops, paragraphs: int) -> 
 
 def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
     for i, article in enumerate(articles):
-        place = f"{path}: article {i}"
-        try:
-            paragraphs = get(article, "paragraphs", list)
-        except Unusable as error:
-            drops.add(place, error.reason, error.detail)
-            continue
-        title = str(article.get("title", ""))
-        contexts = [_squad_context(title, paragraph) for paragraph in paragraphs]
-        for j, paragraph in enumerate(paragraphs):
-            place = f"{path}: article {i}, paragraph {j}"
-            try:
-                questions = get(paragraph, "qas", list)
-            except Unusable as error:
-                drops.add(place, error.reason, error.detail)
-                continue
-            for question in questions:
-                id_ = question.get("id") if isinstance(question, Mapping) else None
-                yield f"{place}, id {id_}", (contexts, j, question, title or f"article {i}")
-
-
-def _squad_context(title: str, paragraph: object) -> Paragraph | Unusable:
-    """Return a paragraph, or why it is none; each of its questions reports this."""
-    try:
-        context = get(paragraph, "context")
-    except Unusable as error:
-        return error
-    return Paragraph(title, context) if context.strip() else Unusable("empty document")
+        contexts, asked = [], []
+        with drops.at(f"{path}: article {i}"):
+            paragraphs, title = get(article, "paragraphs", list), str(article.get("title", ""))
+            for j, paragraph in enumerate(paragraphs):
+                with drops.at(place := f"{path}: article {i}, paragraph {j}"):
+                    if not get(paragraph, "context").strip():
+                        raise Unusable("empty document")
+                    contexts.append(Paragraph(title, paragraph["context"]))
+                    own = len(contexts) - 1
+                    asked += [(place, own, question) for question in get(paragraph, "qas", list)]
+        for place, own, question in asked:
+            id_ = question.get("id") if isinstance(question, Mapping) else None
+            yield f"{place}, id {id_}", (contexts, own, question, title or f"article {i}")
 
 
 def _squad_record(
-    item: tuple[Sequence[Paragraph | Unusable], int, Mapping, str], *, paragraphs: int
+    item: tuple[Sequence[Paragraph], int, Mapping, str], *, paragraphs: int
 ) -> Record:
     contexts, own, question, document = item
-    if isinstance(contexts[own], Unusable):
-        raise contexts[own]
     impossible = question.get("is_impossible")
     id_ = str(get(question, "id", (str, int)))
-    own -= sum(isinstance(other, Unusable) for other in contexts[:own])
-    contexts = [other for other in contexts if not isinstance(other, Unusable)]
     first, own = _around(id_, own, len(contexts), paragraphs)
     contexts = contexts[first : first + paragraphs]
     answers = [

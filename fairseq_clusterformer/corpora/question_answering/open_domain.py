@@ -4,7 +4,7 @@ Each question comes with passages that a search found. `distant_supervision` fin
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
@@ -39,10 +39,8 @@ def quasar_t(
         raise foreign(path, f"questions/..._questions.json(.gz), and its passages: {passages}")
     questions = {}
     for place, item in json_lines(path, drops):
-        try:
+        with drops.at(place):
             questions[get(item, "uid")] = get(item, "question"), get(item, "answer")
-        except Unusable as error:
-            drops.add(place, error.reason, error.detail)
 
     def to_record(item: Mapping) -> Record:
         id_ = get(item, "uid")
@@ -97,17 +95,16 @@ def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
     paragraph.
     """
     archive = next((part for part in path.parents if part.is_file()), None)
-    if archive is None:
-        content = json_file(path)
-        yield from _triviaqa(path, path.parent.parent, content, drops, keep_unfound)
-        return
-    with TemporaryDirectory() as folder:
-        name = str(path.relative_to(archive))
-        _unpack_some(archive, {name}, Path(folder))
-        content = json_file(Path(folder, name))
-        _check_triviaqa(path, content)
-        _unpack_some(archive, _wanted(content["Data"]), Path(folder))
-        yield from _triviaqa(path, Path(folder), content, drops, keep_unfound)
+    with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
+        folder, name = Path(folder), f"{path.parent.name}/{path.name}"
+        if archive:
+            _unpack_some(archive, {name}, folder)
+        content = json_file(folder / name)
+        if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
+            raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
+        if archive:
+            _unpack_some(archive, _wanted(content["Data"]), folder)
+        yield from _triviaqa(path, folder, content, drops, keep_unfound)
 
 
 def _unpack_some(archive: Path, names: set[str], folder: Path) -> None:
@@ -123,11 +120,6 @@ def _unpack_some(archive: Path, names: set[str], folder: Path) -> None:
         target.write_bytes(data)
 
 
-def _check_triviaqa(path: Path, content: object) -> None:
-    if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
-        raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
-
-
 def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
     """Yield the file and the title of each document of a question."""
     for field, folder in (("EntityPages", "wikipedia"), ("SearchResults", "web")):
@@ -139,9 +131,8 @@ def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
 
 
 def _triviaqa(
-    path: Path, folder: Path, content: object, drops: Drops, keep_unfound: bool
+    path: Path, folder: Path, content: Mapping, drops: Drops, keep_unfound: bool
 ) -> Iterator[Record]:
-    _check_triviaqa(path, content)
     apart = content.get("Domain") == "Web"
 
     def to_record(item_and_number: tuple[Mapping, int]) -> Record:

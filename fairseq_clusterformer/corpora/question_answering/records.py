@@ -8,6 +8,7 @@ whole file of another kind ends in a `UserError`.
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,16 @@ class Drops:
         if len(self.examples[reason]) < self.most_examples:
             self.examples[reason].append(f"{place}: {detail or reason}"[:300])
 
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Add what turns out to be unusable in the ``with`` statement, and go on after it."""
+        try:
+            yield
+        except Unusable as error:
+            self.add(place, error.reason, error.detail)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            self.add(place, "malformed", f"{type(error).__name__}: {error}")
+
     def __str__(self) -> str:
         lines = []
         for reason, count in self.counts.most_common():
@@ -127,15 +138,10 @@ def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> I
     """Yield the record of each item. Unusable items and repeated ids go to `drops`."""
     ids = set()
     for place, item in items:
-        try:
+        with drops.at(place):
             record = to_record(item)
             if record.id in ids:
                 raise Unusable("id seen before", record.id)
-        except Unusable as error:
-            drops.add(place, error.reason, error.detail)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            drops.add(place, "malformed", f"{type(error).__name__}: {error}")
-        else:
             ids.add(record.id)
             yield record
 
@@ -164,12 +170,9 @@ def json_lines(path: Path, drops: Drops) -> Items:
         UserError: if the file cannot be read or unpacked to its end.
     """
     for number, line in enumerate(raw_lines(path, None), 1):
-        if line.strip():
-            place = f"{path}: line {number:,}"
-            try:
+        with drops.at(place := f"{path}: line {number:,}"):
+            if line.strip():
                 yield place, parse_json(line)
-            except Unusable as error:
-                drops.add(place, error.reason, error.detail)
 
 
 def json_file(path: Path) -> Any:

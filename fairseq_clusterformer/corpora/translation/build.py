@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.corpora.lines import aligned_lines
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.translation.corpora import ParallelCorpus
 from fairseq_clusterformer.corpora.translation.pairs import (
@@ -23,7 +24,6 @@ from fairseq_clusterformer.corpora.translation.pairs import (
     file_sizes,
     pair_files,
     pairs_of,
-    read_pairs,
 )
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.text import TextPipeline
@@ -224,10 +224,10 @@ class _Job:
         (self.out / "raw").mkdir()
         with self._writer(self.work) as write, self._writer(self.out / "raw") as write_raw:
             for split, count in self.counts.items():
-                pairs = read_pairs(self.files(self.work, split))
+                pairs = aligned_lines(self.files(self.work, split))
                 raws = itertools.repeat(None)
                 if split != "train":
-                    raws = read_pairs(self.files(self.work, f"{split}.raw"))
+                    raws = aligned_lines(self.files(self.work, f"{split}.raw"))
                 subwords = parallel(function, pairs, self.workers, split)
                 for pair, raw in zip(subwords, raws, strict=False):
                     if split in cleaned and not self.corpus.cleaning.keeps(pair):

@@ -11,13 +11,13 @@ from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.download import Archive, obtain
+from fairseq_clusterformer.corpora.lines import aligned_lines
 from fairseq_clusterformer.corpora.translation.pairs import (
     Pairs,
     draw_pairs,
     file_sizes,
     pair_files,
     pairs_of,
-    read_pairs,
     read_segments,
     read_talks,
 )
@@ -163,7 +163,7 @@ def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> Paralle
     def read(work: Path) -> dict[str, Pairs]:
         files = obtain(archives, source, work)
         return {
-            split: read_pairs([files[f"{name}.{lang}.gz"] for lang in GERMAN_ENGLISH])
+            split: aligned_lines([files[f"{name}.{lang}.gz"] for lang in GERMAN_ENGLISH])
             for split, name in names.items()
         }
 
@@ -206,7 +206,7 @@ def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> ParallelCorpus:
         files = obtain([archive], source, work)
 
         def pairs(name: str, reader: Callable[[Path], Iterator[str]]) -> Pairs:
-            return read_pairs([files[name.format(lang)] for lang in GERMAN_ENGLISH], reader)
+            return aligned_lines([files[name.format(lang)] for lang in GERMAN_ENGLISH], reader)
 
         def segments(path: Path) -> Iterator[str]:  # fairseq's recipe: plain apostrophes
             return (line.replace("’", "'") for line in read_segments(path))
@@ -227,7 +227,7 @@ def _tokenised_pairs(source: Path, split: str) -> Pairs:
     found = [name for name in names if any(source.glob(f"{name}.*"))]
     if len(found) == 2:
         raise bad_option("--source", source, f"one of {names[0]} and {names[1]}", "has both")
-    return read_pairs(pair_files(source / (found or names)[0], GERMAN_ENGLISH, "--source"))
+    return aligned_lines(pair_files(source / (found or names)[0], GERMAN_ENGLISH, "--source"))
 
 
 # WMT14
@@ -274,7 +274,7 @@ def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Paralle
     if source and (source / "src-train.txt").is_file():
         return corpus(
             read=lambda _: {
-                split: read_pairs([source / f"{side}-{name}.txt" for side in ("tgt", "src")])
+                split: aligned_lines([source / f"{side}-{name}.txt" for side in ("tgt", "src")])
                 for split, name in tokenised.items()
             },
             pipeline=TextPipeline(GERMAN_ENGLISH, escape=True),
@@ -284,8 +284,8 @@ def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> Paralle
 
     def read(work: Path) -> dict[str, Pairs]:
         files = obtain(archives, source, work)
-        train = [read_pairs([files[part] for part in _both(name)]) for name in _WMT14_TRAIN]
-        test = read_pairs([files[name] for name in _WMT14_TEST], read_segments)
+        train = [aligned_lines([files[part] for part in _both(name)]) for name in _WMT14_TRAIN]
+        test = aligned_lines([files[name] for name in _WMT14_TEST], read_segments)
         return {"train": chain.from_iterable(train), "test": test}
 
     pipeline = TextPipeline(

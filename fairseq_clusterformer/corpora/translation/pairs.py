@@ -3,34 +3,15 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.lines import OPENERS, read_lines
+from fairseq_clusterformer.corpora.lines import OPENERS, aligned_lines, read_lines
 from fairseq_clusterformer.corpora.splits import draw
 from fairseq_clusterformer.errors import UserError, bad_option
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]
-
-
-def read_pairs(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines) -> Pairs:
-    """Yield the pairs of lines that `read` yields of two files.
-
-    Raises:
-        UserError: if they do not have as many lines.
-    """
-    readers = [read(path) for path in files]
-    for number, pair in enumerate(zip_longest(*readers)):
-        if None in pair:
-            lines = [number, number]
-            longer = 1 - pair.index(None)
-            lines[longer] += 1 + sum(1 for _ in readers[longer])
-            raise UserError(
-                f"{files[0]} has {lines[0]:,} lines and {files[1]} has {lines[1]:,}; "
-                "allowed: the same number, each line the translation of the other"
-            )
-        yield pair
 
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
@@ -72,7 +53,7 @@ def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[
         UserError: if lines or columns are missing.
     """
     if len(files) == 2:
-        yield from read_pairs(files)
+        yield from aligned_lines(files)
         return
     order = [columns.index(language) for language in languages]
     for number, line in enumerate(read_lines(files[0]), 1):
