@@ -112,12 +112,13 @@ def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipe
 
     # Its progress bar is not for log files.
     quiet = sys.stderr if sys.stderr.isatty() else io.StringIO()
-    lines = itertools.chain.from_iterable(map(_lines, texts))
     with (
+        contextlib.ExitStack() as stack,
         open(pipeline.model, "w", encoding="utf-8", newline="\n") as codes,
         contextlib.redirect_stderr(quiet),
     ):
-        learn_bpe(lines, codes, number or SUBWORDS)
+        files = [stack.enter_context(open(p, encoding="utf-8", newline="\n")) for p in texts]
+        learn_bpe(itertools.chain(*files), codes, number or SUBWORDS)
 
 
 @dataclass
@@ -185,7 +186,12 @@ class _Job:
                         split == "train" and corpus.hold_out and not number % corpus.hold_out
                     )
                     store("valid" if is_valid else split, raw, tokens)
-            self._check_expected(found)
+            for split, number in corpus.expected.items():
+                if found[split] != number:
+                    raise UserError(
+                        f"{corpus.name}: the download has {found[split]:,} pairs for {split}; "
+                        f"allowed: {number:,}, as in the known edition; --source takes another one"
+                    )
             for files in extra:
                 pairs = pairs_of(files, languages, languages[::-1])  # columns as Tatoeba's
                 for raw, tokens in self._tokens(pairs, files[0].name, False):
@@ -197,14 +203,6 @@ class _Job:
     def _tokens(self, pairs: Iterator[Pair], label: str, tokenised: bool) -> Iterator:
         function = functools.partial(_tokens, self.pipeline, tokenised)
         return parallel(function, pairs, self.workers, f"{label} tokens")
-
-    def _check_expected(self, found: dict[str, int]) -> None:
-        for split, number in self.corpus.expected.items():
-            if found[split] != number:
-                raise UserError(
-                    f"{self.corpus.name}: the download has {found[split]:,} pairs for {split}; "
-                    f"allowed: {number:,}, as in the known edition; --source takes another one"
-                )
 
     def _check_pairs(self) -> None:
         train = self.counts["train"]
@@ -294,8 +292,3 @@ def _tokens(pipeline: TextPipeline, tokenised: bool, pair: Pair) -> tuple[Pair, 
 
 def _subwords(pipeline: TextPipeline, pair: Pair) -> Pair:
     return tuple(map(pipeline.subwords, pair))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with open(path, encoding="utf-8", newline="\n") as file:
-        yield from file

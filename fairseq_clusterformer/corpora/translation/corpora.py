@@ -153,12 +153,8 @@ MULTI30K = [
 
 def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> ParallelCorpus:
     """Return Multi30k: lower case, tests 2016 and 2017."""
-    names = {
-        "train": "train",
-        "valid": "val",
-        "test": "test_2016_flickr",
-        "test1": "test_2017_flickr",
-    }
+    names = {"train": "train", "valid": "val"}
+    names |= {"test": "test_2016_flickr", "test1": "test_2017_flickr"}
 
     def read(work: Path) -> dict[str, Pairs]:
         files = obtain(archives, source, work)
@@ -237,30 +233,31 @@ def _both(name: str) -> list[str]:
     return [f"{name}.de-en.{lang}" for lang in GERMAN_ENGLISH]
 
 
-# The checksums are those of TensorFlow Datasets (sha256) and sacreBLEU (md5).
-_WMT14_SHA256 = {
-    "wmt13/training-parallel-europarl-v7.tgz": (
-        "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
-    ),
-    "wmt13/training-parallel-commoncrawl.tgz": (
-        "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"
-    ),
-    "wmt14/training-parallel-nc-v9.tgz": (
-        "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"
-    ),
-}
+_STATMT = "https://www.statmt.org"
 _WMT14_TRAIN = ("europarl-v7", "commoncrawl", "news-commentary-v9")
 _WMT14_TEST = ("newstest2014-deen-ref.de.sgm", "newstest2014-deen-src.en.sgm")
-_STATMT = "https://www.statmt.org"
+# The checksums are those of TensorFlow Datasets (sha256) and sacreBLEU (md5).
 WMT14 = [
-    Archive(f"{_STATMT}/{place}", f"sha256:{checksum}", dict.fromkeys(_both(name)))
-    for name, (place, checksum) in zip(_WMT14_TRAIN, _WMT14_SHA256.items(), strict=True)
-] + [
+    Archive(
+        f"{_STATMT}/wmt13/training-parallel-europarl-v7.tgz",
+        "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+        dict.fromkeys(_both(_WMT14_TRAIN[0])),
+    ),
+    Archive(
+        f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz",
+        "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+        dict.fromkeys(_both(_WMT14_TRAIN[1])),
+    ),
+    Archive(
+        f"{_STATMT}/wmt14/training-parallel-nc-v9.tgz",
+        "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+        dict.fromkeys(_both(_WMT14_TRAIN[2])),
+    ),
     Archive(
         f"{_STATMT}/wmt14/test-full.tgz",
         "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
         dict.fromkeys(_WMT14_TEST),
-    )
+    ),
 ]
 
 
