@@ -31,7 +31,7 @@ from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.read import DocumentReader, Section
+    from fairseq_clusterformer.inference.read import Ranking
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,14 +54,14 @@ def main(arguments: Sequence[str]) -> int:
 
     sources = read_sources(args.document, args.encoding, main_text=args.main_text, report=say)
     from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.inference.read import TASK, DocumentReader
+    from fairseq_clusterformer.inference.read import TASK, Reader
 
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASK)
-    reader = DocumentReader(loaded, cpu=args.cpu)
+    reader = Reader(loaded, device="cpu" if args.cpu else None)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
     for question in _questions(args):
         try:
-            _answer(reader, sections, question, args)
+            _show(question, reader.ask(question, sections, args.top), args.html)
         except UserError as error:
             if not args.interactive:
                 raise
@@ -85,13 +85,10 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
                 yield question
 
 
-def _answer(
-    reader: "DocumentReader", sections: list["Section"], question: str, args: argparse.Namespace
-) -> None:
+def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
     """Print the best answers, and write the page if one is asked for."""
     from fairseq_clusterformer.inference.read import confidence
 
-    ranking = reader.ask(question, sections, args.top)
     if not ranking.is_answered:
         print(f"Most likely, no answer here ({confidence(ranking.no_answer)}).", end=" ")
         print("The best guesses are:" if ranking.answers else "")
@@ -103,13 +100,13 @@ def _answer(
             print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")
         print(f"\n   {before}[{text}]{behind}" if before or behind else "")
     sys.stdout.flush()
-    if args.html:
+    if html:
         from fairseq_clusterformer.visual.pages import answer_page
 
         try:
-            write_aside(args.html, answer_page(question.strip(), ranking))
+            write_aside(html, answer_page(question.strip(), ranking))
         except OSError as error:
-            raise bad_option("--html", args.html, "a file to write to", error.strerror) from None
+            raise bad_option("--html", html, "a file to write to", error.strerror) from None
 
 
 def _parser() -> Parser:

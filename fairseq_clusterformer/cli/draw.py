@@ -18,13 +18,9 @@ The picture shows one layer (--layer, counted from 0), the page all layers that 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.errors import bad_option, write_aside
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,8 +76,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _clusters(args: argparse.Namespace) -> tuple["Figure", str, str]:
-    """The picture of one layer of a model, the layer's name, and the page of all layers."""
+def _clusters(args: argparse.Namespace) -> tuple:
+    """Matplotlib's figure of one layer, this layer's name, and the page of all layers."""
     from fairseq.models import FairseqLanguageModel
 
     from fairseq_clusterformer.inference.load import load_checkpoint

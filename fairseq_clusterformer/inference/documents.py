@@ -88,16 +88,13 @@ def text_source(text: str, name: str) -> Source:
     return Source(name, "", paragraphs)
 
 
-def read_source(
-    path: Path, encoding: str | None = None, *, main_text: bool = False, option: str = "--document"
-) -> Source:
+def read_source(path: Path, encoding: str | None = None, *, main_text: bool = False) -> Source:
     """Read a file. Its ending says what it is; a PDF is also known by its first bytes.
 
     Args:
         encoding: of text and HTML; None: what a byte order mark or the HTML page itself says,
             else UTF-8.
         main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
-        option: what named the file, for messages.
 
     Raises:
         UserError: naming the file and what is wrong with it.
@@ -105,7 +102,7 @@ def read_source(
     try:
         return _read(path, encoding, main_text)
     except _Unreadable as error:
-        raise bad_option(option, path, ALLOWED, str(error)) from None
+        raise bad_option("--document", path, ALLOWED, str(error)) from None
 
 
 def read_sources(
@@ -130,23 +127,20 @@ def read_sources(
     sources: dict[Path, Source] = {}
     for path in paths:
         if not path.is_dir():
-            if path.resolve() not in sources:
-                sources[path.resolve()] = read_source(path, encoding, main_text=main_text)
+            source = read_source(path, encoding, main_text=main_text)
+            sources.setdefault(path.resolve(), source)
             continue
         found, skipped = _files(path)
         unreadable = 0
         for file in found:
             try:
-                if file.resolve() not in sources:
-                    sources[file.resolve()] = _read(file, encoding, main_text)
+                sources.setdefault(file.resolve(), _read(file, encoding, main_text))
             except _Unreadable as error:
                 unreadable += 1
                 report(f"skipped {file}: {error}")
-        read = len(found) - unreadable
-        what = (
-            f"{read} read, {unreadable} unreadable, {skipped} skipped (hidden or of other kinds)"
-        )
-        if not read:
+        what = f"{len(found) - unreadable} read, {unreadable} unreadable, {skipped} skipped "
+        what += "(hidden or of other kinds)"
+        if len(found) == unreadable:
             raise bad_option("--document", path, ALLOWED, f"no document in this folder: {what}")
         report(f"{path}: {what}")
     return list(sources.values())
@@ -264,10 +258,7 @@ class _Page(HTMLParser):
             self.lines.append(re.sub(r"\s+", " ", data))
 
     def _between(self, tag: str) -> None:
-        if tag in _BLOCKS:
-            self.lines.append("\n")
-        elif tag in _BLANKS:
-            self.lines.append(" ")
+        self.lines.append("\n" if tag in _BLOCKS else " " if tag in _BLANKS else "")
 
 
 def _of_html(text: str, main_text: bool) -> tuple[str, list[str]]:

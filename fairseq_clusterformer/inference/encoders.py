@@ -1,7 +1,4 @@
-"""Readers and masked language models."""
-
-from collections.abc import Sequence
-from pathlib import Path
+"""The states of masked language models."""
 
 import torch
 from torch import Tensor
@@ -11,41 +8,8 @@ from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
 
-from .documents import text_source
 from .load import Loaded
 from .pretrained import Pretrained
-from .read import DocumentReader, FoundAnswer
-
-
-class Reader(Pretrained):
-    """Answers questions by pieces of documents."""
-
-    kind = "reader"
-    abilities = ("answer", "encode")
-
-    def __init__(self, loaded: Loaded, **options) -> None:
-        super().__init__(loaded, **options)
-        self.reader = DocumentReader(loaded, cpu=self.device.type == "cpu")
-
-    def answer(
-        self, question: str, documents: str | Path | Sequence[str | Path], *, top: int = 3
-    ) -> list[FoundAnswer]:
-        """Answer a question; see `DocumentReader.answer`.
-
-        Args:
-            documents: one or several: a string is a text, a `Path` a file or a folder.
-            top: how many answers, the best first.
-        """
-        return self.reader.answer(question, documents, top=top)
-
-    @torch.no_grad()
-    def _states(self, text: str) -> Tensor:
-        """As the reader sees a document without a question."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        question = framed(nothing, self.loaded.task.source_dictionary, 2)[None].to(self.device)
-        documents = [s.tokens[None] for s in self.reader.sections(text_source(text, "text"))]
-        read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
-        return torch.cat([reading.document[0] for reading in read])
 
 
 class MaskedLanguageModel(Pretrained):

@@ -104,8 +104,9 @@ def load(
 ) -> Pretrained:
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
     from .classify import Classifier
-    from .encoders import MaskedLanguageModel, Reader
+    from .encoders import MaskedLanguageModel
     from .language_model import LanguageModel
+    from .read import Reader
     from .translate import Translator
 
     kinds = {

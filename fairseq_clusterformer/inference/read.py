@@ -17,14 +17,6 @@ import regex
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.answers import (
-    TYPES,
-    Answer,
-    Answers,
-    Document,
-    ranked_answers,
-    text_mask,
-)
 from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.corpora.question_answering.encode import led_by_start, symbols_of
 from fairseq_clusterformer.data import subwords
@@ -33,8 +25,10 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.reader import Reading
 from fairseq_clusterformer.models.windows import put_back
 
+from ..answers import TYPES, Answer, Answers, Document, ranked_answers, text_mask
 from .documents import SENTENCE_END, Source, read_sources, text_source
 from .load import Loaded
+from .pretrained import Pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -185,21 +179,23 @@ def confidence(probability: float) -> str:
     return f"probability {figures}{words if probability < 0.5 else ''}"
 
 
-class DocumentReader:
-    """A trained reader, and the subwords and the dictionary of its data.
+class Reader(Pretrained):
+    """Answers questions by pieces of documents.
 
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
-        cpu: do not use an accelerator.
+        options: see `Pretrained`.
 
     Raises:
         UserError: if the data folder is something else.
     """
 
-    def __init__(self, loaded: Loaded, *, cpu: bool = False):
-        self.model, self.task, folder = loaded.model, loaded.task, loaded.folder
-        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
-        self.model.to(self.device)
+    kind = "reader"
+    abilities = ("answer", "encode")
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
+        self.task, folder = loaded.task, loaded.folder
         try:
             pieces = subwords.load_prepared(folder)
             self._titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
@@ -289,6 +285,15 @@ class DocumentReader:
         longest = self.task.cfg.max_answer_length
         (answers,) = ranked_answers(logits, [section.document], top=top, max_answer_length=longest)
         return SectionRead(section, answers, self._clusters(extra["reading"], len(section.tokens)))
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        """As the reader sees a document without a question."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        question = framed(nothing, self.task.source_dictionary, 2)[None].to(self.device)
+        documents = [part.tokens[None] for part in self.sections(text_source(text, "text"))]
+        read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
+        return torch.cat([reading.document[0] for reading in read])
 
     def _pieces(
         self, source: Source, most: int

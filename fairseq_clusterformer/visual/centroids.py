@@ -39,7 +39,7 @@ def draw_centroids(clusters: Path) -> tuple[Figure, int]:
     grid = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for axes in grid:
         axes.axis("off")
-    for axes, centroid in zip(grid, centroids, strict=False):
-        axes.imshow(centroid.view(side, side).numpy(), cmap="gray_r", vmin=0, aspect="auto")
+    for axes, image in zip(grid, centroids.unflatten(1, (side, side)), strict=False):
+        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, aspect="auto")
     figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
     return figure, num_clusters

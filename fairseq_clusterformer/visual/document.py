@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.documents import read_source
 from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.read import DocumentReader, Section
+from fairseq_clusterformer.inference.read import Reader, Section
 
 from .figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
 from .language_model import describe_model
@@ -49,7 +49,7 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
     Raises:
         UserError: if no layer clusters, or the file or the question cannot be read.
     """
-    source, reader = read_source(path), DocumentReader(loaded)
+    source, reader = read_source(path), Reader(loaded)
     section = reader.sections(source, TOKENS)[0]
     read = reader.read(reader.question(question), section, 1)
     if not read.clusters:

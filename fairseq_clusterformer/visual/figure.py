@@ -65,16 +65,10 @@ class Drawing:
         return middle
 
     def text(self, x, y, text, size, *, mono=False, at="left", **style) -> None:
-        self.axes.text(
-            x,
-            y,
-            text.replace("$", r"\$"),
-            fontsize=size * 72 / DPI,
-            family="DejaVu Sans Mono" if mono else "DejaVu Sans",
-            horizontalalignment=at,
-            verticalalignment="center_baseline" if mono else "center",
-            **{"color": INK, **style},
-        )
+        style = {"color": INK, "fontsize": size * 72 / DPI, "horizontalalignment": at} | style
+        style["family"] = "DejaVu Sans Mono" if mono else "DejaVu Sans"
+        style["verticalalignment"] = "center_baseline" if mono else "center"
+        self.axes.text(x, y, text.replace("$", r"\$"), **style)
 
     def words(self, x, y, items: list[Item], room: float, *, accent: bool = False) -> None:
         """As many items as there is room for; with `accent`, their last characters in colour."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from fairseq.data import indexed_dataset
 from torch import Tensor
@@ -39,12 +40,9 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     row = model.max_positions()
     of_passage, of_counted = (_clusters_by_row(model, tokens, row) for tokens in (shown, counted))
     if not of_counted:
-        raise bad_option(
-            "--checkpoint",
-            loaded.path,
-            "a model with a kind that clusters in its --attention, such as neural",
-            f"no layer of this {type(model).__name__} clusters",
-        )
+        allowed = "a model with a kind that clusters in its --attention, such as neural"
+        what = f"no layer of this {type(model).__name__} clusters"
+        raise bad_option("--checkpoint", loaded.path, allowed, what)
     rows = [shown_tokens(coding, tokens) for tokens in counted.split(row)]
     endings = [(word_pairs if coding.unit == "word" else word_endings)(row) for row in rows]
     layers = []
@@ -53,9 +51,8 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
         recent = router.causal and router.config.cluster_rule == "recent"
         # Heads that cluster apart may cluster keys apart from queries.
         window = router.window if recent and head is None else None
-        described = describe(
-            rows, clusters, router.config.num_clusters, window=window, endings=endings
-        )
+        number = router.config.num_clusters
+        described = describe(rows, clusters, number, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
         layers.append(ClusteredLayer(*_label(model, name, head), window, of_layer, described))
     note = ""
@@ -106,13 +103,9 @@ def _validation_text(folder: Path) -> Tensor | None:
     prefix = str(folder / "valid")
     if not indexed_dataset.dataset_exists(prefix, "mmap"):
         return None
-    items, length = [], 0
-    for item in indexed_dataset.make_dataset(prefix, "mmap"):
-        items.append(item)
-        length += len(item)
-        if length >= MOST_COUNTED:
-            break
-    return torch.cat(items)[:MOST_COUNTED].long()
+    data = indexed_dataset.make_dataset(prefix, "mmap")
+    items = int(np.searchsorted(np.cumsum(data.sizes), MOST_COUNTED)) + 1
+    return torch.cat([data[i] for i in range(min(items, len(data)))])[:MOST_COUNTED].long()
 
 
 def _clusters_by_row(
@@ -131,16 +124,14 @@ def _clusters_by_row(
 
 def _label(model, name: str, head: int | None) -> tuple[int, str]:
     """The layer's number, and which layer and heads a router's clusters serve, for people."""
-    path, _, router = name.rpartition(".routers.")
-    attention = model.get_submodule(path)
-    layer_path, _, number = path.removesuffix(".self_attn").rpartition(".")
-    kinds = model.get_submodule(f"{layer_path}.{number}").kinds
-    share = attention.num_heads // len(kinds)
+    stack, number, _, _, router = name.rsplit(".", 4)  # ... layers.3.self_attn.routers.1
+    layers = model.get_submodule(stack)
+    kinds, heads = layers[int(number)].kinds, layers[int(number)].self_attn.num_heads
+    share = heads // len(kinds)
     first, last = int(router) * share, (int(router) + 1) * share - 1
     if head is not None:
         first = last = first + head
     which = f"head {first}" if first == last else f"heads {first} to {last}"
-    layers = f"layer {number} of layers 0 to {len(model.get_submodule(layer_path)) - 1}"
-    which += f" of heads 0 to {attention.num_heads - 1}"
-    heads = "all heads" if last - first + 1 == attention.num_heads else which
-    return int(number), f"{layers}, {heads}, {kinds[int(router)]}"
+    which = "all heads" if last - first + 1 == heads else f"{which} of heads 0 to {heads - 1}"
+    layer = f"layer {number} of layers 0 to {len(layers) - 1}"
+    return int(number), f"{layer}, {which}, {kinds[int(router)]}"

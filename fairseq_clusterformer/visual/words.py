@@ -22,13 +22,8 @@ _LAST_WORD = re.compile(r"\s{2,}\Z|\S*\s?\Z")
 
 
 class Item(NamedTuple):
-    """Something that a cluster has more of than chance would give it.
-
-    Attributes:
-        text: what it reads.
-        inside: times that it is in the cluster.
-        total: times that it is anywhere.
-    """
+    """Something that a cluster has more of than chance would give it: `text`, which is `inside`
+    the cluster that many times of its `total` times."""
 
     text: str
     inside: int

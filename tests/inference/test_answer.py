@@ -98,8 +98,8 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(checkpoint: Path) -> reading.DocumentReader:
-    return reading.DocumentReader(load_checkpoint(checkpoint), cpu=True)
+def reader(checkpoint: Path) -> reading.Reader:
+    return reading.Reader(load_checkpoint(checkpoint), device="cpu")
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_no_answer_is_said(checkpoint: Path, towns: Path, capsys: pytest.Capture
 
 
 @torch.no_grad()
-def test_sections_are_all_of_a_document(reader: reading.DocumentReader) -> None:
+def test_sections_are_all_of_a_document(reader: reading.Reader) -> None:
     """Whole paragraphs where they fit, else pieces; each token stands for what it stood for."""
     long = " ".join(fact(RULES, name) for name in FACTS[RULES][1] * 3)
     texts = ("One.", fact(RULES, "Noor"), long, "A few words.", "\u00e9")
@@ -349,9 +349,7 @@ def test_titles_stand_where_they_stood_in_training(
     record = json.loads((data / "prepared.json").read_text())
     record["recipe"]["titles"] = True
     (tmp_path / "data" / "prepared.json").write_text(json.dumps(record))
-    with_titles = reading.DocumentReader(
-        load_checkpoint(checkpoint, data=tmp_path / "data"), cpu=True
-    )
+    with_titles = reading.Reader(load_checkpoint(checkpoint, data=tmp_path / "data"), device="cpu")
     source = Source("x", RULES, (FILLING, fact(RULES, "Ida")))
     (part,) = with_titles.sections(source, 1000)
     title = with_titles.question(RULES)[1:-1]
@@ -383,7 +381,7 @@ def test_a_long_document_is_read_in_parts(
 
 
 @torch.no_grad()
-def test_clusters_are_those_of_the_layers(reader: reading.DocumentReader) -> None:
+def test_clusters_are_those_of_the_layers(reader: reading.Reader) -> None:
     """Every token has the cluster that it has in the sequence of questions and windows."""
     encoder, source = reader.model.encoder, Source("x", "x", (fact(RULES, "Noor"),) * 9)
     (part,) = reader.sections(source, 1000)
@@ -408,6 +406,7 @@ class _Page(HTMLParser):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.paragraphs, self.tokens, self.answers, self.links, self.within = [], {}, {}, [], []
+        self.answered: set[int] = set()  # the numbers of the paragraphs with an answer, from 1
         text = path.read_text(encoding="utf-8")
         self.data = json.loads(re.search(r"^const data = (.*);$", text, re.MULTILINE)[1])
         self.feed(text)
@@ -433,6 +432,7 @@ class _Page(HTMLParser):
             self.tokens[int(attrs["data-i"])] = data
             if attrs.get("class") == "answer":
                 self.answers[int(attrs["data-i"])] = data
+                self.answered.add(len(self.paragraphs))
 
 
 def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -443,10 +443,14 @@ def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
     out = tmp_path / "page.html"
     line = ["--checkpoint", checkpoint, "--document", tmp_path / "a.txt", "--html", out]
     assert run(*line, "--question", RULES, "--top", 1) == 0
-    answer = capsys.readouterr().out.splitlines()[0].removeprefix("1. ")
+    first, place = capsys.readouterr().out.splitlines()[:2]
+    answer = first.removeprefix("1. ")
+    file = re.escape(str(tmp_path / "a.txt"))
+    said = re.fullmatch(rf" +(probability .*): ({file}, paragraph (\d)), characters .*", place)
     page = _Page(out)
     assert page.paragraphs == texts
     assert "".join(page.answers.values()).strip() == answer
+    assert page.answered == {int(said[3])}
     assert page.links == []
     html = out.read_text(encoding="utf-8")
     assert "//" not in html
@@ -457,7 +461,7 @@ def test_page(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
     ((section, head),) = page.data["answers"]
     assert section == 0
     assert head in page.answers
-    assert re.search(rf"<small>probability [^;]*; {tmp_path}/a.txt, paragraph [12]</small>", html)
+    assert f"<small>{said[1]}; {said[2]}</small>" in html
     assert not out.with_name("page.html.partial").exists()
 
 
@@ -612,7 +616,7 @@ def test_a_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "2 read, 1 unreadable, 1 skipped" in second
 
 
-def test_answers_in_python(reader: reading.DocumentReader, towns: Path) -> None:
+def test_answers_in_python(reader: reading.Reader, towns: Path) -> None:
     """Texts and files together; an answer says where it is from."""
     found = reader.answer(RULES, [FILLING, towns])
     assert (found[0].text, found[0].file, found[0].paragraph) == ("the Elm", str(towns), 0)
@@ -626,7 +630,7 @@ def test_answers_in_python(reader: reading.DocumentReader, towns: Path) -> None:
         reader.answer(RULES, [" "])
 
 
-def test_the_words_of_tokens(reader: reading.DocumentReader) -> None:
+def test_the_words_of_tokens(reader: reading.Reader) -> None:
     source = Source("a.txt", "", ["All is well (here).", "Ninety coins!"])
     (part,) = reader.sections(source, 1000)
     words = document_clusters.words_of(part)
