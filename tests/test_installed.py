@@ -159,7 +159,7 @@ def test_questions(run: Run) -> None:
             question = f"Where does group {number} meet?"
             record = {"id": str(number), "question": question, "context": context}
             file.write(json.dumps({**record, "answers": [city]}) + "\n")
-    run("clusterformer prepare qa text questions.jsonl data-bin/questions --sentencepiece 330")
+    run("clusterformer prepare qa text questions.jsonl data-bin/questions")
     run(
         "fairseq-train data-bin/questions --task clusterformer_qa"
         f" --arch clusterformer_reader_tiny {TRAIN} --criterion clusterformer_qa"
