@@ -13,31 +13,21 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser
 from fairseq_clusterformer.errors import UserError, bad_option
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer average", description=__doc__)
     add = parser.add_argument
-    add("--inputs", type=Path, nargs="+", required=True, help="files, or one folder")
-    add("--output", type=Path, required=True, help="the file to write; replaced if it is there")
-    number = parser.add_mutually_exclusive_group()
-    number.add_argument(
-        "--num-epoch-checkpoints", type=whole_number, metavar="N", help="the last N epochs' files"
-    )
-    number.add_argument(
-        "--num-update-checkpoints",
-        type=whole_number,
-        metavar="N",
-        help="the last N files written at an update (--save-interval-updates)",
-    )
-    add(
-        "--checkpoint-upper-bound",
-        type=whole_number,
-        metavar="K",
-        help="leave out what is later than epoch or update K",
-    )
+    add("--inputs", **PATH, nargs="+", required=True, help="files, or one folder")
+    add("--output", **PATH, required=True, help="the file to write; replaced if it is there")
+    either = parser.add_mutually_exclusive_group().add_argument
+    either("--num-epoch-checkpoints", **NUMBER, help="the last N epochs' files")
+    about = "the last N files written at an update (--save-interval-updates)"
+    either("--num-update-checkpoints", **NUMBER, help=about)
+    about = "leave out what is later than epoch or update N"
+    add("--checkpoint-upper-bound", **NUMBER, help=about)
     return parser
 
 
@@ -62,28 +52,17 @@ def _inputs(args: argparse.Namespace) -> list[Path]:
     """The files to average."""
     from fairseq_clusterformer.inference.average import latest
 
-    count = args.num_epoch_checkpoints or args.num_update_checkpoints
-    if count is None:
-        if args.checkpoint_upper_bound is not None:
-            raise UserError(
-                "--checkpoint-upper-bound is given; allowed: together with "
-                "--num-epoch-checkpoints or --num-update-checkpoints"
-            )
-        for path in args.inputs:
-            if not path.is_file():
-                raise bad_option(
-                    "--inputs",
-                    path,
-                    "files, or one folder with --num-epoch-checkpoints or "
-                    "--num-update-checkpoints",
-                    "a folder" if path.is_dir() else "no such file",
-                )
-        return args.inputs
-    if len(args.inputs) != 1 or not args.inputs[0].is_dir():
-        raise bad_option(
-            "--inputs",
-            " ".join(map(str, args.inputs)),
-            "one folder that exists, with --num-epoch-checkpoints or --num-update-checkpoints",
-        )
+    numbered = "--num-epoch-checkpoints or --num-update-checkpoints"
     by_update = args.num_update_checkpoints is not None
-    return latest(args.inputs[0], count, by_update, args.checkpoint_upper_bound)
+    count = args.num_update_checkpoints if by_update else args.num_epoch_checkpoints
+    folders = [path for path in args.inputs if path.is_dir()]
+    if count is not None:
+        if len(folders) != 1 or len(args.inputs) != 1:
+            given = " ".join(map(str, args.inputs))
+            raise bad_option("--inputs", given, f"one folder that exists, with {numbered}")
+        return latest(folders[0], count, by_update, args.checkpoint_upper_bound)
+    if folders:
+        raise bad_option("--inputs", folders[0], f"files, or one folder with {numbered}")
+    if args.checkpoint_upper_bound is not None:
+        raise UserError(f"--checkpoint-upper-bound is given; allowed: with {numbered}")
+    return args.inputs

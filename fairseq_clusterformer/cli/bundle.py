@@ -26,12 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="of fairseq, or a bundle")
     add("out", metavar="OUT", type=Path, help="the folder to make")
     add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
-    add(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        default="float32",
-        help="of the weights in the file (default: float32, which changes no output)",
-    )
+    about = "of the weights in the file (default: float32, which changes no output)"
+    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
     add("--force", action="store_true", help="replace a bundle that is there")
     args = parser.parse_args(arguments)
 

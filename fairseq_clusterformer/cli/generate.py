@@ -8,25 +8,12 @@ follows it as it is written, a token at a time: bytes, pieces or words, as the m
 Where training saw texts of N tokens, what goes beyond N tokens is new to the model.
 """
 
-import argparse
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, whole_number
-
-
-def _number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"is {text}; allowed: a number {allowed}")
-        return value
-
-    return read
+from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, number, whole_number
 
 
 def _parser() -> Parser:
@@ -36,21 +23,13 @@ def _parser() -> Parser:
     add_model(parser, "a language model's, or a bundle")
     add("--input", metavar="FILE", type=Path, help="a file with the prompt")
     add("--max-tokens", metavar="N", type=whole_number, default=200, help="default: %(default)s")
-    add(
-        "--temperature",
-        metavar="T",
-        type=_number("of 0 or more", lambda value: 0 <= value < float("inf")),
-        default=1.0,
-        help="0: always the most likely token; 1: as often as the model says (default: 1)",
-    )
+    kind = number("of 0 or more", lambda value: 0 <= value < math.inf)
+    about = "0: always the most likely token; 1: as often as the model says (default: 1)"
+    add("--temperature", metavar="T", type=kind, default=1.0, help=about)
     add("--top-k", metavar="K", type=whole_number, help="draw among the K most likely tokens")
-    add(
-        "--top-p",
-        metavar="P",
-        type=_number("above 0, up to 1", lambda value: 0 < value <= 1),
-        default=1.0,
-        help="draw among the most likely tokens that have this probability together (default: 1)",
-    )
+    kind = number("above 0, up to 1", lambda value: 0 < value <= 1)
+    about = "draw among the most likely tokens that have this probability together (default: 1)"
+    add("--top-p", metavar="P", type=kind, default=1.0, help=about)
     add("--seed", metavar="N", type=int, help="the same text each time (default: another one)")
     add("--num-samples", metavar="N", type=whole_number, help="texts, each after a line of dashes")
     return parser

@@ -33,17 +33,17 @@ COMMANDS = {
 }
 
 
+def _below(words: Sequence[str]) -> list[str]:
+    """The commands that begin with ``words``."""
+    return [name for name in COMMANDS if name.split()[: len(words)] == [*words]]
+
+
 def _usage(words: Sequence[str]) -> str:
     """What there is below ``words``, a line for each command."""
-    start = " ".join(words)
-    found = {
-        name: what
-        for name, what in COMMANDS.items()
-        if f"{name} ".startswith(f"{start} ".lstrip())
-    }
+    found = _below(words)
     width = max(map(len, found))
-    lines = [f"usage: clusterformer {start} COMMAND ...".replace("  ", " "), ""]
-    lines += [f"  {name:{width}}  {what}" for name, what in found.items()]
+    lines = [" ".join(["usage: clusterformer", *words, "COMMAND ..."]), ""]
+    lines += [f"  {name:{width}}  {COMMANDS[name]}" for name in found]
     return "\n".join([*lines, "", "clusterformer COMMAND --help says more of each."])
 
 
@@ -63,16 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not words and arguments[0] == "--version":
             print(__version__)
             return 0
-        known = {
-            name.split()[len(words)] for name in COMMANDS if name.split()[: len(words)] == words
-        }
+        known = dict.fromkeys(name.split()[len(words)] for name in _below(words))
         if arguments[0] not in known:
-            what = f"{' '.join(words)} {arguments[0]}".strip()
-            allowed = ", ".join(
-                dict.fromkeys(
-                    n.split()[len(words)] for n in COMMANDS if n.split()[: len(words)] == words
-                )
-            )
+            what = " ".join([*words, arguments[0]])
+            allowed = ", ".join(known)
             print(f"clusterformer: error: COMMAND is {what}; allowed: {allowed}", file=sys.stderr)
             return 2
         words.append(arguments.pop(0))

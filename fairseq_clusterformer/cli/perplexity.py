@@ -15,22 +15,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import Parser, add_model, whole_number
 from fairseq_clusterformer.errors import bad_option, write_aside
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer perplexity", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help="a language model's, or a bundle")
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add_model(parser, "a language model's, or a bundle")
     add("--gen-subset", metavar="SPLIT", default="valid", help="of the folder (default: valid)")
     add("--text", metavar="FILE", type=Path, help="a text file, instead of a split")
     add("--tokens-per-sample", metavar="N", type=whole_number, help="of a block, as trained")
     add("--max-blocks", metavar="N", type=whole_number, help="score the first N blocks")
     add("--teacher-forced", action="store_true", help="one pass only, which is much faster")
     add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
-    add("--cpu", action="store_true", help="do not use an accelerator")
     return parser
 
 
@@ -46,26 +44,23 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
-    from fairseq_clusterformer.data.coding import TextCoding
     from fairseq_clusterformer.inference import perplexity
+    from fairseq_clusterformer.inference.language_model import LanguageModel
     from fairseq_clusterformer.inference.load import load_checkpoint
-    from fairseq_clusterformer.inference.pretrained import device_of
 
     length = args.tokens_per_sample
-    overrides = {} if length is None else {"tokens_per_sample": length}
+    overrides = {"tokens_per_sample": length} if length else {}
     loaded = load_checkpoint(
         args.checkpoint, data=args.data, task="language_modeling", **overrides
     )
-    model = loaded.model.to(device_of("cpu" if args.cpu else None))
+    language = LanguageModel(loaded, device="cpu" if args.cpu else None)
+    model, coding = language.model, language.coding
     longest = model.max_positions()
-    if length is not None and length > longest:
+    if length and length > longest:
         raise bad_option("--tokens-per-sample", length, f"{longest} or less")
     if args.text:
-        dictionary = loaded.task.source_dictionary
-        coding = TextCoding.from_folder(loaded.folder, dictionary)
-        tokens = perplexity.file_tokens(coding, args.text)
-        whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
-        blocks = perplexity.blocks_of(tokens, length or longest, dictionary.eos())
+        tokens = perplexity.tokens_of(coding, args.text.read_bytes(), f"--text is {args.text}")
+        blocks = perplexity.blocks_of(tokens, length or longest, coding.dictionary.eos())
     else:
         blocks = perplexity.split_blocks(loaded, args.gen_subset)
     result = perplexity.compare(
@@ -74,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         stepwise=not args.teacher_forced,
         most=args.max_blocks,
     )
+    whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
     if args.text and whole:
         bits = result["teacher-forced bits"] * result["tokens"]
         result["teacher-forced bits per byte"] = bits / args.text.stat().st_size

@@ -25,9 +25,8 @@ def add_translator(parser: Parser) -> None:
     """Add the options of commands that translate."""
     add_model(parser, "a translation model's, or a bundle", several=True)
     add = parser.add_argument
-    add(
-        "-s", "--source-lang", metavar="LANG", help="to be sure: an error if the model has another"
-    )
+    about = "to be sure: an error if the model has another"
+    add("-s", "--source-lang", metavar="LANG", help=about)
     add("-t", "--target-lang", metavar="LANG")
     add("--beam", type=whole_number, default=5, help="default: %(default)s")
     add("--lenpen", type=float, default=1.0, help="length penalty (default: %(default)s)")

@@ -27,34 +27,34 @@ def average(paths: Sequence[Path]) -> dict:
         UserError: a file that is no checkpoint, or parameters that differ in name or shape.
     """
     sums: dict[str, Tensor] = {}
-    shared: dict[str, tuple] = defaultdict(tuple)  # name: where it lies in each checkpoint
+    places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
     newest: dict = {}
     shapes: dict[str, list[int]] = {}
     for path in paths:
         state = read_tensors(path, "--inputs")
-        state.pop("last_optimizer_state", None)
         # what is no tensor, such as a memory bank, is taken from the newest
         model = {n: t for n, t in state["model"].items() if isinstance(t, Tensor)}
-        if shapes:
-            _check_same({n: list(t.shape) for n, t in model.items()}, path, shapes, paths[0])
-        else:
-            shapes = {name: list(tensor.shape) for name, tensor in model.items()}
+        given = {name: list(tensor.shape) for name, tensor in model.items()}
+        shapes = shapes or given
+        for name in [*shapes, *given]:
+            here, there = (of.get(name, "missing") for of in (given, shapes))
+            if here != there:
+                raise UserError(
+                    f"--inputs: {name} is {there} in {paths[0]}, {here} in {path}; "
+                    "allowed: checkpoints of one model"
+                )
         for name, tensor in model.items():
-            place = tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
-            shared[name] += (place,)
+            places[name] += ((tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype),)
             if tensor.is_floating_point():
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
                 sums[name] = sums[name] + wide if name in sums else wide
         if not newest or _updates(state) >= _updates(newest):
             newest = state
+        state["last_optimizer_state"] = None
     means: dict[tuple, Tensor] = {}
-    for name, tensor in newest["model"].items():
-        if name not in sums:
-            continue
-        if shared[name] not in means:
-            means[shared[name]] = (sums[name] / len(paths)).to(tensor.dtype)
-        newest["model"][name] = means[shared[name]]
-    newest["last_optimizer_state"] = None
+    for name, total in sums.items():
+        mean = (total / len(paths)).to(newest["model"][name].dtype)
+        newest["model"][name] = means.setdefault(places[name], mean)
     return newest
 
 
@@ -62,18 +62,6 @@ def _updates(state: dict) -> int:
     """How many updates a checkpoint has seen; 0 if it does not say."""
     history = state.get("optimizer_history") or [{}]
     return history[-1].get("num_updates", 0)
-
-
-def _check_same(
-    given: dict[str, list[int]], path: Path, wanted: dict[str, list[int]], first: Path
-) -> None:
-    for name in [*wanted, *given]:
-        here, there = given.get(name, "missing"), wanted.get(name, "missing")
-        if here != there:
-            raise UserError(
-                f"--inputs: {name} is {there} in {first}, {here} in {path}; "
-                "allowed: checkpoints of one model"
-            )
 
 
 def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -> list[Path]:

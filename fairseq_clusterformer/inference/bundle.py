@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from fairseq.dataclass import configs
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -162,17 +162,14 @@ def _plain(loaded: "Loaded") -> tuple[dict[str, dict], list[str]]:
             section = {k: v for k, v in vars(section).items() if k not in _OF_A_RUN}
         if section is not None:
             sections[name] = section
-    for section in sections.values():
-        if isinstance(section, dict) and "data" in section:
-            section["data"] = None
     for side in ("source_lang", "target_lang"):  # fairseq infers them from the data's files
         if side in sections["task"]:
             sections["task"][side] = getattr(loaded.task.cfg, side)
-    return sections, namespaces
+    return _with_data(sections, None), namespaces
 
 
 def read_bundle(folder: Path, option: str) -> dict:
-    """A bundle in the form of a checkpoint of fairseq, on the CPU.
+    """A bundle as fairseq's ``load_checkpoint_to_cpu`` returns a checkpoint.
 
     Raises:
         UserError: files that are missing, damaged or newer than this version.
@@ -185,19 +182,21 @@ def read_bundle(folder: Path, option: str) -> dict:
             raise bad_option(option, folder, "one of this version", problem)
         weights = load_file(folder / WEIGHTS)
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
-        cfg = _options(record["cfg"], record["namespaces"], folder)
+        sections = _with_data(record["cfg"], str(folder))
+        sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}
         history = [{"num_updates": int(record["updates"])}]
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         problem = f"damaged ({type(error).__name__}: {error})"
         raise bad_option(option, folder, allowed, problem) from None
-    return {"cfg": cfg, "args": None, "model": weights, "optimizer_history": history}
+    cfg = OmegaConf.create(sections, flags={"allow_objects": True})
+    return {"cfg": cfg, "model": weights, "optimizer_history": history}
 
 
-def _options(sections: dict, namespaces: list[str], folder: Path) -> DictConfig:
-    """The options as a checkpoint has them, with the bundle as the data folder."""
-    for section in sections.values():
-        if isinstance(section, dict) and "data" in section:
-            section["data"] = str(folder)
-    for name in namespaces:
-        sections[name] = Namespace(**sections[name])
-    return OmegaConf.create(sections, flags={"allow_objects": True})
+def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:
+    """The options with another data folder."""
+    return {
+        name: section | {"data": data}
+        if isinstance(section, dict) and "data" in section
+        else section
+        for name, section in sections.items()
+    }

@@ -1,6 +1,7 @@
 """A language model that writes: text in, text out, a token per step."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from fairseq.modules import LearnedPositionalEmbedding
@@ -80,16 +81,12 @@ class LanguageModel(Pretrained):
         rows = self._tokens(given, max_tokens, num_samples or 1, pick)
         after = int(given[-1])
         if stream:
-            return self._stream(prompt, (int(row) for row in rows), after)
+            return chain([prompt], self.coding.stream(map(int, rows), after))
         texts = [
             prompt + self.coding.decode(tokens, after)
             for tokens in torch.stack(list(rows), dim=1).tolist()
         ]
         return texts if num_samples else texts[0]
-
-    def _stream(self, prompt: str, tokens: Iterator[int], after: int) -> Iterator[str]:
-        yield prompt
-        yield from self.coding.stream(tokens, after)
 
     def _begin(self, tokens: Tensor) -> Tensor:
         """Tokens with what a text begins by: ``</s>``, which among bytes is rare."""
@@ -106,13 +103,11 @@ class LanguageModel(Pretrained):
                 "change earlier outputs: it cannot generate; allowed: a model that is causal"
             )
         learned = isinstance(decoder.embed_positions, LearnedPositionalEmbedding)
-        if learned and given + more - 1 > decoder.max_positions():
-            raise bad_option(
-                "max_tokens",
-                more,
-                f"up to {max(0, decoder.max_positions() - given + 1)} after this prompt",
-                f"the prompt has {given} tokens, the model {decoder.max_positions()} positions",
-            )
+        room = decoder.max_positions() - given + 1
+        if learned and more > room:
+            problem = f"of {decoder.max_positions()} positions, the prompt has {given}"
+            allowed = f"up to {max(0, room)} after this prompt"
+            raise bad_option("max_tokens", more, allowed, problem)
 
     @torch.no_grad()
     def _tokens(self, given: Tensor, more: int, rows: int, pick) -> Iterator[Tensor]:
@@ -147,8 +142,6 @@ class LanguageModel(Pretrained):
             UserError: if there is no text.
         """
         tokens = tokens_of(self.coding, text)
-        if not len(tokens):
-            raise bad_option("text", repr(text), "a text of one token or more")
         blocks = blocks_of(tokens, self.model.max_positions(), self.dictionary.eos())
         return compare(self.model, blocks, stepwise=False)["teacher-forced perplexity"]
 

@@ -22,8 +22,8 @@ from fairseq_clusterformer.inference.bundle import is_bundle, read_bundle
 
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 #: what torch.load ends in where a file is something else; no code of ours runs in it
-_UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError)
-_UNREADABLE = (*_UNREADABLE, ValueError, struct.error, pickle.UnpicklingError)
+_UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+_UNREADABLE += (struct.error, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,19 +69,17 @@ def load_checkpoint(
         UserError: a file or a folder that is missing, is something else, or does not fit.
     """
     path = Path(path)
-    state = read_state(path, option, task)
+    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
     cfg = state["cfg"]
+    _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
     if data is not None:
         overrides["data"] = str(data)
     overwrite_args_by_name(cfg, overrides)
     folder = Path(utils.split_paths(cfg.task.data or "")[0])
+    allowed = f"the folder that {path} was trained on, wherever it is now"
     if not folder.is_dir():
-        raise bad_option(
-            "--data",
-            f"{folder}{', as the checkpoint says' if data is None else ''}",
-            "the folder that the model was trained on, wherever it is now",
-            "no such folder",
-        )
+        given = f"{folder}{', as the checkpoint says' if data is None else ''}"
+        raise bad_option("--data", given, allowed, "no such folder")
     try:
         loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
         loaded_task.load_state_dict(state.get("task_state", {}))
@@ -89,9 +87,7 @@ def load_checkpoint(
         # fairseq raises a plain Exception where a dictionary cannot be read
         if type(error) is not Exception and not isinstance(error, (OSError, ValueError)):
             raise
-        raise bad_option(
-            "--data", folder, f"the folder that {path} was trained on", reason_of(error)
-        ) from None
+        raise bad_option("--data", folder, allowed, reason_of(error)) from None
     updates = state["optimizer_history"][-1]["num_updates"]
     try:
         model = loaded_task.build_model(cfg.model, from_checkpoint=True)
@@ -101,25 +97,10 @@ def load_checkpoint(
             state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError) as error:
-        raise bad_option(
-            option,
-            path,
-            "a model of this version of fairseq_clusterformer, with the data that it was trained "
-            "on (--data)",
-            f"does not fit the data in {folder} or this version ({reason_of(error)})",
-        ) from error
+        allowed = "a model of this version, with the data that it was trained on (--data)"
+        problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
+        raise bad_option(option, path, allowed, problem) from error
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
-
-
-def read_state(path: Path, option: str, task: str | Sequence[str] | None = None) -> dict:
-    """What a checkpoint or a bundle holds, as fairseq's ``load_checkpoint_to_cpu`` returns it.
-
-    Raises:
-        UserError: see `load_checkpoint`.
-    """
-    state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
-    _check_names(state["cfg"], path, option, [task] if isinstance(task, str) else task)
-    return state
 
 
 def read_tensors(path: Path, option: str) -> dict:
@@ -141,7 +122,7 @@ def read_tensors(path: Path, option: str) -> dict:
 
 
 def _read_file(path: Path, option: str) -> dict:
-    """The same of a file alone, without the optimizer's state."""
+    """A file as fairseq's ``load_checkpoint_to_cpu`` returns it, without the optimizer's state."""
     state = read_tensors(path, option)
     if state.get("cfg"):
         state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})

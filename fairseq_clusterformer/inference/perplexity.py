@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.decoder import ClusterformerDecoder
 
 from .load import Loaded
@@ -17,7 +16,6 @@ from .load import Loaded
 #: inputs and targets, int64 [N]
 Block = tuple[Tensor, Tensor]
 
-PREFIXES_AT_ONCE = 64
 TOKENS_AT_ONCE = 2048
 
 
@@ -45,26 +43,19 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
     return ((sample["source"], sample["target"]) for sample in samples)
 
 
-def file_tokens(coding: TextCoding, file: Path) -> Tensor:
-    """The tokens of a text file, int64 [N].
+def tokens_of(coding: TextCoding, text: str | bytes, name: str = "the text") -> Tensor:
+    """The tokens of a text, int64 [N]; its last line is ended where line ends are tokens.
+
+    Args:
+        name: what an error calls the text.
 
     Raises:
-        UserError: if it is no file of text.
+        UserError: if it is empty, or not UTF-8 where that matters.
     """
-    try:
-        tokens = list(coding.items(file))
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not UTF-8"
-        raise bad_option("--text", file, "a file of UTF-8 text", problem) from None
-    if not tokens:
-        raise bad_option("--text", file, "a file of text", "it is empty")
-    return torch.cat(tokens).long()
-
-
-def tokens_of(coding: TextCoding, text: str) -> Tensor:
-    """The tokens of a text, int64 [N], the same as those of a file with this text."""
-    tokens = coding.encode(text)
-    if coding.unit == "byte" or not text or text.endswith("\n"):
+    if not text:
+        raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
+    tokens = coding.encode(text, name)
+    if coding.unit == "byte" or text.endswith("\n" if isinstance(text, str) else b"\n"):
         return tokens
     return torch.cat([tokens, torch.tensor([coding.dictionary.eos()])])
 
@@ -93,17 +84,15 @@ def compare(
         Bits per token, perplexities, and the largest difference of a log-probability.
     """
     device = next(model.parameters()).device
-    step = by_prefix if leaks_future(model) else by_state
-    names = ["teacher-forced", *(["stepwise"] if stepwise else [])]
-    sums, tokens, largest = dict.fromkeys(names, 0.0), 0, 0.0
+    ways = {"teacher-forced": in_one_pass, **({"stepwise": step_by_step} if stepwise else {})}
+    sums, tokens, largest = dict.fromkeys(ways, 0.0), 0, 0.0
     for source, target in _batches(islice(blocks, most)):
         source, target = source.to(device), target.to(device)
-        found = [parallel(model, source, target)]
-        if stepwise:
-            found.append(step(model, source, target))
-            largest = max(largest, (found[0] - found[1]).abs().max().item())
-        for name, log_probs in zip(names, found, strict=True):
+        found = {name: score(model, source, target) for name, score in ways.items()}
+        for name, log_probs in found.items():
             sums[name] -= log_probs.double().sum().item()
+            difference = (log_probs - found["teacher-forced"]).abs().max().item()
+            largest = max(largest, difference)
         tokens += target.numel()
     bits = {name: total / tokens / math.log(2) for name, total in sums.items()}
     result = {"tokens": tokens, **{f"{name} bits": value for name, value in bits.items()}}
@@ -124,37 +113,18 @@ def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
         yield tuple(map(torch.stack, zip(*rows, strict=True)))
 
 
-def parallel(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
+def in_one_pass(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
     """Log-probabilities of the targets [B, N] in one pass over inputs [B, N]."""
     probs = model.get_normalized_probs(model(tokens), log_probs=True)
     return probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-def by_state(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
-    """The same, one token at a time through the incremental state."""
-    state: dict = {}
+def step_by_step(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
+    """The same, one token at a time through the incremental state, or from each prefix."""
+    state = None if leaks_future(model) else {}
     columns = []
     for t in range(tokens.size(1)):
         out = model.decoder(tokens[:, : t + 1], incremental_state=state)
         probs = model.get_normalized_probs(out, log_probs=True)[:, -1]
         columns.append(probs.gather(-1, target[:, t : t + 1]))
     return torch.cat(columns, dim=1)
-
-
-def by_prefix(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
-    """The same, each token from a pass over the tokens before it alone."""
-    batch, length = tokens.shape
-    pad = model.decoder.padding_idx
-    result = torch.empty(batch, length, device=tokens.device)
-    for row in range(batch):
-        for begin in range(0, length, PREFIXES_AT_ONCE):
-            ends = torch.arange(begin, min(length, begin + PREFIXES_AT_ONCE))
-            longest = int(ends[-1]) + 1
-            prefixes = tokens[row, :longest].repeat(len(ends), 1)
-            prefixes[(torch.arange(longest) > ends.unsqueeze(-1)).to(tokens.device)] = pad
-            last, extra = model(prefixes)
-            last = last[torch.arange(len(ends)), ends].unsqueeze(1)
-            probs = model.get_normalized_probs((last, extra), log_probs=True)[:, 0]
-            chosen = target[row, begin : begin + len(ends)].unsqueeze(-1)
-            result[row, begin : begin + len(ends)] = probs.gather(-1, chosen).squeeze(-1)
-    return result

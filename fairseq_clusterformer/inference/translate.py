@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from fairseq import utils
@@ -114,19 +115,18 @@ class Translator(Pretrained):
         Raises:
             UserError: a line is longer than the model allows.
         """
-        subwords = [self.text.encode(line, self.source) for line in lines]
-        wanted = [i for i, line in enumerate(subwords) if line]  # what says nothing stays empty
         found: list[list[Translation]] = [[] for _ in lines]
-        if not wanted:
+        subwords = [self.text.encode(line, self.source) for line in lines]
+        if not any(subwords):
             return found
-        dataset = self.task.build_dataset_for_inference(
-            *self.task.get_interactive_tokens_and_lengths([subwords[i] for i in wanted], str)
-        )
-        for i, hypotheses in self._search(dataset, wanted, **options):
-            found[wanted[i]] = [
-                Translation(self.text.decode(each, self.target), score)
-                for each, score in hypotheses[:nbest]
-            ]
+        inputs = self.task.get_interactive_tokens_and_lengths(subwords, str)
+        dataset = self.task.build_dataset_for_inference(*inputs)
+        for i, hypotheses in self._search(dataset, **options):
+            if subwords[i]:
+                found[i] = [
+                    Translation(self.text.decode(each, self.target), score)
+                    for each, score in hypotheses[:nbest]
+                ]
         return found
 
     def of_split(self, split: str, **options) -> tuple[list[str], list[str]]:
@@ -147,7 +147,7 @@ class Translator(Pretrained):
             raise bad_option("--split", split, "one of --data's", str(error)) from None
         dataset = self.task.dataset(split)
         found = [""] * len(dataset)
-        search = self._search(dataset, range(len(dataset)), **options)
+        search = self._search(dataset, **options)
         for i, hypotheses in tqdm(search, total=len(found), unit=" sentences", disable=None):
             found[i] = hypotheses[0][0]
         symbols = self.task.target_dictionary
@@ -156,21 +156,16 @@ class Translator(Pretrained):
     def _search(
         self,
         dataset: LanguagePairDataset,
-        numbers: Sequence[int],
         *,
         beam: int = 5,
         lenpen: float = 1.0,
         batch_size: int | None = 32,
         max_tokens: int | None = None,
     ) -> Iterator[tuple[int, list[tuple[str, float]]]]:
-        """Yield each sentence's index, and its hypotheses' subwords and scores.
-
-        Args:
-            numbers: of the lines, from 0, for messages.
-        """
+        """Yield each sentence's index, and its hypotheses' subwords and scores."""
         most = self.task.max_positions(), *[model.max_positions() for model in self.models]
         most = utils.resolve_max_positions(*most)[0]
-        for i, length in zip(numbers, dataset.src_sizes, strict=True):
+        for i, length in enumerate(dataset.src_sizes):
             if length > most:
                 raise UserError(
                     f"line {i + 1} has {length} subwords with its end; allowed: {most} or fewer, "
@@ -178,7 +173,10 @@ class Translator(Pretrained):
                 )
         generation = GenerationConfig(beam=beam, lenpen=lenpen)
         generator = self.task.build_generator(self.models, generation)
-        stripped = generator.symbols_to_strip_from_output
+        subwords = partial(
+            self.task.target_dictionary.string,
+            extra_symbols_to_ignore=generator.symbols_to_strip_from_output,
+        )
         batches = self.task.get_batch_iterator(
             dataset,
             max_tokens=max_tokens,
@@ -190,13 +188,9 @@ class Translator(Pretrained):
             batch = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
             results = self.task.inference_step(generator, self.models, batch)
             for i, hypotheses in zip(ids, results, strict=True):
-                yield i, [self._read(each, stripped) for each in hypotheses]
-
-    def _read(self, hypothesis: dict, stripped: set[int]) -> tuple[str, float]:
-        """The subwords of a hypothesis, and its score."""
-        tokens = hypothesis["tokens"].int().cpu()
-        subwords = self.task.target_dictionary.string(tokens, extra_symbols_to_ignore=stripped)
-        return subwords, float(hypothesis["score"]) / math.log(2)
+                lines = [subwords(each["tokens"].int().cpu()) for each in hypotheses]
+                scores = [float(each["score"]) / math.log(2) for each in hypotheses]
+                yield i, list(zip(lines, scores, strict=True))
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:

@@ -162,7 +162,7 @@ def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
         ("squad1", ("--checkpoint", __file__), "cannot be read"),
         ("squad1", ("--max-answer-length", 0), "--max-answer-length is 0; allowed: 1 or more"),
         ("squad1", ("--max-positions-inference", 1), "--max-positions-inference is 1; allowed"),
-        ("squad1", ("--data", "nowhere"), "--data is nowhere: prepared.json"),
+        ("squad1", ("--data", "nowhere"), "--data is nowhere: no such folder"),
     ],
 )
 def test_mistakes(

@@ -121,7 +121,7 @@ def test_load_gives_what_a_model_can_do(
     with pytest.raises(AttributeError, match="has no attribute tranlate"):
         language.tranlate  # noqa: B018
     assert language.perplexity("The cat sat.\n") > 1
-    with pytest.raises(UserError, match="text is ''"):
+    with pytest.raises(UserError, match="the text: it is empty"):
         language.perplexity("")
     (states,) = language.encode("The")
     assert states.shape == (3, 32)

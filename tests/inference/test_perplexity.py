@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.inference.perplexity import file_tokens, tokens_of
+from fairseq_clusterformer.inference.perplexity import tokens_of
 from tests.cli.in_process import CLUSTERFORMER, eval_lm, train
 from tests.inference.commands import error, run, usage_error
 
@@ -55,10 +55,12 @@ def test_the_leaking_rule_is_measured_by_prefixes(
 
 
 @pytest.mark.parametrize("text", ["a b\nc", "a b\nc\n", "a", "\n"])
-def test_a_string_is_the_file_with_it(tmp_path: Path, word_data: Path, text: str) -> None:
+def test_a_text_is_the_prepared_file_with_it(tmp_path: Path, word_data: Path, text: str) -> None:
     coding = TextCoding.from_folder(word_data)
     (tmp_path / "text.txt").write_text(text)
-    assert torch.equal(file_tokens(coding, tmp_path / "text.txt"), tokens_of(coding, text))
+    file = torch.cat(list(coding.items(tmp_path / "text.txt")))
+    assert torch.equal(tokens_of(coding, text), file)
+    assert torch.equal(tokens_of(coding, text.encode()), file)
 
 
 def test_mistakes(

@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, fraction, whole_number
+from fairseq_clusterformer.cli.common import FRACTION, NUMBER, PATH, Parser, add_model
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 RECORD = "prepared.json"
@@ -23,29 +23,16 @@ RECORD = "prepared.json"
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer evaluate qa", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help="a reader's, or a bundle")
-    add("--data", required=True, type=Path, metavar="FOLDER", help="prepared for this reader")
+    add_model(parser, "a reader's, or a bundle")
     add("--split", default="valid", help="default: %(default)s")
-    add("--out", type=Path, metavar="DIR", help="the folder for the files")
-    add(
-        "--gold",
-        nargs="+",
-        type=Path,
-        default=(),
-        metavar="FILE",
-        help="for natural-questions: its files of the split",
-    )
-    add(
-        "--no-answer-threshold",
-        type=fraction,
-        default=0.5,
-        metavar="P",
-        help="for questions that may have no answer (default: %(default)s)",
-    )
-    add("--batch-size", type=whole_number, default=8, help="default: %(default)s")
+    add("--out", **PATH, help="the folder for the files")
+    about = "for natural-questions: its files of the split"
+    add("--gold", **PATH, nargs="+", default=(), help=about)
+    about = "for questions that may have no answer (default: %(default)s)"
+    add("--no-answer-threshold", **FRACTION, default=0.5, help=about)
+    add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
     add("--max-positions-inference", type=int, metavar="N", help="default: as in training")
     add("--max-answer-length", type=int, metavar="N", help="default: as in training")
-    add("--cpu", action="store_true", help="do not use an accelerator")
     return parser
 
 
@@ -64,20 +51,19 @@ def main(arguments: Sequence[str]) -> int:
         UserError: if a file or an option is wrong.
     """
     args = _parser().parse_args(arguments)
-    corpus = _corpus(args.data)
-    if args.gold and corpus != "natural-questions":
-        raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
-    if missing := [path for path in args.gold if not path.is_file()]:
-        raise bad_option("--gold", missing[0], "files of the split", "no such file")
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-
     from fairseq_clusterformer.inference.evaluate import predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     names = ("max_positions_inference", "max_answer_length")
     options = {name: vars(args)[name] for name in names if vars(args)[name] is not None}
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_qa", **options)
+    corpus = _corpus(loaded.folder)
+    if args.gold and corpus != "natural-questions":
+        raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
+    if missing := [path for path in args.gold if not path.is_file()]:
+        raise bad_option("--gold", missing[0], "files of the split", "no such file")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
     scores = score(found, gold=args.gold, no_answer_threshold=args.no_answer_threshold)
     if args.out:
