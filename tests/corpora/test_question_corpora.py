@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.corpora.question_answering.corpora import hotpotqa, qed, squad, wiki2
+from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import find_answers
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
@@ -26,7 +26,6 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Paragraph,
     Record,
-    Unusable,
 )
 from fairseq_clusterformer.errors import UserError
 
@@ -79,7 +78,8 @@ NONE = question("none", is_impossible=True, plausible_answers=[{"text": "x", "an
 @pytest.mark.parametrize("name", ["dev.json", "dev.json.gz", "dev.json.bz2"])
 def test_squad(tmp_path: Path, name: str) -> None:
     where = question("where", ("Poznań", CONTEXT.index("Poznań")), is_impossible=False)
-    records, drops = read(squad, write(tmp_path / name, articles(GOOD, NONE, where)))
+    data = b"\xef\xbb\xbf" + json.dumps(articles(GOOD, NONE, where)).encode()
+    records, drops = read(squad, write(tmp_path / name, data))
     assert not drops.counts
     assert list(records) == ["cake", "none", "where"]
     cake = records["cake"]
@@ -185,11 +185,6 @@ def test_a_damaged_paragraph_of_squad_costs_no_other(tmp_path: Path, damage: obj
         assert {len(record.paragraphs) for record in records.values()} == {min(wanted, 2)}
         reason = "empty document" if damage == {"context": " "} else "no context"
         assert drops.counts == {reason: 3}
-
-
-def test_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    data = b"\xef\xbb\xbf" + json.dumps(articles(GOOD)).encode()
-    assert list(read(squad, write(tmp_path / "dev.json", data))[0]) == ["cake"]
 
 
 # QED, for all formats of one record a line
@@ -520,7 +515,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
         {k: v for k, v in hop("test", "").items() if k not in ("answer", "supporting_facts")},
     ]
     path = write(tmp_path / "dev.json", items)
-    records, drops = read(hotpotqa, path)
+    records, drops = read(several_hops, path)
     assert list(records) == ["found", "yes", "elsewhere", "test"]
     assert [part.text for part in records["found"].paragraphs] == [
         "Paris.",
@@ -537,9 +532,9 @@ def test_hotpotqa(tmp_path: Path) -> None:
         "supporting paragraph missing": 1,
         "no context": 1,
     }
-    assert "lost" in read(hotpotqa, path, keep_unfound=True)[0]
+    assert "lost" in read(several_hops, path, keep_unfound=True)[0]
     with pytest.raises(UserError, match="allowed: HotpotQA's JSON, a list"):
-        read(hotpotqa, write(tmp_path / "other.json", {}))
+        read(several_hops, write(tmp_path / "other.json", {}))
 
 
 def test_wiki2_looks_up_its_paragraphs(tmp_path: Path) -> None:
@@ -548,7 +543,7 @@ def test_wiki2_looks_up_its_paragraphs(tmp_path: Path) -> None:
     items = [{k: v for k, v in hop(id_, "Paris").items() if k != "context"} for id_ in "12"]
     items.append(items[0] | {"_id": "3", "supporting_facts": [["Z", 0]]})
     path = write(tmp_path / "dev.json", items)
-    records, drops = read(wiki2, path, corpus=corpus, distractors=3)
+    records, drops = read(several_hops, path, corpus=corpus, distractors=3)
     assert list(records) == ["1", "2"]
     for record in records.values():
         titles = [part.title for part in record.paragraphs]
@@ -558,14 +553,15 @@ def test_wiki2_looks_up_its_paragraphs(tmp_path: Path) -> None:
     orders = [[part.title for part in record.paragraphs] for record in records.values()]
     assert orders[0] != orders[1]
     assert drops.counts == {"supporting paragraph missing": 1}
-    assert read(wiki2, path, corpus=corpus, distractors=3)[0] == records
+    assert read(several_hops, path, corpus=corpus, distractors=3)[0] == records
     (few,) = {
-        len(r.paragraphs) for r in read(wiki2, path, corpus=corpus, distractors=0)[0].values()
+        len(r.paragraphs)
+        for r in read(several_hops, path, corpus=corpus, distractors=0)[0].values()
     }
     assert few == 2
-    assert read(wiki2, path)[1].counts == {"no context": 3}
+    assert read(several_hops, path)[1].counts == {"no context": 3}
     with pytest.raises(UserError, match="allowed: a JSON list of {title, text}"):
-        read(wiki2, path, corpus=path)
+        read(several_hops, path, corpus=path)
 
 
 # Natural Questions
@@ -727,7 +723,7 @@ def test_no_damaged_line_stops_a_reader(tmp_path: Path, reader: Callable, item: 
     ("reader", "content"),
     [
         (squad, articles(GOOD)),
-        (hotpotqa, [hop("1", "Paris")]),
+        (several_hops, [hop("1", "Paris")]),
         (triviaqa, {"Data": [trivia("tc_1")]}),
         (searchqa, SEARCHQA),
     ],
@@ -741,10 +737,3 @@ def test_no_damage_stops_a_reader(tmp_path: Path, reader: Callable, content: obj
         with suppress(UserError):
             records, drops = read(reader, path.parent if reader is searchqa else path)
             assert len(records) <= 1
-
-
-def test_record_checks_itself() -> None:
-    with pytest.raises(Unusable, match="empty document"):
-        Record("1", "who?", ())
-    with pytest.raises(Unusable, match="'maybe'; allowed: yes, no"):
-        Record("1", "who?", (Paragraph("", "x"),), yes_no="maybe")

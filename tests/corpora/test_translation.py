@@ -430,22 +430,6 @@ def test_what_is_not_given_is_drawn_from_train_and_shares_no_sentence_with_it(tm
     assert all(pair[0].startswith("l’homme") for pair in drawn[0]["train"])
 
 
-def test_fairseq_trains_on_own_pairs_in_either_direction(tmp_path):
-    from fairseq.tasks.translation import TranslationConfig, TranslationTask
-
-    write_own(tmp_path / "train", [own(i) for i in range(40)])
-    assert run_own(tmp_path / "dest", "--train", tmp_path / "train") == 0
-    for source, target in (("fr", "ja"), ("ja", "fr")):
-        cfg = TranslationConfig(
-            data=str(tmp_path / "dest"), source_lang=source, train_subset="train"
-        )
-        cfg.target_lang, cfg.dataset_impl, cfg.required_seq_len_multiple = target, "mmap", 1
-        task = TranslationTask.setup_task(cfg)
-        task.load_dataset("valid")
-        assert task.source_dictionary == task.target_dictionary
-        assert len(task.dataset("valid")) == 2
-
-
 OWN_MISTAKES = {
     "no pairs": (
         "--train none",

@@ -16,7 +16,7 @@ from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
-from fairseq_clusterformer.corpora.question_answering.corpora import hotpotqa, qed, squad, wiki2
+from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
     quasar_t,
@@ -78,8 +78,10 @@ CORPORA = {
     "triviaqa-web": _Corpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json")),
     "natural-questions": _with_spans(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
     "qed": _with_spans(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", "paragraphs"),
-    "hotpotqa": _Corpus(hotpotqa, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*")),
-    "2wiki": _Corpus(wiki2, ("train.json*", "dev.json*"), ("corpus", "distractors")),
+    "hotpotqa": _Corpus(
+        several_hops, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*")
+    ),
+    "2wiki": _Corpus(several_hops, ("train.json*", "dev.json*"), ("corpus", "distractors")),
 }
 _PARAGRAPHS = "paragraphs of a document: the question's own and others of its article"
 _OPTIONS = {

@@ -154,12 +154,7 @@ def _qed_record(item: Mapping) -> Record:
 # Several hops: answers by way of several paragraphs
 
 
-def hotpotqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
-    """Yield the records of HotpotQA, a JSON list of questions with their paragraphs."""
-    return wiki2(path, drops, keep_unfound=keep_unfound)
-
-
-def wiki2(
+def several_hops(
     path: Path,
     drops: Drops,
     *,
@@ -167,7 +162,7 @@ def wiki2(
     distractors: int = 8,
     keep_unfound: bool = False,
 ) -> Iterator[Record]:
-    """Yield the records of 2WikiMultihopQA, a JSON list like HotpotQA's.
+    """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions.
 
     Args:
         corpus: a JSON list of ``{title, text}``, where questions without a ``context`` find
@@ -190,8 +185,7 @@ def wiki2(
             paragraphs = _look_up(id_, dict.fromkeys(facts), pool, distractors)
         else:
             raise Unusable("no context", "look it up in a corpus")
-        places = [i for i, part in enumerate(paragraphs) if part.title in facts]
-        supporting = tuple(places)
+        supporting = tuple(i for i, part in enumerate(paragraphs) if part.title in facts)
         if set(facts) - {part.title for part in paragraphs}:
             raise Unusable("supporting paragraph missing", f"question {id_}: {facts}")
         question = get(item, "question")
@@ -199,8 +193,9 @@ def wiki2(
             return Record(id_, question, tuple(paragraphs), answerable=None)
         answer = get(item, "answer")
         if answer in ("yes", "no"):
-            texts = (answer,)
-            return Record(id_, question, tuple(paragraphs), (), texts, True, answer, supporting)
+            return Record(
+                id_, question, tuple(paragraphs), (), (answer,), True, answer, supporting
+            )
         return distant_record(
             id_, question, paragraphs, [answer], keep_unfound=keep_unfound, supporting=supporting
         )

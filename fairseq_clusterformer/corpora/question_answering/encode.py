@@ -58,9 +58,8 @@ def write_file(
     to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
     drops, counts = Drops(), dict.fromkeys(COUNTS, 0)
     encode = functools.partial(encode_record, model=pieces, titles=titles)
-    records = read(path, drops)
     label = f"{split} {path.name}"
-    encoded = parallel(encode, records, workers, label, batch=_BATCH, unit=" records")
+    encoded = parallel(encode, read(path, drops), workers, label, batch=_BATCH, unit=" records")
     with QAWriter(out, split, vocab_size=len(dictionary)) as writer:
         for item in encoded:
             if isinstance(item, Unusable):
@@ -68,13 +67,10 @@ def write_file(
                 continue
             example = _example(item, to_index, dictionary)
             writer.add(example, item.characters, _texts(item.record))
-            for name, part in (
-                ("questions", [item]),
-                ("answers", item.answers),
-                ("paragraphs", item.paragraph_starts),
-                ("tokens", item.document),
-            ):
-                counts[name] += len(part)
+            counts["questions"] += 1
+            counts["answers"] += len(item.answers)
+            counts["paragraphs"] += len(item.paragraph_starts)
+            counts["tokens"] += len(item.document)
             counts["longest"] = max(counts["longest"], len(item.document))
     return counts, drops
 

@@ -9,6 +9,7 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -115,7 +116,7 @@ def _record(item: Mapping) -> Record:
     needed = min(2, len(annotations))
     has_long = bool(long) and len(long) >= needed
     has_short = bool(short or yes_no) and len(short) + len(yes_no) >= needed
-    spans_of_all = [answer for answers in short for answer in answers] if has_short else []
+    spans_of_all = list(chain.from_iterable(short)) if has_short else []
     return Record(
         id=str(get(item, "example_id", (int, str))),
         question=get(item, "question_text"),

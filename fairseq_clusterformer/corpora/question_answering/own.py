@@ -97,10 +97,10 @@ def _entries(answers: list | dict) -> list:
     """Return a list of answers, also of two lists in an object, as Hugging Face has them."""
     if isinstance(answers, list):
         return answers
-    lists = get(answers, "text", list), get(answers, "answer_start", list)
-    if len(lists[0]) != len(lists[1]):
+    texts, starts = get(answers, "text", list), get(answers, "answer_start", list)
+    if len(texts) != len(starts):
         raise Unusable("malformed", "text and answer_start have different lengths")
-    return [{"text": text, "answer_start": start} for text, start in zip(*lists, strict=True)]
+    return [{"text": text, "answer_start": at} for text, at in zip(texts, starts, strict=True)]
 
 
 def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
