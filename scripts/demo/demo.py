@@ -12,7 +12,7 @@ the third model is needed to see what the clusters add.
 
 All three have about the same number of parameters, and see the same batches of the same text:
 Python's language reference by bytes, which every Python carries. ``fairseq-train`` trains them at
-the same time, with one thread each; ``fairseq-eval-lm`` tests them on topics that were held out.
+the same time, with one thread each, and then tests them on topics that were held out.
 FOLDER gets ``comparison.png``, ``clusters.html``, ``clusters.png``, ``generated.txt``,
 ``results.json``, and for each model a folder with its checkpoint and logs. They appear when all is
 done; the folder ``unfinished`` has what an interrupted run has left.
@@ -86,7 +86,7 @@ def shared_options(updates: int, context: int) -> dict:
         "seed": 1,
         "log-format": "json",
         "log-interval": max(1, updates // 50),
-        "disable-validation": True,
+        "validate-interval": 1_000_000,  # once, at the end
         "no-epoch-checkpoints": True,
         "no-save-optimizer-state": True,
         "num-workers": 0,

@@ -2,20 +2,16 @@
 
 import json
 import os
-import signal
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-
-from tqdm import tqdm
 
 from fairseq_clusterformer.errors import UserError
 from scripts.experiments.scores import command_line
+
+PAUSE = 0.1  # seconds between two looks at the logs
 
 
 @dataclass
@@ -37,147 +33,132 @@ class Runner:
     peak_memory: float = 0.0
     bits_per_byte: float = 0.0
 
+    def listen(self, line: str, updates: int) -> None:
+        """Take the numbers from a line of a log; prints ten lines in `updates`."""
+        if "| train_inner | {" in line:
+            record = json.loads(line[line.index("{") :])
+            done, loss, speed = (float(record[key]) for key in ("num_updates", "loss", "wps"))
+            tenths = self.progress[-1][1] * 10 // updates if self.progress else 0
+            self.progress.append((time.monotonic(), int(done), loss))
+            if done * 10 // updates > tenths:
+                shown = f"update {done:.0f} of {updates}, {loss:.2f} bits per byte"
+                print(f"  {self.name:8} {shown}, {speed:,.0f} tokens/s", flush=True)
+        elif "num. shared model params: " in line:
+            count = line.split("num. shared model params: ")[1].split()[0]
+            self.parameters = int(count.replace(",", ""))
+        elif "| valid | {" in line:
+            self.bits_per_byte = float(json.loads(line[line.index("{") :])["valid_loss"])
 
-class Programs:
-    """Programs that run at the same time; none outlives :meth:`stop`."""
 
-    def __init__(self, threads: int):
-        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        self.running: set[subprocess.Popen] = set()
-        self.stopped = False
-        self.lock = threading.Lock()
+class Program:
+    """A program that runs, and the log that all its output goes to."""
 
-    def run(self, argv: list[str], log: Path, listen: Callable[[str], None]) -> float:
-        """Run to the end, all output into a log and line by line to ``listen``.
+    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]):
+        self.words, self.log, self.read = words, log, 0
+        with open(log, "w") as output:
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
 
-        Returns:
-            Peak memory in MiB.
+    def new_lines(self) -> list[str]:
+        """Whole lines that it has printed since the last call."""
+        with open(self.log, "rb") as log:
+            log.seek(self.read)
+            new = log.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self.read += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def peak_memory(self) -> float | None:
+        """MiB, once it has ended; None while it runs.
 
         Raises:
-            UserError: if it fails.
+            UserError: it failed.
         """
-        with self.lock:
-            if self.stopped:
-                raise UserError("stopped")
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=self.environment,
-            )
-            self.running.add(process)
-        with open(log, "w") as copy:
-            for line in process.stdout:
-                copy.write(line)
-                copy.flush()
-                listen(line)
-        _, status, usage = os.wait4(process.pid, 0)
-        with self.lock:
-            self.running.discard(process)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
-            last = (log.read_text().splitlines() or ["no output"])[-1]
+        ended, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        if not ended:
+            return None
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        if self.process.returncode != 0:
+            last = (self.log.read_text(errors="replace").splitlines() or ["no output"])[-1]
             raise UserError(
-                f"{argv[2]} ended with status {process.returncode}: {last} (log: {log})"
+                f"{self.words[2]} ended with status {self.process.returncode}: {last} "
+                f"(log: {self.log})"
             )
         return usage.ru_maxrss / 1024
 
     def stop(self) -> None:
-        """End what runs, and let nothing more begin."""
-        with self.lock:
-            self.stopped = True
-            for process in self.running:
-                process.send_signal(signal.SIGTERM)
+        """End it if it still runs."""
+        if self.process.returncode is None:
+            self.process.terminate()
+            self.process.wait()
 
 
-def race(
-    runners: list[Runner],
-    shared: dict,
-    *,
-    data: Path,
-    work: Path,
+def run_together(
+    programs: Mapping[str, tuple[list[str], Path]],
     threads: int,
-) -> None:
-    """Train and test all models at the same time, each with its own threads; fills in the runners.
+    listen: Callable[[str, str], None],
+) -> dict[str, float]:
+    """Run programs at the same time.
+
+    Args:
+        programs: command and log by name.
+        threads: of each program.
+        listen: gets the name and each line that the program prints.
+
+    Returns:
+        Peak memory in MiB of each program.
+
+    Raises:
+        UserError: one fails. No program outlives this or any other exception.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    peaks: dict[str, float] = {}
+    running: dict[str, Program] = {}
+    try:
+        for name, (words, log) in programs.items():
+            running[name] = Program(words, log, environment)
+        while running:
+            time.sleep(PAUSE)
+            for name, program in list(running.items()):
+                peak = program.peak_memory()
+                for line in program.new_lines():
+                    listen(name, line)
+                if peak is not None:
+                    peaks[name] = peak
+                    del running[name]
+    finally:
+        for program in running.values():
+            program.stop()
+    return peaks
+
+
+def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads: int) -> None:
+    """Train all models at the same time, each with its own threads; fills in the runners.
 
     Args:
         shared: options of ``fairseq-train`` for all of them.
-        work: gets a folder for each model, with its checkpoint and logs.
+        work: gets a folder for each model, with its checkpoint and log.
         threads: of each model.
 
     Raises:
         UserError: if one fails; the others are then stopped.
     """
-    programs = Programs(threads)
-    bars = [ProgressBar(r, shared["max-update"], i) for i, r in enumerate(runners)]
-    # An interruption can come anywhere in this thread: in the middle of concurrent.futures it
-    # would leave a lock locked for ever.
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def run_lane(runner: Runner, bar: ProgressBar) -> None:
-        error = None
-        try:
-            _train_and_test(runner, shared, data, work, programs, bar)
-        except BaseException as caught:
-            error = caught
-        ended.put(error)
-
-    lanes = [
-        threading.Thread(target=run_lane, args=lane) for lane in zip(runners, bars, strict=True)
-    ]
-    try:
-        for lane in lanes:
-            lane.start()
-        for _ in lanes:
-            if (error := ended.get()) is not None:
-                raise error
-    finally:
-        programs.stop()
-        for lane in lanes:
-            if lane.is_alive():
-                lane.join()
-        for bar in bars:
-            bar.close()
-
-
-def _train_and_test(
-    runner: Runner, shared: dict, data: Path, work: Path, programs: Programs, bar: "ProgressBar"
-) -> None:
-    folder = work / runner.name
-    folder.mkdir()
-
-    def listen(line: str) -> None:
-        if "| train_inner | {" in line:
-            record = json.loads(line[line.index("{") :])
-            updates, loss = int(record["num_updates"]), float(record["loss"])
-            runner.progress.append((time.monotonic(), updates, loss))
-            bar.show(loss, float(record["wps"]))
-        elif "num. shared model params: " in line:
-            count = line.split("num. shared model params: ")[1].split()[0]
-            runner.parameters = int(count.replace(",", ""))
-
-    options = {**shared, **runner.options, "save-dir": folder}
-    argv = command_line("fairseq-train", data, options)
-    runner.peak_memory = programs.run(argv, folder / "train.log", listen)
-
-    def take_loss(line: str) -> None:
-        if "Loss (base 2): " in line:
-            runner.bits_per_byte = float(line.split("Loss (base 2): ")[1].split(",")[0])
-
-    testing = {
-        "path": folder / "checkpoint_last.pt",
-        "gen-subset": "valid",
-        "tokens-per-sample": shared["tokens-per-sample"],
-        "sample-break-mode": "none",
-        "batch-size": shared["batch-size"],
-        "log-format": "none",
-        "cpu": True,
-    }
-    argv = command_line("fairseq-eval-lm", data, testing)
-    programs.run(argv, folder / "test.log", take_loss)
+    programs = {}
+    for runner in runners:
+        folder = work / runner.name
+        folder.mkdir()
+        options = {**shared, **runner.options, "save-dir": folder}
+        programs[runner.name] = command_line("fairseq-train", data, options), folder / "train.log"
+    by_name = {runner.name: runner for runner in runners}
+    updates = shared["max-update"]
+    peaks = run_together(programs, threads, lambda name, line: by_name[name].listen(line, updates))
+    for runner in runners:
+        runner.peak_memory = peaks[runner.name]
 
 
 def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
@@ -194,32 +175,5 @@ def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
         if len(together) < 2:  # a race of a few updates
             together = runner.progress
         (first, updates, _), (last, more, _) = together[0], together[-1]
-        speeds.append((more - updates) * tokens / max(last - first, 1e-9))
+        speeds.append((more - updates) * tokens / max(last - first, PAUSE))
     return speeds
-
-
-class ProgressBar:
-    """Progress of one model: a bar on a terminal, ten lines elsewhere."""
-
-    def __init__(self, runner: Runner, updates: int, position: int):
-        self.runner, self.updates = runner, updates
-        self.next_line = 0.0
-        self.bar = tqdm(
-            total=updates,
-            desc=f"{runner.name:8}",
-            position=position,
-            disable=not sys.stderr.isatty(),
-            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining}{postfix}",
-        )
-
-    def show(self, bits: float, speed: float) -> None:
-        done = self.runner.progress[-1][1]
-        text = f"update {done} of {self.updates}, {bits:.2f} bits per byte, {speed:,.0f} tokens/s"
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update(done - self.bar.n)
-        if self.bar.disable and done >= self.next_line:
-            print(f"  {self.runner.name:8} {text}", flush=True)
-            self.next_line = done + self.updates / 10
-
-    def close(self) -> None:
-        self.bar.close()

@@ -2,20 +2,17 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import filelock
 import pytest
 
+from fairseq_clusterformer.errors import UserError
 from scripts.demo import demo
 from scripts.demo import text as demo_text
-from scripts.demo.race import Runner, tokens_per_second
+from scripts.demo.race import Runner, run_together, tokens_per_second
 
-TINY = ("--updates", "4", "--context", "64")
+TINY = ("--updates", "3", "--context", "64")
 RESULTS = {
     *("dense", "windows", "default", "comparison.png", "clusters.html", "clusters.png"),
     *("generated.txt", "passage.txt", "results.json"),
@@ -23,7 +20,11 @@ RESULTS = {
 
 
 @pytest.mark.slow
-def test_whole_demo(tmp_path, capfd):
+def test_whole_demo(tmp_path, capfd, monkeypatch):
+    pages = {"calls": "A call calls.\n" * 30, "for": "A loop repeats what is in it.\n" * 50}
+    texts = demo_text.language_reference(pages)
+    for module in (demo, demo_text):
+        monkeypatch.setattr(module, "language_reference", lambda: texts)
     out = tmp_path / "new" / "out"
     assert demo.main([*TINY, "--out", str(out)]) == 0
     printed = capfd.readouterr().out
@@ -40,13 +41,14 @@ def test_whole_demo(tmp_path, capfd):
         ]
         log = (out / model["name"] / "train.log").read_text()
         assert f"num. shared model params: {model['parameters']:,}" in log
-        assert model["curve"][-1][0] == 4
+        assert model["curve"][-1][0] == 3
+        assert log.count("| valid | {") == 1
         assert abs(model["parameters"] / record["models"][0]["parameters"] - 1) < 0.01
     text = (out / "generated.txt").read_text(encoding="utf-8")
     assert text.startswith(demo.PROMPT)
     assert text in printed
     passage = (out / "passage.txt").read_text(encoding="utf-8")
-    assert demo_text.language_reference()["valid"].startswith(passage)
+    assert texts["valid"].startswith(passage)
     page = (out / "clusters.html").read_text(encoding="utf-8")
     for said in (record["verdict"], "gated"):
         assert said in page
@@ -55,56 +57,60 @@ def test_whole_demo(tmp_path, capfd):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_interrupted_run_ends_its_programs_and_keeps_old_results(tmp_path):
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_programs_run_at_the_same_time(tmp_path):
+    code = "import time; print('begins'); time.sleep(1); print({!r})"
+    programs = {name: (python(code.format(name)), tmp_path / name) for name in ("a", "b")}
+    heard: list[tuple[str, str]] = []
+    peaks = run_together(programs, 1, lambda *said: heard.append(said))
+    assert sorted(heard) == [("a", "a"), ("a", "begins"), ("b", "b"), ("b", "begins")]
+    assert peaks.keys() == programs.keys()
+    assert min(peaks.values()) > 1
+    assert (tmp_path / "a").read_text() == "begins\na\n"
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_no_program_outlives_the_others_failure(tmp_path, interrupted):
+    """Neither where one fails, nor where the user interrupts."""
+    sleep = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    programs = {"sleeps": (python(sleep), tmp_path / "sleeps")}
+    if not interrupted:
+        fails = "import time; time.sleep(1); print('no such arch'); exit(3)"
+        programs["fails"] = (python(fails), tmp_path / "fails")
+    started: list[int] = []
+
+    def listen(name: str, line: str) -> None:
+        if name == "sleeps":
+            started.append(int(line))
+        if interrupted:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, UserError)) as error:
+        run_together(programs, 1, listen)
+    if not interrupted:
+        assert "ended with status 3: no such arch (log: " in str(error.value)
+    assert len(started) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_interruption_keeps_older_results(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     with demo.workspace(out) as work:
         (work / "results.json").write_text("old")
         demo.publish(work, out)
-    command = [sys.executable, "-m", "scripts.demo.demo", "--updates", "100000"]
-    with open(tmp_path / "printed", "w") as printed:
-        process = subprocess.Popen(
-            [*command, "--out", str(out)],
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            cwd=demo.ROOT,
-        )
-    try:
-        _wait_for(lambda: len(_children(process.pid)) == 3)
-        children = _children(process.pid)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 130
-    finally:
-        process.kill()
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
-    assert (tmp_path / "printed").read_text().splitlines()[-1].startswith("demo: interrupted")
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "race", interrupt)
+    assert demo.main([*TINY, "--out", str(out)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("demo: interrupted")
     assert (out / "results.json").read_text() == "old"
-
-
-def _wait_for(condition, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
-def _children(pid: int) -> list[str]:
-    """Processes that a process of several threads has started."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [child for task in tasks for child in (task / "children").read_text().split()]
-
-
-def test_failed_program_is_reported_with_its_log(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(demo.DENSE, "arch", "no_such_arch")
-    monkeypatch.setattr(demo, "MODELS", {"dense": demo.DENSE})
-    before = _children(os.getpid())  # other tests' servers of processes
-    assert demo.main([*TINY, "--out", str(tmp_path / "out")]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("demo: error: fairseq_cli.train ended with status 2: ")
-    assert "no_such_arch" in error
-    assert (tmp_path / "out" / "unfinished" / "dense" / "train.log").exists()
-    assert not (tmp_path / "out" / "results.json").exists()
-    assert _children(os.getpid()) == before
+    assert (out / "unfinished").is_dir()
 
 
 # The folder
@@ -158,12 +164,12 @@ def test_two_demos_in_one_folder_are_refused(tmp_path, capsys):
     assert "another demo works in it; allowed: another folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["--updates=0", "--context=many", "--rows=-3", "--threads=1000"])
+@pytest.mark.parametrize("words", ["--updates=0", "--context=many"])
 def test_numbers_out_of_range_are_refused(words, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         demo.main([words, "--out", str(tmp_path)])
     error = capsys.readouterr().err
-    expected = f"{words.replace('=', ' is ')}; allowed: a whole number from "
+    expected = f"{words.replace('=', ' is ')}; allowed: a whole number, 1 or more"
     assert expected in error
     assert error.count("\n") == 1
 
