@@ -12,7 +12,7 @@ of them. Medians are reported, and the range as a share of the median. Memory is
 inputs, outputs and gradients; on a CPU each contestant has a process of its own.
 
 A contestant that computes wrong results is not timed, and the exit status is 1. One that is not
-installed or does not run here is named with the reason. The floor is the least time for the
+installed or does not run here has a row with the reason. The floor is the least time for the
 visible pairs, by ceilings that are measured at the start (``scripts/benchmarks/floor.py``).
 """
 
@@ -102,64 +102,40 @@ def measure_memory(name: str, setting: Setting) -> float:
     return common.peak_memory(setting.device) - before
 
 
-def memory_of(name: str, setting: Setting) -> float | None:
-    """The same, or None where the process did not survive."""
-    try:
-        return common.measured_memory(measure_memory, setting.device, name=name, setting=setting)
-    except common.Unavailable as error:
-        print(f"memory of {name} at N = {setting.length}: {error}", file=sys.stderr)
-        return None
-
-
-def enter(
-    names: list[str], setting: Setting
-) -> tuple[list[Contestant], dict[str, str], dict[str, str]]:
-    """Contestants with right results; reasons why others do not run; which results are wrong."""
-    ready, missing, failed = [], {}, {}
-    for name in names:
-        try:
+def compare(names: list[str], setting: Setting, ceilings: Ceilings, repeats: int) -> list[dict]:
+    """Rows of the table for one setting."""
+    rows = {name: {"kind": name, "N": setting.length} for name in names}
+    ready = {}
+    for name, row in rows.items():
+        with common.reason_in(row):
             contestant = Contestant(name, setting)
             contestant.check()
             contestant.run()
-            ready.append(contestant)
+            ready[name] = contestant
+    runs = {name: c.run for name, c in ready.items()}
+    for name, contestant in ready.items():
+        if isinstance(contestant.attention, Clustered):
+            contestant.route()
+            runs[f"routing of {name}"] = contestant.route
+    seconds = common.interleaved(runs, repeats, setting.device)
+    for name, contestant in ready.items():
+        row, times = rows[name], seconds[name]
+        row["milliseconds"] = statistics.median(times) * 1e3
+        row["spread"] = common.spread(times)
+        request = {"name": name, "setting": setting}
+        try:
+            row["memory MiB"] = common.measured_memory(measure_memory, setting.device, **request)
         except common.Unavailable as error:
-            missing[name] = str(error)
-        except common.CheckFailed as error:
-            failed[name] = str(error)
-    return ready, missing, failed
-
-
-def compare(contestants: list[Contestant], ceilings: Ceilings, repeats: int) -> list[dict]:
-    """Rows of the table, for contestants of one setting."""
-    runs = {c.name: c.run for c in contestants}
-    routing = {c.name: c.route for c in contestants if isinstance(c.attention, Clustered)}
-    for route in routing.values():
-        route()
-    runs |= {f"routing of {name}": route for name, route in routing.items()}
-    seconds = common.interleaved(runs, repeats, contestants[0].setting.device)
-    dense = seconds.get("dense")
-    rows = []
-    for contestant in contestants:
-        name, times = contestant.name, seconds[contestant.name]
-        row = {
-            "kind": name,
-            "N": contestant.setting.length,
-            "milliseconds": statistics.median(times) * 1e3,
-            "spread": common.spread(times),
-            "memory MiB": memory_of(name, contestant.setting),
-        }
-        if dense is not None:
-            row["times as fast as dense"] = common.median_ratio(dense, times)
-        if name in routing:
+            print(f"memory of {name} at N = {setting.length}: {error}", file=sys.stderr)
+        if "dense" in seconds:
+            row["times as fast as dense"] = common.median_ratio(seconds["dense"], times)
+        if f"routing of {name}" in seconds:
             row["routing share"] = common.median_ratio(seconds[f"routing of {name}"], times)
         floor = contestant.floor(ceilings)
         if floor is not None:
             row["floor milliseconds"] = floor * 1e3
             row["share of floor"] = floor / statistics.median(times)
-        if contestant.attention.note:
-            row["note"] = contestant.attention.note
-        rows.append(row)
-    return rows
+    return list(rows.values())
 
 
 def make_parser() -> Parser:
@@ -181,15 +157,10 @@ def make_parser() -> Parser:
 
 def plot(path: Path, rows: list[dict], title: str) -> None:
     """Draw time with the floors, and memory."""
-    common.plot_rows(
-        path,
-        rows,
-        {"milliseconds": "milliseconds, forward and backward", "memory MiB": "memory, MiB"},
-        x=("N", "tokens"),
-        series="kind",
-        title=title,
-        floors={"milliseconds": "floor milliseconds"},
-    )
+    columns = {"milliseconds": "milliseconds, forward and backward", "memory MiB": "memory, MiB"}
+    floors = {"milliseconds": "floor milliseconds"}
+    x = ("N", "tokens")
+    common.plot_rows(path, rows, columns, x=x, series="kind", title=title, floors=floors)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -207,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{sizes}, K = {clusters}, {args.dtype}, {args.impl}, causal, forward + backward, "
         f"routing included, medians of {args.repeats}"
     )
-    rows, not_run, wrong = [], {}, {}
+    rows: list[dict] = []
     for length in args.lengths:
         setting = Setting(
             length=length,
@@ -220,25 +191,14 @@ def main(argv: list[str] | None = None) -> int:
             device=args.device,
             impl=args.impl,
         )
-        contestants, missing, failed = enter(args.kinds, setting)
-        for row in compare(contestants, ceilings, args.repeats) if contestants else ():
+        for row in compare(args.kinds, setting, ceilings, args.repeats):
             print(common.table_row(row, COLUMNS), flush=True)
             rows.append(row)
-        for found, reasons in ((not_run, missing), (wrong, failed)):
-            for name, reason in reasons.items():
-                found.setdefault(name, {})[length] = reason
-        more = {"ceilings": asdict(ceilings), "not run": not_run, "wrong": wrong}
+        more = {"ceilings": asdict(ceilings)}
         common.write_record(args.json, parser.prog, args.device, settings, rows, **more)
-    notes = {row["kind"]: row["note"] for row in rows if "note" in row}
-    print("".join(f"\n{name}: {note}" for name, note in notes.items()))
-    for what, found in (("not run", not_run), ("WRONG, not timed", wrong)):
-        for name, reasons in found.items():
-            for reason in dict.fromkeys(reasons.values()):
-                lengths = ", ".join(str(n) for n, r in reasons.items() if r == reason)
-                print(f"{what}: {name} at N = {lengths}: {reason}")
     if args.plot is not None:
-        plot(args.plot, rows, f"Attention alone: {sizes}, {args.dtype}")
-    return 1 if wrong else 0
+        plot(args.plot, rows, f"Attention alone, causal: {sizes}, K = {clusters}, {args.dtype}")
+    return 1 if any("wrong" in row for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
 """ClusterFormer's measurements of time and memory (Wang et al., ACL 2022), run again.
 
-    python -m scripts.benchmarks.cf22 fig3 table4 --out efficiency
-    python -m scripts.benchmarks.cf22 --quick
+    python -m scripts.benchmarks.cf22 figures --json RESULT.json --plot RESULT.png
+    python -m scripts.benchmarks.cf22 table7 --max-length 5000
 
-fig3    time of training and inference, N up to 2,000, batch 20       (section 4.6, figure 3)
-fig4    memory of training, the same runs                             (section 4.6, figure 4)
-table4  time and memory for k = 5 to 500 clusters, N = 1,500, batch 64    (section 4.4)
-table7  time and memory, N up to 55,000, batch 2                      (appendix E)
+figures    training, inference and memory, N up to 2,000, batch 20   (section 4.6, figures 3 and 4)
+table4     training and memory for k = 5 to 500 clusters, N = 1,500, batch 64         (section 4.4)
+table7     training and memory, N up to 55,000, batch 2                                (appendix E)
 
 A model is an encoder of 2 layers, 300 wide, and a classifier of 20 classes over the mean. The
 paper gives these sizes for table 4 alone. It gives no number of heads (6 here) and no inner width
-(1,200 here), and sqrt(N) clusters for table 7 alone, which figures 3 and 4 take here too. In its
-table 7, memory grows by about 33 N x N matrices per sentence: 2 layers of 6 heads that keep 2 to 3
-each.
+(1,200 here), and sqrt(N) clusters for table 7 alone, which figures 3 and 4 take here too.
 
 transformer    PyTorch's attention with its N x N matrix, as in the paper's days
 sdpa           PyTorch's attention today, with the backend it chooses; the paper does not have it
@@ -26,29 +23,23 @@ training, so only the ratio to the Transformer can be compared; both ratios are 
 the peak beyond the model and its input, on a CPU in a process of its own for each model. The
 paper's memory is all that its GPU held.
 
-Finished groups of rows stay in OUT/efficiency.json, and are not measured again unless --force. A
-model that does not fit here has a row with what it would need. Models are first checked on a short
-text; a model with wrong results is not timed, and the exit status is 1.
+A model that does not fit here has a row with what it would need. Models are first checked on a
+short text; a model with wrong results is not timed, and the exit status is 1.
 """
 
-import json
 import math
 import statistics
 import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_clusterformer.cli.common import Parser
-from fairseq_clusterformer.errors import UserError, bad_option
 from scripts.benchmarks import common
-from scripts.benchmarks.check import check
+from scripts.benchmarks.attention import Contestant
 from scripts.benchmarks.contestants import Setting, build
-from scripts.experiments.provenance import provenance
 
 LAYERS, HEADS, WIDTH, FFN, CLASSES = 2, 6, 50, 1200, 20
 LOSS_WEIGHT = 0.1
@@ -75,12 +66,12 @@ COLUMNS = {
     "paper memory / transformer": ".2f",
 }
 TIME, MEMORY = "training ms", "memory MiB"
-#: experiment: its rows, the horizontal axis, and the columns to draw
+INFERENCE = "inference ms"
+#: the horizontal axis of each experiment's picture, and the columns that it shows
 PICTURES = {
-    "fig3": ("figures", ("N", "tokens"), (TIME, "inference ms")),
-    "fig4": ("figures", ("N", "tokens"), (MEMORY,)),
-    "table4": ("table4", ("k", "clusters"), (TIME, MEMORY)),
-    "table7": ("table7", ("N", "tokens"), (TIME, MEMORY)),
+    "figures": (("N", "tokens"), (TIME, INFERENCE, MEMORY)),
+    "table4": (("k", "clusters"), (TIME, MEMORY)),
+    "table7": (("N", "tokens"), (TIME, MEMORY)),
 }
 
 # The paper's seconds and MiB. Of figures 3 and 4, section 4.6 gives the reductions at N = 2,000;
@@ -111,23 +102,12 @@ _TABLE7 = {
     7500: ((260.9, 15519), (72.3, 4795), (58.5, 2841), (60.4, 3165)),
 }
 TABLE7 = {n: dict(zip(_TABLE7_MODELS, row, strict=True)) for n, row in _TABLE7.items()}
-TABLE7_LENGTHS = (*TABLE7, 10000, 15000, 25000, 35000, 45000, 55000)
-
-
-class Entry(NamedTuple):
-    """A model, and its number of clusters."""
-
-    model: str
-    clusters: int
-
-
-class Group(NamedTuple):
-    """Models that take turns: they share the experiment, the length and the batch."""
-
-    experiment: str
-    length: int
-    batch: int
-    entries: tuple[Entry, ...]
+#: lengths and batch
+SIZES = {
+    "figures": ((250, 500, 1000, 1500, 2000), 20),
+    "table4": ((1500,), 64),
+    "table7": ((*TABLE7, 10000, 15000, 25000, 35000, 45000, 55000), 2),
+}
 
 
 class Layer(nn.Module):
@@ -152,61 +132,53 @@ class Layer(nn.Module):
 
 
 class Classifier(nn.Module):
-    """An encoder over embedded tokens [B, N, D], and classes of their mean."""
+    """An encoder over embedded tokens, classes of their mean, and a batch to train it with."""
 
     def __init__(self, model: str, setting: Setting):
         super().__init__()
+        torch.manual_seed(0)
+        self.x = torch.randn(setting.batch, setting.length, HEADS * WIDTH, device=setting.device)
+        self.target = torch.arange(setting.batch, device=setting.device) % CLASSES
         self.layers = nn.ModuleList(
             Layer(build(MODELS[model], setting, LAYERS)) for _ in range(LAYERS)
         )
         self.classes = nn.Linear(HEADS * WIDTH, CLASSES)
         self.to(setting.device)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, classes], and the weighted loss of the layers."""
+    def forward(self) -> Tensor:
+        """The batch's loss, with the weighted losses of the layers."""
+        x, weighted = self.x, LOSS_WEIGHT / LAYERS
         total = x.new_zeros(())
         for layer in self.layers:
             x, losses = layer(x)
-            total = total + LOSS_WEIGHT / LAYERS * sum(losses, start=x.new_zeros(()))
-        return self.classes(x.mean(1)), total
+            total = total + weighted * sum(losses, start=x.new_zeros(()))
+        return total + nn.functional.cross_entropy(self.classes(x.mean(1)), self.target)
 
-
-class Steps:
-    """A model with a batch, and its training and inference steps."""
-
-    def __init__(self, model: str, setting: Setting):
-        torch.manual_seed(0)
-        self.x = torch.randn(setting.batch, setting.length, HEADS * WIDTH, device=setting.device)
-        self.target = torch.arange(setting.batch, device=setting.device) % CLASSES
-        self.model = Classifier(model, setting)
-
-    def training(self) -> None:
-        self.model.train()
-        logits, loss = self.model(self.x)
-        (nn.functional.cross_entropy(logits, self.target) + loss).backward()
-        self.model.zero_grad(set_to_none=True)
-        for layer in self.model.layers:
+    def training_step(self) -> None:
+        self.train()
+        self().backward()
+        self.zero_grad(set_to_none=True)
+        for layer in self.layers:
             layer.attention.after_backward()
 
     @torch.no_grad()
-    def inference(self) -> None:
-        self.model.eval()
-        self.model(self.x)
+    def inference_step(self) -> None:
+        self.eval()
+        self()
 
 
-def setting_of(group: Group, entry: Entry, device: str, impl: str) -> Setting:
-    """A query sees 2 N / k keys in every model that is not dense."""
-    return Setting(
-        length=group.length,
-        batch=group.batch,
-        heads=HEADS,
-        width=WIDTH,
-        window=2 * -(-group.length // entry.clusters),
-        clusters=entry.clusters,
-        device=device,
-        impl=impl,
-        causal=False,
-    )
+def settings_of(args: Namespace, length: int) -> list[tuple[str, Setting]]:
+    """Models that take turns at one length. In the clustered ones, a query sees 2 N / k keys."""
+    models = [(model, math.isqrt(length)) for model in MODELS]
+    if args.experiment == "table4":
+        counts = tuple(TABLE4)[1:]
+        models = [("transformer", 1), *(("clusterformer", clusters) for clusters in counts)]
+    common_sizes = {"length": length, "batch": args.batch, "heads": HEADS, "width": WIDTH}
+    device = {"device": args.device, "impl": args.impl, "causal": False}
+    return [
+        (model, Setting(**common_sizes, **device, window=2 * -(-length // k), clusters=k))
+        for model, k in models
+    ]
 
 
 def shortened(setting: Setting) -> Setting:
@@ -219,70 +191,50 @@ def shortened(setting: Setting) -> Setting:
 
 def measure_memory(model: str, setting: Setting) -> float:
     """MiB beyond the model and its input, at the peak of a training step."""
-    steps = Steps(model, setting)
-    Steps(model, shortened(setting)).training()  # libraries allocate what they need once
+    classifier = Classifier(model, setting)
+    Classifier(model, shortened(setting)).training_step()  # libraries allocate what they need once
     before = common.memory_before(setting.device)
-    steps.training()
+    classifier.training_step()
     return common.peak_memory(setting.device) - before
 
 
-def check_model(model: str, setting: Setting) -> None:
-    """Raises CheckFailed or Unavailable."""
-    short = shortened(setting)
-    torch.manual_seed(0)
-    shape = (1, short.length, HEADS, WIDTH)
-    q, k, v = (
-        torch.randn(shape, device=short.device).transpose(1, 2).requires_grad_() for _ in range(3)
-    )
-    x = torch.randn(1, short.length, HEADS * WIDTH, device=short.device)
-    check(build(MODELS[model], short), x, q, k, v)
-
-
-def measure(group: Group, args: Namespace) -> list[dict]:
-    """Rows of a group; a model that cannot run has its reason in its row."""
+def measure(args: Namespace, length: int) -> list[dict]:
+    """Rows of one length; a model that cannot run has its reason in its row."""
     rows, ready = [], {}
-    for entry in group.entries:
-        row = {"model": entry.model, "N": group.length, "k": entry.clusters}
+    for number, (model, setting) in enumerate(settings_of(args, length)):
+        row = {"model": model, "N": length, "k": setting.clusters}
         rows.append(row)
-        setting = setting_of(group, entry, args.device, args.impl)
-        try:
-            check_model(entry.model, setting)
-            steps = Steps(entry.model, setting)
-            row[MEMORY] = common.measured_memory(
-                measure_memory, args.device, model=entry.model, setting=setting
-            )
-            if row[MEMORY] * common.MIB > common.available_memory(args.device):
-                raise common.Unavailable(f"would need {row[MEMORY] / 1024:.3g} GiB")
-            steps.training()
-            steps.inference()
-            ready[entry] = steps
-        except (common.Unavailable, torch.OutOfMemoryError) as error:
-            row["not run"] = str(error).splitlines()[0] if str(error) else "out of memory"
-        except common.CheckFailed as error:
-            row["wrong"] = str(error)
+        with common.reason_in(row):
+            Contestant(MODELS[model], shortened(setting)).check()
+            classifier = Classifier(model, setting)
+            request = {"model": model, "setting": setting}
+            row[MEMORY] = common.measured_memory(measure_memory, args.device, **request)
+            common.require_memory(row[MEMORY] * common.MIB, args.device)
+            classifier.training_step()
+            classifier.inference_step()
+            ready[number] = classifier
     for name in ("training", "inference"):
-        runs = {entry: getattr(steps, name) for entry, steps in ready.items()}
-        for entry, times in common.interleaved(runs, args.repeats, args.device).items():
-            row = rows[group.entries.index(entry)]
-            row[f"{name} ms"] = statistics.median(times) * 1e3
-            row[f"{name} seconds of each"] = times
-    return [add_ratios(row, rows, group.experiment) for row in rows]
+        runs = {number: getattr(model, f"{name}_step") for number, model in ready.items()}
+        for number, times in common.interleaved(runs, args.repeats, args.device).items():
+            rows[number][f"{name} ms"] = statistics.median(times) * 1e3
+            rows[number][f"{name} seconds of each"] = times
+    return [add_ratios(row, rows, args.experiment) for row in rows]
 
 
 def add_ratios(row: dict, rows: list[dict], experiment: str) -> dict:
     """Add ratios to the Transformer, of our numbers and of the paper's."""
-    row["paper training / transformer"], row["paper memory / transformer"] = paper(
+    ratio = "/ transformer"
+    row[f"paper training {ratio}"], row[f"paper memory {ratio}"] = paper(
         experiment, row["model"], row["N"], row["k"]
     )
-    if "training ms" not in row:
+    if TIME not in row:
         return row
     row["spread"] = common.spread(row["training seconds of each"])
-    dense = next((r for r in rows if r["model"] == "transformer" and "training ms" in r), None)
-    if dense is not None:
+    for dense in (r for r in rows if r["model"] == "transformer" and TIME in r):
         for name in ("training", "inference"):
             times, others = (r[f"{name} seconds of each"] for r in (row, dense))
-            row[f"{name} / transformer"] = common.median_ratio(times, others)
-        row["memory / transformer"] = row["memory MiB"] / dense["memory MiB"]
+            row[f"{name} {ratio}"] = common.median_ratio(times, others)
+        row[f"memory {ratio}"] = row[MEMORY] / dense[MEMORY]
     return row
 
 
@@ -297,122 +249,41 @@ def paper(experiment: str, model: str, length: int, clusters: int) -> tuple:
     return (None, None) if found is None else (found[0] / dense[0], found[1] / dense[1])
 
 
-def groups(args: Namespace) -> list[Group]:
-    """Groups to measure; figures 3 and 4 are one set of runs."""
-    quick = args.quick
-    found = []
-    if {"fig3", "fig4"} & set(args.experiments):
-        lengths = (128, 256) if quick else (250, 500, 1000, 1500, 2000)
-        found += [all_models("figures", n, args.batch or (2 if quick else 20)) for n in lengths]
-    if "table4" in args.experiments:
-        length, batch = (192, 2) if quick else (1500, 64)
-        counts = (5, 20, 60) if quick else tuple(TABLE4)[1:]
-        entries = [Entry("transformer", 1), *(Entry("clusterformer", k) for k in counts)]
-        found.append(Group("table4", length, args.batch or batch, tuple(entries)))
-    if "table7" in args.experiments:
-        lengths = (250, 500) if quick else TABLE7_LENGTHS
-        found += [all_models("table7", n, args.batch or 2) for n in lengths]
-    return [g for g in found if args.max_length is None or g.length <= args.max_length]
-
-
-def all_models(experiment: str, length: int, batch: int) -> Group:
-    clusters = math.isqrt(length)
-    return Group(experiment, length, batch, tuple(Entry(model, clusters) for model in MODELS))
-
-
-def load(path: Path) -> list[dict]:
-    """Rows of finished groups.
-
-    Raises:
-        UserError: the file is something else.
-    """
-    if not path.exists():
-        return []
-    try:
-        rows = json.loads(path.read_text())["rows"]
-        _ = [row["group"] for row in rows]
-    except (ValueError, KeyError, TypeError):
-        allowed = "a folder whose efficiency.json, if there is one, was written by this command"
-        raise bad_option("--out", path.parent, allowed, f"{path.name} is something else") from None
-    return rows
-
-
-def draw(out: Path, rows: list[dict], experiments: list[str], settings: str) -> None:
-    """Draw the pictures of some experiments from their rows."""
-    for name in experiments:
-        experiment, x, columns = PICTURES[name]
-        chosen = [r for r in rows if r["group"]["experiment"] == experiment and "spread" in r]
-        if name == "table4":  # the Transformer has no clusters: its line is level
-            dense, others = chosen[:1], chosen[1:]
-            chosen = [{**row, "k": other["k"]} for row in dense for other in others] + others
-        common.plot_rows(
-            out / f"{name}.png",
-            chosen,
-            {column: column.replace(" ms", ", ms").replace(" MiB", ", MiB") for column in columns},
-            x=x,
-            series="model",
-            title=f"One step of an encoder: {settings.partition(', no padding')[0]}",
-        )
-
-
-def make_parser() -> Parser:
-    numbers = {
-        "--max-length": (None, "leave out longer texts"),
-        "--batch": (None, "instead of the paper's"),
-    }
-    parser = common.make_parser("scripts.benchmarks.cf22", __doc__, numbers)
-    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=", ".join(PICTURES))
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see it work")
-    parser.add_argument("--force", action="store_true", help="measure finished groups again")
-    parser.add_argument("--out", type=Path, default=Path("efficiency"), help="%(default)s")
-    return parser
+def plot(path: Path, rows: list[dict], experiment: str, title: str) -> None:
+    """Draw an experiment's rows."""
+    x, columns = PICTURES[experiment]
+    if experiment == "table4":  # the Transformer has no clusters: its line is level
+        dense, others = rows[:1], rows[1:]
+        rows = [{**row, "k": other["k"]} for row in dense for other in others] + others
+    labels = {column: column.replace(" ms", ", ms").replace(" MiB", ", MiB") for column in columns}
+    common.plot_rows(path, rows, labels, x=x, series="model", title=title)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
+    numbers = {
+        "--max-length": (None, "leave out longer texts"),
+        "--batch": (None, "default: the paper's"),
+    }
+    parser = common.make_parser("scripts.benchmarks.cf22", __doc__, numbers)
+    parser.add_argument("experiment", choices=list(PICTURES), metavar="EXPERIMENT")
+    parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")
     args = parser.parse_args(argv)
-    for name in args.experiments:
-        if name not in PICTURES:
-            parser.error(f"EXPERIMENT is {name}; allowed: {', '.join(PICTURES)}")
-    args.experiments = args.experiments or list(PICTURES)
     common.settle_device(parser, args)
-    path = args.out / "efficiency.json"
-    try:
-        done = load(path)
-        args.out.mkdir(parents=True, exist_ok=True)
-    except (UserError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    settings = (
-        f"{LAYERS} layers, D = {HEADS * WIDTH}, H = {HEADS}, ffn {FFN}, float32, "
-        "no padding, no dropout, one step"
-    )
-    here = provenance("", threads=torch.get_num_threads(), device=args.device)
-    shown = []
+    lengths, batch = SIZES[args.experiment]
+    args.batch = args.batch or batch
+    sizes = f"{LAYERS} layers, D = {HEADS * WIDTH}, H = {HEADS}, ffn {FFN}, B = {args.batch}"
+    settings = f"{sizes}, float32, {args.impl}, no padding, no dropout, medians of {args.repeats}"
+    rows: list[dict] = []
     print(common.table_head(COLUMNS))
-    for group in groups(args):
-        key = {
-            "experiment": group.experiment,
-            "N": group.length,
-            "batch": group.batch,
-            "models": [[entry.model, entry.clusters] for entry in group.entries],
-            "repeats": args.repeats,
-            "machine": ", ".join(
-                here[k] for k in ("machine", "cpu", "gpu", "torch") if here.get(k)
-            ),
-            "impl": args.impl,
-        }
-        rows = [row for row in done if row["group"] == key]
-        if args.force or not rows:
-            rows = [row | {"group": key} for row in measure(group, args)]
-            done = [row for row in done if row["group"] != key] + rows
-            common.write_record(path, parser.prog, args.device, settings, done)
-        print(f"{group.experiment}, batch {group.batch}:")
-        for row in rows:
-            print(common.table_row(row, COLUMNS), flush=True)
-        shown += rows
-    draw(args.out, shown, args.experiments, settings)
-    return 1 if any("wrong" in row for row in shown) else 0
+    for length in lengths:
+        if args.max_length is None or length <= args.max_length:
+            for row in measure(args, length):
+                print(common.table_row(row, COLUMNS), flush=True)
+                rows.append(row)
+            common.write_record(args.json, parser.prog, args.device, settings, rows)
+    if args.plot is not None:
+        plot(args.plot, rows, args.experiment, f"One step of an encoder, not causal: {sizes}")
+    return 1 if any("wrong" in row for row in rows) else 0
 
 
 if __name__ == "__main__":

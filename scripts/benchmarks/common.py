@@ -8,9 +8,10 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fairseq_clusterformer.errors import write_aside
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import provenance
+from scripts.experiments.tables import markdown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MIB = 2**20
@@ -32,6 +34,19 @@ class Unavailable(Exception):
 
 class CheckFailed(Exception):
     """Something computes wrong results, so its speed means nothing."""
+
+
+@contextmanager
+def reason_in(row: dict) -> Iterator[None]:
+    """Note in a row of results why something cannot be measured, or is not timed."""
+    try:
+        yield
+    except Unavailable as error:
+        row["not run"] = str(error)
+    except torch.OutOfMemoryError:
+        row["not run"] = "out of memory"
+    except CheckFailed as error:
+        row["wrong"] = str(error)
 
 
 def one_line(error: BaseException) -> str:
@@ -82,17 +97,12 @@ def settle_device(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def seconds_of(run: Callable[[], object], device: str) -> float:
-    """Seconds of one call; on CUDA between two events, synchronised before and after."""
-    if device == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+    """Seconds of one call, until the device has done its work."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
     run()
+    wait()
     return time.perf_counter() - start
 
 
@@ -192,36 +202,26 @@ def measured_memory(measure: Callable[..., float], device: str, **request: objec
 # Results
 
 
-def markdown(cells: Sequence[object]) -> str:
-    """One row of a table; a missing value is a dash."""
-    return "| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |"
-
-
 def table_head(columns: Mapping[str, str]) -> str:
     """The first two rows of a table."""
-    return f"{markdown(columns)}\n{markdown(['---', *['---:'] * (len(columns) - 1)])}"
+    return markdown(list(columns), [])
 
 
 def table_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     """A row by its columns' formats. A row that was not measured gives its reason instead."""
+    values = [(row.get(name), form) for name, form in columns.items()]
+    cells = ["-" if value is None else format(value, form) for value, form in values]
     for key, what in (("not run", "not run"), ("wrong", "WRONG, not timed")):
         if key in row:
-            known = [row[name] for name in columns if name in row and row[name] is not None]
-            return markdown([*known[:3], f"{what}: {row[key]}"])
-    values = ((row.get(name), form) for name, form in columns.items())
-    return markdown([None if value is None else format(value, form) for value, form in values])
+            cells = [*(str(row[name]) for name in list(columns)[:3] if name in row)]
+            cells.append(f"{what}: {row[key]}")
+    return f"| {' | '.join(cells)} |"
 
 
-def shown_command(program: str, without: Sequence[str] = ("--json", "--plot")) -> str:
+def shown_command(program: str) -> str:
     """This process's command line, without the files that its results go to."""
-    words, left = [], iter(sys.argv[1:])
-    for word in left:
-        name, _, value = word.partition("=")
-        if name not in without:
-            words.append(word)
-        elif not value:
-            next(left, None)
-    return f"{program} {shlex.join(words)}".rstrip()
+    line = shlex.join([program, *sys.argv[1:]]).replace(shlex.quote(program), program)
+    return re.sub(r" --(json|plot)[ =]('[^']*'|\S+)", "", line)
 
 
 def write_record(

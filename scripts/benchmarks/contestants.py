@@ -1,18 +1,15 @@
-"""Attentions to measure in one run: this project's, PyTorch's, fairseq's and three from PyPI.
+"""Attentions to measure in one run: this project's, PyTorch's, and three from PyPI.
 
 All take the layer's input and q, k, v with heads, so what is measured is attention alone, routing
 included. Each is set so that a query can see about W keys, unless it is dense:
 
 ===============  ==================================================================================
-dense            PyTorch's ``scaled_dot_product_attention``; -flash, -efficient, -cudnn, -math: one
-                 of its backends. ``dense-math`` makes the N x N matrix.
-fairseq          fairseq's ``MultiheadAttention``, with its mask and its four projections
+dense            PyTorch's ``scaled_dot_product_attention``, by the backend that it chooses
+dense-math       the same, by the backend that makes the N x N matrix
 window           the W latest tokens
 neural           the W latest of the query's cluster (causal), or two chunks of N / K (not causal)
 neural+losses    the same, and the losses that teach the clusters
 gated            the W latest of the query's cluster; the default model has it and windows
-varlen           ``torch.nn.attention.varlen``, window of W
-flex             ``flex_attention``, compiled, with a block mask of the W latest
 local            ``local-attention``: blocks of W / 2; a query sees its own block up to itself, and
                  the block before
 reformer         ``reformer-pytorch``: LSH, one round, buckets of W / 2; a query sees its own
@@ -25,11 +22,7 @@ routing          ``routing-transformer``: N / W clusters, the W nearest tokens o
 Shape letters: B batch, H heads, N tokens, E head width, D = H E, S some queries.
 """
 
-import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -62,24 +55,16 @@ class Attention(nn.Module):
     Attributes:
         matrices: N x N matrices of weights that exist at once for every head.
         causal_only: whether this set-up is for causal attention only.
-        cuda_only: whether its backward pass needs CUDA.
-        note: what else a reader of its numbers must know.
-        latest: tokens that each query sees, its own and those just before; None: others.
     """
 
     matrices = 0
     causal_only = False
-    cuda_only = False
-    note = ""
 
     def __init__(self, setting: Setting):
         super().__init__()
         if self.causal_only and not setting.causal:
             raise Unavailable("set up for causal attention only")
-        if self.cuda_only and setting.device != "cuda":
-            raise Unavailable("its backward pass needs CUDA")
         self.setting = setting
-        self.latest: int | None = None
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         """x [B, N, D] and q, k, v [B, H, N, E] to the output [B, H, N, E], and scalar losses."""
@@ -87,7 +72,7 @@ class Attention(nn.Module):
 
     def visible(self, x: Tensor, q: Tensor, k: Tensor, queries: Tensor) -> Tensor | None:
         """Which tokens the queries int64 [S] see, bool [B or 1, H or 1, S, N]; None: unknown."""
-        return None if self.latest is None else self._latest(queries, self.latest)
+        return None
 
     def pairs(self, x: Tensor, q: Tensor, k: Tensor) -> int | None:
         """Visible query-key pairs over batch and heads; None: unknown."""
@@ -109,15 +94,10 @@ class Attention(nn.Module):
 
 
 class Dense(Attention):
-    """PyTorch's, with the backend that it chooses or a named one."""
-
-    def __init__(self, setting: Setting, backend: str | None = None):
-        super().__init__(setting)
-        self.backend = backend and getattr(nn.attention.SDPBackend, backend)
+    """PyTorch's, with the backend that it chooses."""
 
     def forward(self, x, q, k, v):
-        with nn.attention.sdpa_kernel(self.backend) if self.backend else nullcontext():
-            return scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal), []
+        return scaled_dot_product_attention(q, k, v, is_causal=self.setting.causal), []
 
     def visible(self, x, q, k, queries):
         if self.setting.causal:
@@ -135,8 +115,9 @@ class DenseMatrix(Dense):
 
     matrices = 1
 
-    def __init__(self, setting: Setting):
-        super().__init__(setting, "MATH")
+    def forward(self, x, q, k, v):
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            return super().forward(x, q, k, v)
 
 
 class Clustered(Attention):
@@ -199,81 +180,6 @@ def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:
     return count.scatter_add_(-1, layout.key_order.unsqueeze(-2).expand_as(seen), seen.float()) > 0
 
 
-class Fairseq(Attention):
-    """Its projections are the identity, so that what it computes from q, k, v is known."""
-
-    matrices = 1
-    causal_only = True
-    note = "with its four projections"
-
-    def __init__(self, setting: Setting):
-        super().__init__(setting)
-        self.latest = setting.length
-        from fairseq.modules import MultiheadAttention
-
-        import fairseq_clusterformer.plugin  # noqa: F401  fairseq on today's torch
-
-        self.attention = MultiheadAttention(
-            setting.heads * setting.width, setting.heads, self_attention=True
-        )
-        for name, parameter in self.attention.named_parameters():
-            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.eye_(parameter)
-        self.mask = None  # made once, as a fairseq decoder does
-
-    def forward(self, x, q, k, v):
-        q, k, v = (t.permute(2, 0, 1, 3).flatten(2) for t in (q, k, v))
-        if self.mask is None:
-            length = self.setting.length
-            self.mask = torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device)
-            self.mask.triu_(1)
-        out, _ = self.attention(q, k, v, attn_mask=self.mask, need_weights=False)
-        return out.unflatten(-1, (self.setting.heads, -1)).permute(1, 2, 0, 3), []
-
-
-class Varlen(Attention):
-    causal_only = cuda_only = True
-
-    def __init__(self, setting: Setting):
-        super().__init__(setting)
-        self.latest = setting.window
-        from torch.nn.attention.varlen import varlen_attn
-
-        self.attend = varlen_attn
-        ends = torch.arange(setting.batch + 1, device=setting.device) * setting.length
-        self.ends = ends.to(torch.int32)
-
-    def forward(self, x, q, k, v):
-        packed = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
-        n, window = self.setting.length, (self.setting.window - 1, 0)
-        out = self.attend(*packed, self.ends, self.ends, n, n, window_size=window)
-        return out.unflatten(0, (self.setting.batch, n)).transpose(1, 2), []
-
-
-class Flex(Attention):
-    causal_only = cuda_only = True
-
-    def __init__(self, setting: Setting):
-        super().__init__(setting)
-        self.latest = setting.window
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def sees(b, h, query, key):
-            return (key <= query) & (query - key < setting.window)
-
-        n = setting.length
-        self.block_mask = create_block_mask(sees, None, None, n, n, device=setting.device)
-
-    def forward(self, x, q, k, v):
-        return _compiled_flex()(q, k, v, block_mask=self.block_mask), []
-
-
-@cache
-def _compiled_flex() -> Callable:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
-
-
 class Local(Attention):
     causal_only = True
 
@@ -297,8 +203,6 @@ class Local(Attention):
 
 
 class Reformer(Attention):
-    note = "queries are keys too"
-
     def __init__(self, setting: Setting):
         super().__init__(setting)
         from reformer_pytorch import LSHAttention
@@ -342,17 +246,11 @@ class Routing(Attention):
 #: class and arguments by name
 CONTESTANTS: dict[str, tuple[type[Attention], dict]] = {
     "dense": (Dense, {}),
-    "dense-flash": (Dense, {"backend": "FLASH_ATTENTION"}),
-    "dense-efficient": (Dense, {"backend": "EFFICIENT_ATTENTION"}),
-    "dense-cudnn": (Dense, {"backend": "CUDNN_ATTENTION"}),
     "dense-math": (DenseMatrix, {}),
-    "fairseq": (Fairseq, {}),
     "window": (Clustered, {"kind": "window"}),
     "neural": (Clustered, {"kind": "neural"}),
     "neural+losses": (Clustered, {"kind": "neural", "losses": True}),
     "gated": (Clustered, {"kind": "gated"}),
-    "varlen": (Varlen, {}),
-    "flex": (Flex, {}),
     "local": (Local, {}),
     "reformer": (Reformer, {}),
     "routing": (Routing, {}),

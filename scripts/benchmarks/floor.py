@@ -26,10 +26,6 @@ class Ceilings:
     operations: float
     bytes: float
 
-    def floor(self, operations: float, num_bytes: float) -> float:
-        """Seconds that so much work takes at least: the larger of the two times."""
-        return max(operations / self.operations, num_bytes / self.bytes)
-
 
 def measure_ceilings(
     device: str = "cpu",
@@ -39,15 +35,11 @@ def measure_ceilings(
     copy_bytes: int | None = None,
     repeats: int = 10,
 ) -> Ceilings:
-    """Time a matrix product and a copy; the fastest of several counts.
+    """Time a matrix product and a copy, which is of more than caches hold; the fastest counts.
 
     Args:
-        device: "cpu" or "cuda".
-        dtype: of the matrices and of what is copied.
         size: rows and columns of the matrices; default: 2048, on CUDA 8192.
-        copy_bytes: bytes that are read, and as many written; default: 256 MiB, on CUDA 2 GiB,
-            which is more than caches hold.
-        repeats: number of timings.
+        copy_bytes: that are read, and as many written; default: 256 MiB, on CUDA 2 GiB.
     """
     on_gpu = device == "cuda"
     size = size or (8192 if on_gpu else 2048)
@@ -68,8 +60,10 @@ def _fastest(run, device: str, repeats: int) -> float:
     return min(seconds_of(run, device) for _ in range(repeats))
 
 
-def attention_work(pairs: int, vectors: int, width: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Least operations, and least bytes, of softmax attention forward and backward.
+def attention_floor(
+    ceilings: Ceilings, pairs: int, vectors: int, width: int, dtype: torch.dtype
+) -> float:
+    """Seconds that softmax attention takes at least, forward and backward.
 
     Args:
         pairs: visible query-key pairs, over batch and heads. A pair costs two products of E
@@ -80,11 +74,6 @@ def attention_work(pairs: int, vectors: int, width: int, dtype: torch.dtype) -> 
         width: E.
         dtype: of all tensors.
     """
-    return pairs * width * 2 * (2 + 5), vectors * width * dtype.itemsize * (4 + 8)
-
-
-def attention_floor(
-    ceilings: Ceilings, pairs: int, vectors: int, width: int, dtype: torch.dtype
-) -> float:
-    """Seconds that attention takes at least; for the arguments see :func:`attention_work`."""
-    return ceilings.floor(*attention_work(pairs, vectors, width, dtype))
+    operations = pairs * width * 2 * (2 + 5)
+    num_bytes = vectors * width * dtype.itemsize * (4 + 8)
+    return max(operations / ceilings.operations, num_bytes / ceilings.bytes)

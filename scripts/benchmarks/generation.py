@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
@@ -32,6 +32,16 @@ from fairseq_clusterformer.models.clusterformer import ClusterformerModel
 from scripts.benchmarks import common
 
 VOCABULARY, SOURCE = 4000, 30
+#: of the models with random weights
+RANDOM = {
+    "decoder_attention": "window*2,window+neural",
+    "attention_window": 128,
+    "num_clusters": 3,
+    "max_source_positions": 1024,
+    "share_all_embeddings": True,
+    "dropout": 0.0,
+}
+ARCH = "clusterformer_tiny"
 CHECKED = 200  # tokens
 COLUMNS = {
     "length": "",
@@ -57,16 +67,8 @@ def build(args: Namespace, length: int) -> list[nn.Module]:
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     models = []
     for model in (ClusterformerModel, TransformerModel):
-        options = Namespace(
-            decoder_attention=args.decoder_attention,
-            attention_window=args.attention_window,
-            num_clusters=args.num_clusters,
-            max_source_positions=1024,
-            max_target_positions=length + 2,
-            share_all_embeddings=True,
-            dropout=0.0,
-        )
-        ARCH_CONFIG_REGISTRY[args.arch](options)
+        options = Namespace(max_target_positions=length + 2, **RANDOM)
+        ARCH_CONFIG_REGISTRY[ARCH](options)
         models.append(model.build_model(options, task).eval())
     return models
 
@@ -131,8 +133,6 @@ def compare(args: Namespace, length: int, batch: int, beam: int) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     numbers = {
-        "--attention-window": (128, ""),
-        "--num-clusters": (3, ""),
         "--lengths": ([30, 2000], "tokens"),
         "--sentences": ([1, 32], "of a batch"),
         "--beam": ([1, 5], ""),
@@ -141,16 +141,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.make_parser("scripts.benchmarks.generation", __doc__, numbers)
     parser.add_argument("--checkpoints", type=Path, nargs=2, metavar=("CLUSTERED", "DENSE"))
     parser.add_argument("--data", type=Path, help="of the checkpoints, if it has moved")
-    known = [name for name, m in ARCH_MODEL_NAME_REGISTRY.items() if m == "clusterformer"]
-    parser.add_argument("--arch", choices=known, default="clusterformer_tiny", metavar="ARCH")
-    parser.add_argument("--decoder-attention", default="window*2,window+neural")
     parser.set_defaults(repeats=5)
     args = parser.parse_args(argv)
     silence_known_warnings()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    names = ("arch", "decoder_attention", "attention_window", "num_clusters", "checkpoints")
-    settings = ", ".join(f"{name} {getattr(args, name)}" for name in names)
+    trained = args.checkpoints and " and ".join(map(str, args.checkpoints))
+    settings = trained or f"random weights, {ARCH}, {RANDOM['decoder_attention']}"
     rows: list[dict] = []
     print(common.table_head(COLUMNS))
     try:

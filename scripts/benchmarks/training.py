@@ -1,14 +1,13 @@
 """Tokens per second and peak memory of whole language models, trained by fairseq's own trainer.
 
     python -m scripts.benchmarks.training --lengths 1024 4096 --json RESULT.json
-    python -m scripts.benchmarks.training --data DATA_BIN --attention window*2,window+gated
+    python -m scripts.benchmarks.training --attention window*2,window+gated --plot RESULT.png
 
-Compares ``clusterformer_lm`` with fairseq's ``transformer_lm`` of the same sizes, on random tokens
-or on a folder that fairseq-preprocess has made. Every run is a process of its own, so that its
-peak memory is its own: on a CPU all of it, interpreter and libraries included; on CUDA the memory
-of tensors. The models take turns (dense, clustered, dense, ...). Reported are medians, and the
-median of the ratios of neighbours. Each run makes one update to warm up, and then the updates that
-count.
+Compares ``clusterformer_lm`` with fairseq's ``transformer_lm`` of the same sizes, on random
+tokens. Every run is a process of its own, so that its peak memory is its own: on a CPU all of it,
+interpreter and libraries included; on CUDA the memory of tensors. The models take turns (dense,
+clustered, dense, ...). Reported are medians, and the median of the ratios of neighbours. Each run
+makes one update to warm up, and then the updates that count.
 
 Before anything is timed, the clustered model's loss and gradient norm are compared with those of
 the reference implementation of attention. Where they differ, no speed is printed and the exit
@@ -42,6 +41,7 @@ from scripts.experiments.scores import options_of
 MODELS = ("transformer_lm", "clusterformer_lm")
 CHECKPOINTED = ", checkpointed"  # after a model's name
 CHECKED_TOKENS = 192
+VOCABULARY = 1000
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 COLUMNS = {
     "model": "",
@@ -55,18 +55,19 @@ COLUMNS = {
 }
 
 
-def random_data(folder: Path, tokens: int, vocabulary: int) -> None:
+def random_data(folder: Path, tokens: int) -> None:
     """A folder as ``fairseq-preprocess`` makes it, of random tokens."""
     dictionary = Dictionary()
-    for number in range(vocabulary - len(dictionary)):
+    for number in range(VOCABULARY - len(dictionary)):
         dictionary.add_symbol(str(number))
     dictionary.save(str(folder / "dict.txt"))
     builder = indexed_dataset.make_builder(
-        str(folder / "train.bin"), impl="mmap", vocab_size=len(dictionary)
+        str(folder / "train.bin"), impl="mmap", vocab_size=VOCABULARY
     )
     generator = torch.Generator().manual_seed(1)
-    line = torch.randint(dictionary.nspecial, len(dictionary), (tokens,), generator=generator)
-    builder.add_item(line.int())
+    builder.add_item(
+        torch.randint(dictionary.nspecial, VOCABULARY, (tokens,), generator=generator).int()
+    )
     builder.finalize(str(folder / "train.idx"))
 
 
@@ -134,20 +135,13 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
 
     Raises:
         CheckFailed: the loss is not finite.
-        Unavailable: the data hold too few tokens.
     """
     silence_known_warnings()
     for name in ("fairseq", "hydra"):
         logging.getLogger(name).setLevel(logging.WARNING)
     metrics.reset()
     trainer = make_trainer(configuration(model, data, length, args), args.impl)
-    epoch = trainer.get_train_iterator(epoch=1)
-    batches = epoch.next_epoch_itr(shuffle=False)
-    if len(batches) < args.updates + 1:
-        raise common.Unavailable(
-            f"{data} holds {len(batches)} batches of {args.batch} x {length} tokens, and "
-            f"{args.updates + 1} are needed"
-        )
+    batches = trainer.get_train_iterator(epoch=1).next_epoch_itr(shuffle=False)
     trainer.begin_epoch(1)
     seconds, tokens = [], []
     for number, batch in zip(range(args.updates + 1), batches, strict=False):
@@ -157,21 +151,16 @@ def train(model: str, data: Path, length: int, args: Namespace) -> dict:
             tokens.append(batch["ntokens"])
         elif args.device == "cuda":  # tuning kernels takes memory of its own
             torch.cuda.reset_peak_memory_stats()
-    loss, gradient_norm = last_logged()
-    if not math.isfinite(loss):
-        raise common.CheckFailed(f"{model} at N = {length}: the loss is {loss}")
+    # in bits per token, averaged over the updates; and the last gradient's
+    loss, norm = (metrics.get_meter("default", name) for name in ("loss", "gnorm"))
+    if not math.isfinite(loss.avg):
+        raise common.CheckFailed(f"{model} at N = {length}: the loss is {loss.avg}")
     return {
         "tokens per second": sum(tokens) / sum(seconds),
         "peak memory MiB": common.peak_memory(args.device),
-        "loss": loss,
-        "gradient norm": gradient_norm,
+        "loss": float(loss.avg),
+        "gradient norm": float(norm.val),
     }
-
-
-def last_logged() -> tuple[float, float]:
-    """Loss in bits per token, averaged over the updates, and the last gradient norm."""
-    loss, norm = (metrics.get_meter("default", name) for name in ("loss", "gnorm"))
-    return float(loss.avg), float(norm.val)
 
 
 def check(data: Path, args: Namespace) -> None:
@@ -180,15 +169,11 @@ def check(data: Path, args: Namespace) -> None:
     Raises:
         CheckFailed: saying what differs.
     """
-    small = Namespace(**{**vars(args), "updates": 1, "batch": 1})
     results = []
     for impl in ("reference", args.impl):
-        small.impl = impl
-        results.append(
-            common.in_own_process(
-                train, model="clusterformer_lm", data=data, length=CHECKED_TOKENS, args=small
-            )
-        )
+        small = Namespace(**{**vars(args), "updates": 1, "batch": 1, "impl": impl})
+        request = {"model": MODELS[1], "data": data, "length": CHECKED_TOKENS, "args": small}
+        results.append(common.in_own_process(train, **request))
     for name in ("loss", "gradient norm"):
         reference, found = (result[name] for result in results)
         if not abs(found - reference) <= TOLERANCE[args.dtype] * abs(reference):
@@ -203,36 +188,27 @@ def compare(data: Path, length: int, args: Namespace) -> list[dict]:
     models = MODELS
     if args.checkpointed:
         models += tuple(model + CHECKPOINTED for model in MODELS)
+    rows = {model: {"model": model, "N": length} for model in models}
     runs: dict[str, list[dict]] = {model: [] for model in models}
-    reasons: dict[str, str] = {}
     for _ in range(args.repeats):
-        for model in models:
-            if model in reasons:
-                continue
-            try:
+        for model, row in rows.items():
+            with common.reason_in(row):
                 request = {"model": model, "data": data, "length": length, "args": args}
                 runs[model].append(common.in_own_process(train, **request))
-            except common.Unavailable as error:
-                reasons[model] = str(error)
-    rows = []
-    for model in models:
-        row: dict = {"model": model, "N": length}
-        if model in reasons:
-            rows.append(row | {"not run": reasons[model]})
+    dense = runs[MODELS[0]]
+    for model, row in rows.items():
+        if len(found := runs[model]) < args.repeats:
             continue
-        row |= {
-            name: statistics.median(run[name] for run in runs[model]) for name in runs[model][0]
-        }
-        row["spread"] = common.spread([run["tokens per second"] for run in runs[model]])
-        if MODELS[0] not in reasons:
+        row |= {name: statistics.median(run[name] for run in found) for name in found[0]}
+        row["spread"] = common.spread([run["tokens per second"] for run in found])
+        if len(dense) == args.repeats:
             for column, name in (
                 ("times as fast as dense", "tokens per second"),
                 ("share of dense memory", "peak memory MiB"),
             ):
-                found, dense = ([run[name] for run in runs[m]] for m in (model, MODELS[0]))
-                row[column] = common.median_ratio(found, dense)
-        rows.append(row)
-    return rows
+                both = ([run[name] for run in one] for one in (found, dense))
+                row[column] = common.median_ratio(*both)
+    return list(rows.values())
 
 
 def make_parser() -> Parser:
@@ -246,14 +222,12 @@ def make_parser() -> Parser:
         "--window": (128, ""),
         "--clusters": (None, "default: sqrt(N)"),
         "--updates": (3, "updates of a run that count"),
-        "--vocabulary": (1000, "size for random tokens"),
     }
     parser = common.make_parser("scripts.benchmarks.training", __doc__, numbers)
     parser.add_argument("--attention", default="window+neural", help="default: %(default)s")
     text = "also train both models with --checkpoint-activations"
     parser.add_argument("--checkpointed", action="store_true", help=text)
     parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
-    parser.add_argument("--data", type=Path, help="folder of fairseq; default: random tokens")
     parser.add_argument("--plot", type=Path, help="also draw speed and memory here, as PNG")
     return parser
 
@@ -267,8 +241,6 @@ def settle(parser: Parser, args: Namespace) -> None:
         parser.error(
             f"--heads is {args.heads}; allowed: a divisor of --embed-dim, {args.embed_dim}"
         )
-    if args.data is not None and not (args.data / "dict.txt").is_file():
-        parser.error(f"--data is {args.data}; allowed: a folder of fairseq with a dict.txt")
     try:
         parse_attention(args.attention, num_layers=args.layers, num_heads=args.heads)
     except ValueError as error:
@@ -279,18 +251,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     settle(parser, args)
-    settings = (
+    sizes = (
         f"{args.layers} layers, D = {args.embed_dim}, H = {args.heads}, ffn {args.ffn}, "
         f"B = {args.batch}, {args.attention}, W = {args.window}, K = {args.clusters or 'sqrt(N)'}"
-        f", {args.dtype}, {args.impl}, {args.updates} updates per run, medians of {args.repeats}"
+    )
+    settings = (
+        f"{sizes}, {args.dtype}, {args.impl}, {args.updates} updates per run, "
+        f"medians of {args.repeats}"
     )
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as temporary:
-        data = args.data
-        if data is None:
-            data = Path(temporary)
-            most = max(*args.lengths, CHECKED_TOKENS)
-            random_data(data, most * args.batch * (args.updates + 2), args.vocabulary)
+        data = Path(temporary)
+        random_data(data, max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2))
         try:
             check(data, args)
             print(common.table_head(COLUMNS))
@@ -303,20 +275,15 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{parser.prog}: error: {error}", file=sys.stderr)
             return 1
     if args.plot is not None:
-        plot(args.plot, rows, f"Training: {settings}")
-    return 0
+        plot(args.plot, rows, f"Training of language models: {sizes}")
+    return 1 if any("wrong" in row for row in rows) else 0
 
 
 def plot(path: Path, rows: list[dict], title: str) -> None:
     """Draw speed and memory."""
-    common.plot_rows(
-        path,
-        rows,
-        {"tokens per second": "tokens per second", "peak memory MiB": "peak memory, MiB"},
-        x=("N", "tokens per sample"),
-        series="model",
-        title=title,
-    )
+    columns = {"tokens per second": "tokens per second", "peak memory MiB": "peak memory, MiB"}
+    x = ("N", "tokens per sample")
+    common.plot_rows(path, rows, columns, x=x, series="model", title=title)
 
 
 if __name__ == "__main__":

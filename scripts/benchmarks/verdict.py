@@ -25,11 +25,7 @@ def verdict(out: Path) -> str:
             lines += ["", f"## {name}", "", "No results."]
             continue
         record = json.loads(path.read_text())
-        rows = record["rows"]
-        for what, by_name in (("wrong", record.get("wrong")), ("not run", record.get("not run"))):
-            for kind, reasons in (by_name or {}).items():
-                rows += [{key: kind, "N": int(n), what: reason} for n, reason in reasons.items()]
-        lines += ["", f"## {name}", "", record["settings"], "", *_of_rows(rows, key)]
+        lines += ["", f"## {name}", "", record["settings"], "", *_of_rows(record["rows"], key)]
     return "\n".join(lines) + "\n"
 
 

@@ -78,16 +78,17 @@ def test_every_contestant_is_timed_or_named(capsys, tmp_path):
     assert status == 0
     record = json.loads(path.read_text())
     kinds = [row["kind"] for row in record["rows"]]
-    assert sorted([*kinds, *record["not run"]]) == sorted(CONTESTANTS)
+    assert kinds == list(CONTESTANTS)
     own = {"window", "neural", "neural+losses", "gated"}
-    assert {"dense", "dense-math", "fairseq", *own} <= set(kinds)
-    assert "varlen at N = 48: its backward pass needs CUDA" in printed
+    assert {"dense", "dense-math", *own} <= set(kinds)
     assert record["command"].startswith("python -m scripts.benchmarks.attention")
     assert str(tmp_path) not in record["command"]
-    assert {"machine", "cpu", "commit", "date", "settings", "ceilings", "wrong"} <= record.keys()
+    assert {"machine", "cpu", "commit", "date", "settings", "ceilings"} <= record.keys()
     assert "K = sqrt(N)" in record["settings"]
     for row in record["rows"]:
         assert row["N"] == 48
+        if row["kind"] in FROM_PYPI and "not run" in row:
+            continue
         assert row["milliseconds"] > 0
         assert row["memory MiB"] == 3.5
         assert f"| {row['kind']} | 48 |" in printed
@@ -112,10 +113,9 @@ def test_what_is_wrong_is_not_timed(capsys, tmp_path, monkeypatch, broken):
     path = tmp_path / "rows.json"
     status, printed = run(capsys, "--kinds", "dense", "window", "--json", path)
     assert status == 1
-    assert "WRONG, not timed: window at N = 48: its " in printed
+    assert "| window | 48 | WRONG, not timed: its " in printed
     record = json.loads(path.read_text())
-    assert [row["kind"] for row in record["rows"]] == ["dense"]
-    assert list(record["wrong"]) == ["window"]
+    assert ["milliseconds" in row for row in record["rows"]] == [True, False]
 
 
 def test_weights_over_later_tokens_are_wrong():
@@ -147,7 +147,7 @@ def test_not_installed_is_a_reason(capsys, monkeypatch):
     monkeypatch.setitem(CONTESTANTS, "local", (Missing, {}))
     status, printed = run(capsys, "--kinds", "dense", "local")
     assert status == 0
-    assert "not run: local at N = 48: not installed: No module named 'local_attention'" in printed
+    assert "| local | 48 | not run: not installed: No module named 'local_attention'" in printed
 
 
 def test_too_large_is_a_reason():
@@ -224,7 +224,8 @@ def test_verdict_says_what_failed_and_what_is_slower(tmp_path):
         {"kind": kind, "N": n, "times as fast as dense": ratio}
         for kind, n, ratio in (("dense", 512, 1.0), ("neural", 512, 0.5), ("neural", 1024, 2.0))
     ]
-    record = {"settings": "small", "rows": rows, "wrong": {"window": {"512": "its output"}}}
+    rows.append({"kind": "window", "N": 512, "wrong": "its output"})
+    record = {"settings": "small", "rows": rows}
     (tmp_path / "attention.json").write_text(json.dumps(record))
     assert verdict.main([str(tmp_path)]) == 1
     page = (tmp_path / "VERDICT.md").read_text()

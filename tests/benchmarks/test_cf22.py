@@ -1,42 +1,47 @@
-"""The paper's efficiency, run again: what is kept, what is compared, what cannot run."""
+"""The paper's efficiency, run again: what is measured, what is compared, what cannot run."""
 
 import json
+from argparse import Namespace
 
 import pytest
-import torch
 
 from scripts.benchmarks import cf22 as reproduce_efficiency
 from scripts.benchmarks import common
 from scripts.benchmarks.contestants import CONTESTANTS, Clustered, Setting
 
+SMALL = {"figures": ((48,), 1), "table4": ((96,), 1), "table7": ((64,), 1)}
+PAPERS = reproduce_efficiency.SIZES
+
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(common, "in_own_process", lambda *_, **__: 2.0)
-    for name, value in {"HEADS": 2, "WIDTH": 8, "FFN": 16, "CHECKED_LENGTH": 48}.items():
+    small = {"HEADS": 2, "WIDTH": 8, "FFN": 16, "CHECKED_LENGTH": 48, "SIZES": SMALL}
+    for name, value in small.items():
         monkeypatch.setattr(reproduce_efficiency, name, value)
 
 
 @pytest.fixture
 def run(tmp_path, capsys):
     def program(*words: str) -> tuple[int, list[dict], str]:
-        options = "--quick --device cpu --batch 1 --repeats 2 --max-length 250".split()
-        status = reproduce_efficiency.main([*words, *options, "--out", str(tmp_path)])
-        rows = json.loads((tmp_path / "efficiency.json").read_text())["rows"]
+        files = ["--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")]
+        status = reproduce_efficiency.main([*words, "--device=cpu", "--repeats=2", *files])
+        rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
         return status, rows, capsys.readouterr().out
 
     return program
 
 
-def test_every_experiment_is_measured_and_kept(run, tmp_path, monkeypatch):
-    status, rows, printed = run()
+@pytest.mark.parametrize("experiment", reproduce_efficiency.PICTURES)
+def test_every_experiment_is_measured(run, tmp_path, monkeypatch, experiment):
+    papers = {k: reproduce_efficiency.TABLE4[k] for k in (1, 5, 20)}
+    monkeypatch.setattr(reproduce_efficiency, "TABLE4", papers)
+    status, rows, printed = run(experiment)
     assert status == 0
-    assert {row["group"]["experiment"] for row in rows} == {"figures", "table4", "table7"}
-    for experiment in ("figures", "table7"):
-        models = [r["model"] for r in rows if r["group"]["experiment"] == experiment]
-        assert models == list(reproduce_efficiency.MODELS)
-    clusters = [row["k"] for row in rows if row["group"]["experiment"] == "table4"]
-    assert clusters == [1, 5, 20, 60]
+    if experiment == "table4":
+        assert [row["k"] for row in rows] == [1, 5, 20]
+    else:
+        assert [row["model"] for row in rows] == list(reproduce_efficiency.MODELS)
     for row in rows:
         if "not run" in row:  # of what is not installed
             continue
@@ -44,17 +49,8 @@ def test_every_experiment_is_measured_and_kept(run, tmp_path, monkeypatch):
         assert row["inference ms"] > 0
         assert row["memory MiB"] == 2.0
         assert row["memory / transformer"] == 1.0
-    for name in ("fig3", "fig4", "table4", "table7"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert len(printed.splitlines()) == 2 + 3 + len(rows)
-
-    def fail(*_):
-        pytest.fail("measured again")
-
-    monkeypatch.setattr(reproduce_efficiency, "measure", fail)
-    assert run()[1:] == (rows, printed)
-    with pytest.raises(pytest.fail.Exception):
-        run("--force")
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+    assert len(printed.splitlines()) == 2 + len(rows)
 
 
 def test_papers_ratios():
@@ -69,26 +65,28 @@ def test_papers_ratios():
     assert reproduce_efficiency.paper("figures", "reformer", 1000, 31) == (None, None)
 
 
-def test_paper_sizes(monkeypatch):
-    parser = reproduce_efficiency.make_parser()
-    args = parser.parse_args(["fig4", "table4", "table7"])
-    groups = reproduce_efficiency.groups(args)
-    sizes = [(g.experiment, g.length, g.batch) for g in groups]
-    assert ("figures", 2000, 20) in sizes
-    assert ("table4", 1500, 64) in sizes
-    assert sizes[-1] == ("table7", 55000, 2)
-    setting = reproduce_efficiency.setting_of(groups[0], groups[0].entries[0], "cpu", "blocks")
-    assert not setting.causal
-    assert setting.window == 2 * -(-groups[0].length // setting.clusters)
+def test_paper_sizes():
+    assert PAPERS["figures"] == ((250, 500, 1000, 1500, 2000), 20)
+    assert PAPERS["table4"] == ((1500,), 64)
+    assert PAPERS["table7"][0][-1] == 55000
+    args = Namespace(experiment="table4", batch=64, device="cpu", impl="blocks")
+    settings = reproduce_efficiency.settings_of(args, 1500)
+    assert [(model, s.clusters) for model, s in settings[:2]] == [
+        ("transformer", 1),
+        ("clusterformer", 5),
+    ]
+    for _, setting in settings:
+        assert not setting.causal
+        assert setting.window == 2 * -(-1500 // setting.clusters)
 
 
 def test_what_does_not_fit_says_what_it_would_need(run, monkeypatch):
     monkeypatch.setattr(CONTESTANTS["dense-math"][0], "bytes_needed", lambda *_: 2.0**60)
-    status, rows, printed = run("fig4")
+    status, rows, printed = run("figures")
     assert status == 0
     reason = next(r["not run"] for r in rows if r["model"] == "transformer")
     assert reason.startswith("would need 1.07e+09 GiB, of which ")
-    assert f"| transformer | 128 | 11 | not run: {reason} |" in printed
+    assert f"| transformer | 48 | 6 | not run: {reason} |" in printed
     clustered = next(r for r in rows if r["model"] == "clusterformer")
     assert clustered["training ms"] > 0
     assert "memory / transformer" not in clustered
@@ -102,7 +100,7 @@ def test_what_is_wrong_is_not_timed(run, monkeypatch):
 
     broken = (Wrong, {"kind": "neural", "losses": True})
     monkeypatch.setitem(CONTESTANTS, "neural+losses", broken)
-    status, rows, printed = run("fig3")
+    status, rows, printed = run("figures")
     assert status == 1
     row = next(r for r in rows if r["model"] == "clusterformer")
     assert "differs from softmax attention" in row["wrong"]
@@ -113,17 +111,15 @@ def test_what_is_wrong_is_not_timed(run, monkeypatch):
 def test_training_reaches_the_clusters():
     setting = Setting(32, heads=2, width=8, window=16, clusters=4, causal=False)
     model = reproduce_efficiency.Classifier("clusterformer", setting)
-    logits, loss = model(torch.randn(1, 32, 16))
-    assert logits.shape == (1, reproduce_efficiency.CLASSES)
-    (logits.sum() + loss).backward()
+    model().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("fig9", "EXPERIMENT is fig9; allowed: fig3, fig4, table4, table7"),
-        ("--repeats 0", "--repeats is 0; allowed"),
+        ("fig9", "EXPERIMENT is fig9; allowed: figures, table4, table7"),
+        ("figures --repeats 0", "--repeats is 0; allowed"),
     ],
 )
 def test_bad_values_are_reported_in_one_line(capsys, words, message):
@@ -133,12 +129,3 @@ def test_bad_values_are_reported_in_one_line(capsys, words, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_a_file_of_something_else_is_left_alone(tmp_path, capsys):
-    (tmp_path / "efficiency.json").write_text('{"rows": [{"kind": "dense"}]}')
-    assert reproduce_efficiency.main(["fig3", "--out", str(tmp_path), "--device", "cpu"]) == 1
-    assert (
-        "efficiency.json is something else; allowed: a folder whose efficiency.json"
-        in capsys.readouterr().err
-    )
