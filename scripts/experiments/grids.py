@@ -67,7 +67,7 @@ def load_grid(path: Path) -> dict:
     """
     try:
         grid = yaml.safe_load(path.read_text())
-        named_runs(grid)
+        runs_of(grid)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError):
         raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
     return grid
@@ -93,22 +93,16 @@ def runs_of(grid: dict, quick: bool = False) -> list[Run]:
 
 def _run(grid: dict, row: str, fold: str, seed: int, described: dict) -> Run:
     own = grid["rows"][row]
-    options = {**grid["shared"], **described.get("options", {}), **own}
-    options = {key: value for key, value in options.items() if key not in OF_ROW}
+    options = {**grid["shared"], **described.get("options", {}), **own, "seed": seed}
     return Run(
         row=row,
         data=fold,
         seed=seed,
         folder=own.get("folder", grid.get("folder", fold)),
-        options={**options, "seed": seed},
+        options={key: value for key, value in options.items() if key not in OF_ROW},
         start=own.get("from", grid.get("from", "")),
         best=described.get("best", "accuracy"),
     )
-
-
-def named_runs(grid: dict) -> dict[str, Run]:
-    """All runs, by their names."""
-    return {run.name: run for run in runs_of(grid)}
 
 
 def chosen(runs: list[Run], only: list[str] | None) -> list[Run]:
@@ -118,19 +112,15 @@ def chosen(runs: list[Run], only: list[str] | None) -> list[Run]:
         UserError: for a word that names nothing.
     """
     words = set(only or ())
-    known = {"runs": set(), "rows": set(), "data": set()}
-    for run in runs:
-        known["runs"].add(run.name)
-        known["rows"].add(run.row)
-        known["data"] |= {run.data, run.data.split("/")[0]} - {""}
-    if unknown := sorted(words.difference(*known.values())):
-        names = [*known["rows"], *known["data"]] or known["runs"]
-        raise bad_option("--only", ", ".join(unknown), ", ".join(sorted(names)))
-    rows, data = words & known["rows"], words & known["data"]
-    found = []
-    for run in runs:
-        of_row = not rows or run.row in rows
-        of_data = not data or data & {run.data, run.data.split("/")[0]}
-        if not words or run.name in words or (rows or data) and of_row and of_data:
-            found.append(run)
-    return found
+    folds = {run: {run.data, run.data.split("/")[0]} - {""} for run in runs}
+    all_rows, all_data = {run.row for run in runs}, {part for run in runs for part in folds[run]}
+    names, rows, data = words & {run.name for run in runs}, words & all_rows, words & all_data
+    if unknown := words - names - rows - data:
+        allowed = ", ".join(sorted(all_rows | all_data))
+        raise bad_option("--only", ", ".join(sorted(unknown)), allowed)
+
+    def asked(run: Run) -> bool:
+        both = (not rows or run.row in rows) and (not data or bool(data & folds[run]))
+        return run.name in names or both and bool(rows or data)
+
+    return [run for run in runs if not words or asked(run)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.experiments.tables import cell, lookup
+from scripts.experiments.tables import SEVERAL, cell, lookup
 
 # of Okabe and Ito, which colour-blind readers can tell apart
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -68,8 +68,7 @@ def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     for panel, axis in zip(panels, axes.flat, strict=True):
         _draw_panel(panel, axis, colours)
-    wrapped = textwrap.fill(title, width=round(13 * size[0]))
-    figure.suptitle(wrapped, fontsize=FONT + 2)
+    figure.suptitle(textwrap.fill(title, width=round(13 * size[0])), fontsize=FONT + 2)
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, format=path.suffix[1:] or "png")
     pyplot.close(figure)
@@ -107,13 +106,8 @@ def _line(name: str, results: Sequence[dict], plot: dict) -> Line:
     points: dict[float, list[float]] = {}
     for result in results:
         key = plot["points"]
-        start = len(key)
-        pairs = (
-            result[key]
-            if key in result
-            else [(int(k[start:]), value) for k, value in result.items() if k.startswith(key)]
-        )
-        for x, y in pairs:
+        starts = ((k.removeprefix(key), y) for k, y in result.items() if k.startswith(key))
+        for x, y in result[key] if key in result else [(int(x), y) for x, y in starts]:
             points.setdefault(x, []).append(y)
     label = name
     if "end" in plot:
@@ -137,19 +131,15 @@ def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     if "x" in panel.log:
         axis.set_xscale("log", base=2)
-        measured = sorted({x for line in panel.lines for x in line.points})
-        axis.set_xticks(measured, [f"{x:,g}" for x in measured])
-        axis.minorticks_off()
-    else:
-        axis.xaxis.set_major_formatter("{x:,g}")
+        axis.set_xticks(sorted({x for line in panel.lines for x in line.points}))
     if "y" in panel.log:
-        from matplotlib.ticker import LogLocator, NullFormatter
+        from matplotlib.ticker import LogLocator
 
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_minor_formatter(NullFormatter())
-    if "y" in panel.log or axis.get_ylim()[1] >= 1000:
-        axis.yaxis.set_major_formatter("{x:,g}")
+    axis.minorticks_off()
+    axis.xaxis.set_major_formatter("{x:,g}")
+    axis.yaxis.set_major_formatter("{x:,g}")
     axis.set_ylim(*panel.limits)
     axis.margins(x=0.02)
     axis.autoscale_view(scaley=False)
@@ -158,18 +148,18 @@ def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:
 
 def _draw_line(line: Line, axis, color: str) -> None:
     xs = sorted(line.points)
-    few = len(xs) <= 10
+    few, seeds = len(xs) <= 10, max(map(len, line.points.values()))
     style = {"color": color, "linewidth": 1.3, "marker": "o" if few else None, "markersize": 3}
     if line.bound:
-        axis.plot(xs, [line.points[x][0] for x in xs], color=color, linestyle=":", linewidth=1)
-        return
-    if max(map(len, line.points.values())) < 3:
-        for seed in range(max(map(len, line.points.values()))):
+        style = {"color": color, "linewidth": 1, "linestyle": ":"}
+    if seeds < SEVERAL:
+        for seed in range(seeds):
             own = [x for x in xs if len(line.points[x]) > seed]
             axis.plot(own, [line.points[x][seed] for x in own], **style)
         return
     means = [statistics.mean(line.points[x]) for x in xs]
-    spreads = [statistics.stdev(line.points[x]) if len(line.points[x]) > 2 else 0 for x in xs]
+    values = (line.points[x] for x in xs)
+    spreads = [statistics.stdev(of_x) if len(of_x) >= SEVERAL else 0 for of_x in values]
     if few:
         axis.errorbar(xs, means, spreads, capsize=2, **style)
         return
@@ -184,14 +174,13 @@ def _label_ends(axis, ends: Sequence[tuple]) -> None:
     to_share = axis.transData + axis.transAxes.inverted()
     placed = []
     for line, x, y, color in ends:
-        at = to_share.transform((x, y))
-        placed.append([min(max(at[1], 0), 1), at, line.label or line.name, color])
+        across, up = to_share.transform((x, y))
+        placed.append((min(max(up, 0), 1), across, line.label or line.name, color))
     placed.sort(key=lambda one: one[0])
     heights = _spread([one[0] for one in placed], gap)
-    for height, (_, at, label, color) in zip(heights, placed, strict=True):
+    for height, (up, across, label, color) in zip(heights, placed, strict=True):
         style = {"color": color, "transform": axis.transAxes, "clip_on": False}
-        ends = [at[0], 1.03], [min(max(at[1], 0), 1), height]
-        axis.plot(*ends, linewidth=0.5, linestyle=(0, (2, 3)), **style)
+        axis.plot([across, 1.03], [up, height], linewidth=0.5, linestyle=(0, (2, 3)), **style)
         axis.text(1.04, height, label, fontsize=FONT, va="center", **style)
 
 

@@ -39,7 +39,7 @@ def problems(record: dict) -> Iterator[str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.experiments.registry", description=__doc__)
     parser.add_argument("--check", action="store_true", help="print only what is missing")
-    args, lines, missing = parser.parse_args(arguments), [], []
+    check, lines, missing = parser.parse_args(arguments).check, [], []
     for path, records in results():
         name, first = path.relative_to(ROOT / "examples"), records[0]
         found = dict.fromkeys(problem for record in records for problem in problems(record))
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         command = first.get("command") or f"none: {first.get('not repeatable')}"
         made = first.get("commit") or f"added {first.get('added', {}).get('commit')}"
         lines.append((name, len(records), first.get("date") or "-", made, command))
-    if not args.check:
+    if not check:
         print(markdown(["file", "records", "date", "commit", "command"], lines))
     print("".join(f"{line}\n" for line in missing), end="", file=sys.stderr)
     return 1 if missing else 0

@@ -39,10 +39,7 @@ MARK = "experiment.json"  # in KEEP/RUN
 
 
 def run_command(words: Sequence[str], log: Path, threads: int) -> tuple[float, float]:
-    """Run a command to its end, with its output at the end of ``log``.
-
-    Returns:
-        wall seconds, and peak memory in MiB.
+    """Run a command, with its output at the end of ``log``: wall seconds, and peak MiB.
 
     Raises:
         UserError: if it fails, with the last line of the log.
@@ -50,9 +47,8 @@ def run_command(words: Sequence[str], log: Path, threads: int) -> tuple[float, f
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     begin = time.perf_counter()
     with open(log, "a") as out:
-        process = subprocess.Popen(
-            argv(words), stdout=out, stderr=subprocess.STDOUT, env=environment
-        )
+        streams = {"stdout": out, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(argv(words), env=environment, **streams)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
@@ -68,15 +64,14 @@ def commands(place: Place) -> dict:
     return {"command": place.shown(task.train(place)), "scored by": scoring}
 
 
-def differences(there: dict, here: dict) -> str:
+def difference(before: Sequence[str], now: Sequence[str]) -> str:
     """The first option of a record's commands that is not as in the grid's, or nothing."""
-    before, now = ([of["command"], *of["scored by"]] for of in (there, here))
     for old, new in zip_longest(before, now, fillvalue=""):
         was, is_now = options_in(old), options_in(new)
         for name in sorted(was | is_now):
-            values = [of.get(name, "not given") for of in (was, is_now)]
-            if values[0] != values[1]:
-                return f"{name} is {values[0]} there, and {values[1]} in the grid"
+            if was.get(name) != is_now.get(name):
+                there, here = (of.get(name, "not given") for of in (was, is_now))
+                return f"{name} is {there} there, and {here} in the grid"
     return ""
 
 
@@ -93,17 +88,14 @@ def options_in(command: str) -> dict[str, str]:
 
 
 def result_of(place: Place, out: Path) -> dict | None:
-    """The result of a run, if there is one.
-
-    Raises:
-        UserError: for a file that is no result, or of other options.
-    """
+    """The result of a run, if there is one; UserError if it is of other options, or none."""
     path = out / f"{place.run.name}.json"
     if not path.exists():
         return None
     try:
-        result = json.loads(path.read_text())
-        other = differences(result, commands(place))
+        result, here = json.loads(path.read_text()), commands(place)
+        before, now = ([of["command"], *of["scored by"]] for of in (result, here))
+        other = difference(before, now)
     except (ValueError, LookupError, AttributeError, TypeError):
         raise bad_option("--out", path, "results of this grid", "not a result") from None
     if other:
@@ -125,7 +117,7 @@ def kept(place: Place) -> dict:
         raise bad_option("--keep", place.folder, "a folder of this command, or a new one", problem)
     try:
         state = json.loads(mark.read_text())
-        problem = differences({**state, "scored by": []}, {**commands(place), "scored by": []})
+        problem = difference([state["command"]], [commands(place)["command"]])
         if not problem and state["data"] != str(place.data.resolve()):
             problem = f"trained on {state['data']}"
     except (ValueError, LookupError, TypeError):
@@ -136,23 +128,17 @@ def kept(place: Place) -> dict:
 
 
 def train(place: Place, threads: int) -> dict:
-    """Train, or go on with a training; one that is finished is not touched.
-
-    Returns:
-        what the log says.
-    """
+    """What the log of a training says, which is made, or goes on, if it has not ended."""
     state = kept(place)
     if "trained" in state:
         return state["trained"]
     task, mark = TASKS[place.grid["score"]], place.folder / MARK
-    command = commands(place)["command"]
-    state = {"command": command, "data": str(place.data.resolve())}
+    state = {"command": commands(place)["command"], "data": str(place.data.resolve())}
     write_aside(mark, json.dumps(state, indent=1) + "\n")
     resumed = Path(place.checkpoint()).exists()
     words = task.train(place) + options_of(task.unshown(place))
     seconds, memory = run_command(words, place.log, threads)
-    record = task.read(place)
-    record |= {"seconds": round(seconds), "peak memory MiB": round(memory)}
+    record = task.read(place) | {"seconds": round(seconds), "peak memory MiB": round(memory)}
     if resumed:
         record["resumed"] = "seconds are of the last part"
     write_aside(mark, json.dumps({**state, "trained": record}, indent=1) + "\n")
@@ -194,10 +180,8 @@ def check(runs: list[Run], grid: dict, args: Namespace) -> None:
     for run in runs:
         folder = (args.data or Path("")) / run.folder
         if task.needs and (args.data is None or not any(folder.glob(task.needs))):
-            allowed = f"a folder with {run.folder}/{task.needs}".replace("//", "/").replace(
-                " /", " "
-            )
-            raise bad_option("--data", args.data, f"{allowed}, made by {task.made_by}")
+            allowed = f"a folder with {Path(run.folder) / task.needs}, made by {task.made_by}"
+            raise bad_option("--data", args.data, allowed)
         if args.keep is not None:
             kept(Place(run, grid, args.data, args.keep / run.name, args.keep))
         if run.start:

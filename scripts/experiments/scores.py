@@ -4,8 +4,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError
@@ -92,26 +91,6 @@ def command_line(program: str, data: Path, options: dict) -> list[str]:
     return argv(fairseq(program, data, options))
 
 
-def train_with_fairseq(place: Place) -> list[str]:
-    options = dict(place.run.options)
-    if place.run.start:
-        start = (place.keep or Path("KEEP")) / place.run.start
-        options["finetune-from-model"] = start / "checkpoint_last.pt"
-    return fairseq("fairseq-train", place.trained_on, options)
-
-
-def saving(place: Place) -> dict:
-    """Options of a training that change where and how often it saves, but no result."""
-    options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
-    if place.grid["score"] == "classification":  # its epochs are short, and its log has the scores
-        return options | ({} if place.keep else {"no-save": True})
-    if place.keep and "save-interval-updates" not in place.run.options:
-        options |= {"save-interval-updates": SAVE_EVERY, "keep-interval-updates": 1}
-        # fairseq validates whenever it saves; only the last validation counts here
-        options["validate-after-updates"] = place.run.options.get("max-update")
-    return options
-
-
 def json_records(log: Path, tag: str) -> list[dict]:
     """fairseq's JSON log lines of one kind ("train_inner", "valid", ...), one for each update.
 
@@ -126,24 +105,6 @@ def json_records(log: Path, tag: str) -> list[dict]:
     return [found[updates] for updates in sorted(found)]
 
 
-def training_record(log: Path) -> dict:
-    """What every training's log says: size, curve, speed.
-
-    Raises:
-        UserError: if it has no update.
-    """
-    inner = json_records(log, "train_inner")
-    if not inner:
-        raise UserError(f"{log} has no update; allowed: a log-interval below their number")
-    parameters = log.read_text().split("num. shared model params: ")[1].split()[0]
-    return {
-        "parameters": int(parameters.replace(",", "")),
-        "updates": int(inner[-1]["num_updates"]),
-        "curve": [[int(r["num_updates"]), float(r["loss"])] for r in inner],
-        "tokens per second": round(statistics.median(float(r["wps"]) for r in inner)),
-    }
-
-
 def numbers(record: dict, prefix: str, names: tuple[str, ...] = ()) -> dict[str, float]:
     """Scores of a validation, without the prefix: those named, or all but speeds."""
     speed = ("wps", "wpb", "bsz", "num_updates", "best")
@@ -152,207 +113,225 @@ def numbers(record: dict, prefix: str, names: tuple[str, ...] = ()) -> dict[str,
     return {k: float(found[k]) for k in wanted}
 
 
-@dataclass(frozen=True)
 class Task:
-    """How one kind of model is trained and scored.
+    """How one kind of model is trained by fairseq, and scored.
 
     Attributes:
-        needs: pattern of a file in the folder that a run trains on.
+        needs: pattern of a file in the folder that a run trains on; empty: it needs none.
         made_by: the command that makes that folder.
-        train: words of the training's command.
-        unshown: more options of it, which change no result.
-        read: what the training's log and folder say.
-        tests: words of the commands that score the model, by the test's name.
-        scores: what a test's files say.
     """
 
-    needs: str
-    made_by: str
-    read: Callable[[Place], dict]
-    train: Callable[[Place], list[str]] = train_with_fairseq
-    unshown: Callable[[Place], dict] = saving
-    tests: Callable[[Place], dict[str, list[str]]] = field(default=lambda place: {})
-    scores: Callable[[Place, str], dict] = field(default=lambda place, test: {})
+    needs = "dict.txt"
+    made_by = "clusterformer prepare"
 
+    def train(self, place: Place) -> list[str]:
+        """Words of the training's command."""
+        options = dict(place.run.options)
+        if place.run.start:
+            start = (place.keep or Path("KEEP")) / place.run.start
+            options["finetune-from-model"] = start / "checkpoint_last.pt"
+        return fairseq("fairseq-train", place.trained_on, options)
 
-# Language models: bits on validation, and on the test set by fairseq-eval-lm with the options of
-# the grid's `test`.
+    def unshown(self, place: Place) -> dict:
+        """More options of it: where and how often it saves, which changes no result."""
+        options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
+        if place.keep and "save-interval-updates" not in place.run.options:
+            options |= {"save-interval-updates": SAVE_EVERY, "keep-interval-updates": 1}
+            # fairseq validates whenever it saves; only the last validation counts here
+            options["validate-after-updates"] = place.run.options.get("max-update")
+        return options
 
+    def read(self, place: Place) -> dict:
+        """What the training's log says: size, curve, speed.
 
-def read_language_model(place: Place) -> dict:
-    record = training_record(place.log)
-    record["train " + BITS] = record["curve"][-1][1]
-    for valid in json_records(place.log, "valid")[-1:]:
-        record["valid " + BITS] = float(valid["valid_loss"])
-        record |= numbers(valid, "valid_", CLUSTERS)
-    return record
-
-
-def test_language_model(place: Place) -> dict[str, list[str]]:
-    if "test" not in place.grid:
-        return {}
-    options = {**place.grid["test"], "path": place.checkpoint()}
-    return {"test": fairseq("fairseq-eval-lm", place.trained_on, options)}
-
-
-def bits_on_test(place: Place, test: str) -> dict:
-    log = (place.folder / f"{test}.log").read_text()
-    return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
-
-
-# Translation: the checkpoint with the best BLEU on validation translates the sets of the grid's
-# `test`, a map of a split to its name; its `options` are words of `evaluate translation`.
-
-
-def read_translation(place: Place) -> dict:
-    valid = json_records(place.log, "valid")
-    best = max(valid, key=lambda record: float(record["valid_bleu"]))
-    curve = [[int(r["valid_num_updates"]), float(r["valid_bleu"])] for r in valid]
-    return {
-        **training_record(place.log),
-        "valid loss": float(best["valid_loss"]),
-        "valid BLEU": float(best["valid_bleu"]),
-        "updates of the best checkpoint": int(best["valid_num_updates"]),
-        "valid BLEU by updates": curve,
-        **numbers(best, "valid_", CLUSTERS),
-    }
-
-
-def test_translation(place: Place) -> dict[str, list[str]]:
-    commands = {}
-    for split, test in place.grid["test"]["sets"].items():
-        options = {
-            "checkpoint": place.checkpoint("best"),
-            "data": place.trained_on,
-            "source-lang": place.run.options["source-lang"],
-            "target-lang": place.run.options["target-lang"],
-            "split": split,
-            "out": place.folder / "generated",
-            "json": place.folder / f"{test}.json",
+        Raises:
+            UserError: if it has no update.
+        """
+        inner = json_records(place.log, "train_inner")
+        if not inner:
+            problem = f"{place.log} has no update"
+            raise UserError(f"{problem}; allowed: a log-interval below their number")
+        size = place.log.read_text().split("num. shared model params: ")[1].split()[0]
+        return {
+            "parameters": int(size.replace(",", "")),
+            "updates": int(inner[-1]["num_updates"]),
+            "curve": [[int(r["num_updates"]), float(r["loss"])] for r in inner],
+            "tokens per second": round(statistics.median(float(r["wps"]) for r in inner)),
         }
-        words = ["clusterformer", "evaluate", "translation", *options_of(options)]
-        commands[test] = words + [str(word) for word in place.grid["test"]["options"]]
-    return commands
+
+    def tests(self, place: Place) -> dict[str, list[str]]:
+        """Words of the commands that score the model, by the test's name."""
+        return {}
+
+    def scores(self, place: Place, test: str) -> dict:
+        """What a test's files say."""
+        return {}
 
 
-def bleu(place: Place, test: str) -> dict:
-    found = json.loads((place.folder / f"{test}.json").read_text())["scores"]
-    return {f"{test} BLEU": found["sacreBLEU"]["bleu"], f"{test} scores": found}
+class LanguageModel(Task):
+    """Bits on validation, and on the test set with the options of the grid's ``test``."""
+
+    made_by = "clusterformer prepare lm"
+
+    def read(self, place: Place) -> dict:
+        record = super().read(place)
+        record["train " + BITS] = record["curve"][-1][1]
+        for valid in json_records(place.log, "valid")[-1:]:
+            record["valid " + BITS] = float(valid["valid_loss"])
+            record |= numbers(valid, "valid_", CLUSTERS)
+        return record
+
+    def tests(self, place: Place) -> dict[str, list[str]]:
+        if "test" not in place.grid:
+            return {}
+        options = {**place.grid["test"], "path": place.checkpoint()}
+        return {"test": fairseq("fairseq-eval-lm", place.trained_on, options)}
+
+    def scores(self, place: Place, test: str) -> dict:
+        log = (place.folder / f"{test}.log").read_text()
+        return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
 
 
-def read_log(place: Place) -> dict:
-    return training_record(place.log)
+class Translation(Task):
+    """BLEU of the checkpoint that is best on validation.
+
+    The grid's ``test`` has ``sets``, names of splits, and ``options`` of `evaluate translation`.
+    """
+
+    needs = "dict.*.txt"
+    made_by = "clusterformer prepare translation"
+
+    def read(self, place: Place) -> dict:
+        valid = json_records(place.log, "valid")
+        best = max(valid, key=lambda record: float(record["valid_bleu"]))
+        curve = [[int(r["valid_num_updates"]), float(r["valid_bleu"])] for r in valid]
+        return {
+            **super().read(place),
+            "valid loss": float(best["valid_loss"]),
+            "valid BLEU": float(best["valid_bleu"]),
+            "updates of the best checkpoint": int(best["valid_num_updates"]),
+            "valid BLEU by updates": curve,
+            **numbers(best, "valid_", CLUSTERS),
+        }
+
+    def tests(self, place: Place) -> dict[str, list[str]]:
+        shared = {"checkpoint": place.checkpoint("best"), "data": place.trained_on}
+        shared |= {key: place.run.options[key] for key in ("source-lang", "target-lang")}
+        commands = {}
+        for split, test in place.grid["test"]["sets"].items():
+            files = {"out": place.folder / "generated", "json": place.folder / f"{test}.json"}
+            words = options_of({**shared, "split": split, **files})
+            words += [str(word) for word in place.grid["test"]["options"]]
+            commands[test] = ["clusterformer", "evaluate", "translation", *words]
+        return commands
+
+    def scores(self, place: Place, test: str) -> dict:
+        found = json.loads((place.folder / f"{test}.json").read_text())["scores"]
+        return {f"{test} BLEU": found["sacreBLEU"]["bleu"], f"{test} scores": found}
 
 
-# Question answering: the grid's `tests` name folders, whose validation sets are answered.
+class Answers(Task):
+    """Exact match and F1 on the validation sets in the folders of the grid's ``tests``."""
+
+    made_by = "clusterformer prepare qa"
+
+    def tests(self, place: Place) -> dict[str, list[str]]:
+        words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", place.checkpoint()]
+        return {
+            test: [*words, "--data", str(place.data / folder), "--out", str(place.folder / test)]
+            for test, folder in place.grid["tests"].items()
+        }
+
+    def scores(self, place: Place, test: str) -> dict:
+        found = json.loads((place.folder / test / "scores.json").read_text())
+        if "em" in found:  # HotpotQA's and 2Wiki's scripts have shares
+            return {f"{test} EM": 100 * found["em"], f"{test} F1": 100 * found["f1"]}
+        exact = found.get("exact_match", found.get("exact"))
+        return {f"{test} EM": exact, f"{test} F1": found["f1"]}
 
 
-def test_qa(place: Place) -> dict[str, list[str]]:
-    return {
-        test: [
-            *("clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", place.checkpoint()),
-            *("--data", str(place.data / folder), "--out", str(place.folder / test)),
-        ]
-        for test, folder in place.grid["tests"].items()
-    }
+class Distance(Answers):
+    """Exact match for each distance between the two facts of a question."""
+
+    def tests(self, place: Place) -> dict[str, list[str]]:
+        words = ["python", "-m", "scripts.experiments.distance", "score", place.checkpoint()]
+        options = {"data": place.trained_on, "json": place.folder / "distance.json"}
+        return {"distance": [*words, *options_of(options)]}
+
+    def scores(self, place: Place, test: str) -> dict:
+        found = json.loads((place.folder / f"{test}.json").read_text())
+        return {f"EM at {distance}": score for distance, score in found.items()}
 
 
-def em_and_f1(place: Place, test: str) -> dict:
-    found = json.loads((place.folder / test / "scores.json").read_text())
-    if "em" in found:  # HotpotQA's and 2Wiki's scripts have shares
-        return {f"{test} EM": 100 * found["em"], f"{test} F1": 100 * found["f1"]}
-    exact = found.get("exact_match", found.get("exact"))
-    return {f"{test} EM": exact, f"{test} F1": found["f1"]}
+class Classification(Task):
+    """The test scores of the epoch with the best validation score.
+
+    The grids have ``valid-subset: valid,test``, so the training's log has both.
+    """
+
+    needs = "input0"
+    made_by = "clusterformer prepare classification"
+
+    def unshown(self, place: Place) -> dict:
+        options = {"log-format": "json", "save-dir": place.folder, "no-epoch-checkpoints": True}
+        return options if place.keep else options | {"no-save": True}
+
+    def read(self, place: Place) -> dict:
+        valid, test = (json_records(place.log, split) for split in ("valid", "test"))
+        score = f"valid_{place.run.best}"
+        best = max(range(len(valid)), key=lambda i: float(valid[i][score]))
+        return {
+            "best epoch": best + 1,
+            "valid": numbers(valid[best], "valid_"),
+            "test": numbers(test[best], "test_"),
+            "epochs": [numbers(record, "valid_") for record in valid],
+            **super().read(place),
+        }
 
 
-# The distance task: exact match for each distance between the two facts of a question.
+class Recall(Task):
+    """A model and a training of its own."""
+
+    needs = made_by = ""
+
+    def train(self, place: Place) -> list[str]:
+        options = dict(place.run.options)
+        words = ["python", "-m", "scripts.experiments.recall", options.pop("kind")]
+        return words + options_of(options)
+
+    def unshown(self, place: Place) -> dict:
+        return {"json": place.folder / "result.json"}
+
+    def read(self, place: Place) -> dict:
+        return json.loads((place.folder / "result.json").read_text())
 
 
-def test_distance(place: Place) -> dict[str, list[str]]:
-    words = ["python", "-m", "scripts.experiments.distance", "score", place.checkpoint()]
-    data, scores = place.trained_on, place.folder / "distance.json"
-    return {"distance": [*words, "--data", str(data), "--json", str(scores)]}
+class Clustering(Recall):
+    """Clustering by itself, of the images of mnist/."""
+
+    needs = "train-images-idx3-ubyte.gz"
+    made_by = "a download of MNIST's four files"
+
+    def train(self, place: Place) -> list[str]:
+        images, labels = "images-idx3-ubyte.gz", "labels-idx1-ubyte.gz"
+        mnist = place.trained_on
+        options = {"labels": mnist / f"train-{labels}", "test": mnist / f"t10k-{images}"}
+        options |= {"test-labels": mnist / f"t10k-{labels}", **place.run.options}
+        words = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]
+        return [*words, str(mnist / f"train-{images}"), *options_of(options)]
+
+    def read(self, place: Place) -> dict:
+        (row,) = super().read(place)["rows"]
+        return {"test": {key: row.pop(key) for key in ("accuracy", "effective", "empty")}, **row}
 
 
-def em_by_distance(place: Place, test: str) -> dict:
-    found = json.loads((place.folder / f"{test}.json").read_text())
-    return {f"EM at {distance}": score for distance, score in found.items()}
-
-
-# Classification: the test scores of the epoch with the best validation score. The grids have
-# `valid-subset: valid,test`, so the training's log has both.
-
-
-def read_classifier(place: Place) -> dict:
-    valid, test = (json_records(place.log, split) for split in ("valid", "test"))
-    score = f"valid_{place.run.best}"
-    best = max(range(len(valid)), key=lambda i: float(valid[i][score]))
-    return {
-        "best epoch": best + 1,
-        "valid": numbers(valid[best], "valid_"),
-        "test": numbers(test[best], "test_"),
-        "epochs": [numbers(record, "valid_") for record in valid],
-        **training_record(place.log),
-    }
-
-
-# Clustering by itself, of the images of mnist/.
-
-
-def fit_clusters(place: Place) -> list[str]:
-    images, labels = "images-idx3-ubyte.gz", "labels-idx1-ubyte.gz"
-    mnist = place.trained_on
-    options = {"labels": mnist / f"train-{labels}", "test": mnist / f"t10k-{images}"}
-    options |= {"test-labels": mnist / f"t10k-{labels}", **place.run.options}
-    words = ["python", "-m", "fairseq_clusterformer.clustering", "fit"]
-    return [*words, str(mnist / f"train-{images}"), *options_of(options)]
-
-
-def read_clusters(place: Place) -> dict:
-    (row,) = json.loads((place.folder / "result.json").read_text())["rows"]
-    return {"test": {key: row.pop(key) for key in ("accuracy", "effective", "empty")}, **row}
-
-
-# Recall: a model and a training of its own.
-
-
-def train_recall(place: Place) -> list[str]:
-    options = {**place.run.options}
-    words = ["python", "-m", "scripts.experiments.recall", options.pop("kind")]
-    return words + options_of(options)
-
-
-QA = "clusterformer prepare qa"
-TASKS = {
-    "language_model": Task(
-        "dict.txt",
-        "clusterformer prepare lm",
-        read_language_model,
-        tests=test_language_model,
-        scores=bits_on_test,
-    ),
-    "translation": Task(
-        "dict.*.txt",
-        "clusterformer prepare translation",
-        read_translation,
-        tests=test_translation,
-        scores=bleu,
-    ),
-    "qa": Task("dict.txt", QA, read_log, tests=test_qa, scores=em_and_f1),
-    "distance": Task("dict.txt", QA, read_log, tests=test_distance, scores=em_by_distance),
-    "classification": Task("input0", "clusterformer prepare classification", read_classifier),
-    "clustering": Task(
-        "train-images-idx3-ubyte.gz",
-        "a download of MNIST's four files",
-        read_clusters,
-        train=fit_clusters,
-        unshown=lambda place: {"json": place.folder / "result.json"},
-    ),
-    "recall": Task(
-        "",
-        "",
-        lambda place: json.loads((place.folder / "result.json").read_text()),
-        train=train_recall,
-        unshown=lambda place: {"json": place.folder / "result.json"},
-    ),
+#: by the ``score`` of a grid
+TASKS: dict[str, Task] = {
+    "language_model": LanguageModel(),
+    "translation": Translation(),
+    "qa": Answers(),
+    "distance": Distance(),
+    "classification": Classification(),
+    "clustering": Clustering(),
+    "recall": Recall(),
 }

@@ -5,9 +5,9 @@
 
 DATA holds the data sets that `clusterformer prepare classification` made. The model of each row of
 examples/classification/table2.yaml is built with random weights (one draw), and so is one for each
-SPEC of --attention, with the options that all rows share. Each reads the first texts of the
-validation set that have one of the --lengths. The table has means over these texts. Of a text, it
-is the mean over its words:
+SPEC of --attention, with the options that all rows share. Each reads the first 30 texts of the
+validation set that have one of the --lengths. The table has means over the words of each text,
+and then over the texts:
 
 tokens      that a word sees in the first layer, in any head
 words       how many of them differ
@@ -36,7 +36,7 @@ from scripts.experiments.provenance import ROOT
 from scripts.experiments.scores import fairseq
 from scripts.experiments.tables import markdown
 
-PROGRAM = "python -m scripts.experiments.seen_words"
+TEXTS = 30
 COLUMNS = {"tokens": "{:.1f}", "words": "{:.1f}", "same word": "{:.1%}", "reached": "{:.0%}"}
 GRID = ROOT / "examples" / "classification" / "table2.yaml"
 
@@ -63,7 +63,7 @@ def what_is_seen(layers: list[list[Tensor]], words: Tensor) -> dict[str, float]:
     }
 
 
-def measure(run: Run, data: Path, most: int, lengths: Sequence[int]) -> dict[str, float]:
+def measure(run: Run, data: Path, lengths: Sequence[int]) -> dict[str, float]:
     """Means over the texts of the validation set, with the untrained model of a run.
 
     Raises:
@@ -81,7 +81,8 @@ def measure(run: Run, data: Path, most: int, lengths: Sequence[int]) -> dict[str
         raise UserError(str(error)) from None
     texts, (low, high) = task.dataset("valid"), lengths
     found = []
-    for i in islice((i for i in range(len(texts)) if low <= texts.num_tokens(i) <= high), most):
+    fitting = (i for i in range(len(texts)) if low <= texts.num_tokens(i) <= high)
+    for i in islice(fitting, TEXTS):
         inputs = texts.collater([texts[i]])["net_input"]
         layers: dict[str, list[Tensor]] = {}
         for name, seen in tokens_seen(model, **inputs).items():
@@ -95,14 +96,13 @@ def measure(run: Run, data: Path, most: int, lengths: Sequence[int]) -> dict[str
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = Parser(prog=PROGRAM, description=__doc__)
+    parser = Parser(prog="python -m scripts.experiments.seen_words", description=__doc__)
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of prepared data sets")
     add("--only", metavar="NAME", required=True, help="data set")
     add("--attention", nargs="+", metavar="SPEC", default=[], help="more rows")
-    add("--texts", type=whole_number, default=30, help="how many (default: 30)")
-    lengths = {"nargs": 2, "type": whole_number, "metavar": ("LOW", "HIGH")}
-    add("--lengths", **lengths, default=(1, 100_000), help="tokens of a text (default: any)")
+    pair = {"nargs": 2, "type": whole_number, "default": (1, 100_000)}
+    add("--lengths", **pair, metavar=("LOW", "HIGH"), help="tokens of a text (default: any)")
     args = parser.parse_args(arguments)
     rows = []
     try:
@@ -113,10 +113,10 @@ def main(arguments: list[str] | None = None) -> int:
             allowed = f"a folder with {runs[0].folder}, of clusterformer prepare classification"
             raise bad_option("--data", args.data, allowed)
         for run in tqdm(runs, desc=args.only):
-            seen = measure(run, args.data, args.texts, args.lengths)
+            seen = measure(run, args.data, args.lengths)
             rows.append((run.row, *(shown.format(seen[of]) for of, shown in COLUMNS.items())))
     except UserError as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     print(markdown(["model", *COLUMNS], rows))
     return 0

@@ -40,8 +40,9 @@ def table(capsys) -> dict[str, list[str]]:
     return {name: numbers for name, *numbers in cells}
 
 
-def test_a_row_for_each_model(data, capsys):
-    command = ["--data", str(data), "--only", "20news", "--texts", "1", "--lengths", "6", "6"]
+def test_a_row_for_each_model(data, capsys, monkeypatch):
+    monkeypatch.setattr(seen_words, "TEXTS", 1)
+    command = ["--data", str(data), "--only", "20news", "--lengths", "6", "6"]
     assert seen_words.main([*command, "--attention", "full", "window+full"]) == 0
     rows = table(capsys)
     assert list(rows) == [

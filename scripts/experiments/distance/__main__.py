@@ -23,7 +23,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import count
+from itertools import chain, repeat
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder, whole_number
@@ -33,7 +33,6 @@ from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 from scripts.experiments.distance.documents import (
     NAMES,
     PLACES,
-    Sentence,
     Tokens,
     make_document,
     sentences,
@@ -60,28 +59,19 @@ def make(*, dest: Path, passages: list[Path], **options) -> dict | None:
     """
     sizes = {path.name: path.stat().st_size if path.is_file() else 0 for path in passages}
     recipe = {**options, "passages": sizes, "lessons": LESSONS}
-    return make_folder(dest, recipe, partial(_build, paths=passages, **options))
+    return make_folder(dest, recipe, partial(_build, paths=passages, options=options))
 
 
-def _build(
-    work: Path,
-    out: Path,
-    *,
-    paths: list[Path],
-    pieces: int,
-    distances: list[int],
-    questions: int,
-    scale: float,
-    seed: int,
-) -> dict:
+def _build(work: Path, out: Path, paths: list[Path], options: dict) -> dict:
     from fairseq_clusterformer.corpora.binarize import train_sentencepiece
     from fairseq_clusterformer.data.subwords import MODEL, load
 
     passages = sorted({passage for path in paths for passage in read_passages(path)})
-    random.Random(seed).shuffle(passages)
-    (work / "passages.txt").write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
+    random.Random(options["seed"]).shuffle(passages)
+    source, pieces = work / "passages.txt", options["pieces"]
+    source.write_text("\n".join(passages[:MODEL_PASSAGES]) + "\n")
     words = sorted(NAMES + PLACES)
-    train_sentencepiece([work / "passages.txt"], pieces, out / MODEL, "--pieces", words)
+    train_sentencepiece([source], pieces, out / MODEL, "--pieces", words)
     model = load(out / MODEL)
     tokens = cache(lambda text: len(model.encode(text)))
     # a name stands where a fact states it, and nowhere else
@@ -90,11 +80,14 @@ def _build(
     if not 0 < apart < len(free):
         problem = f"{len(free)} passages without these words"
         raise bad_option("--passages", paths[0], "enough of them to hold some out", problem)
-    lessons = [(max(1, round(scale * number)), between) for number, between in LESSONS]
-    tested = [(questions, (distance, distance)) for distance in distances]
-    splits = {"train": lessons, "valid": [(questions, (500, 500))], "test": tested}
+    scale, asked = options["scale"], options["questions"]
+    splits = {
+        "train": [(max(1, round(scale * number)), between) for number, between in LESSONS],
+        "valid": [(asked, (500, 500))],
+        "test": [(asked, (distance, distance)) for distance in options["distances"]],
+    }
     for split, stages in splits.items():
-        draw = random.Random(f"{seed} {split}")
+        draw = random.Random(f"{options['seed']} {split}")
         pool = free[apart:] if split == "train" else free[:apart]
         splits[split] = _write(out / f"{split}.json", stages, pool, tokens, draw)
     return {"splits": splits, "names": NAMES, "places": PLACES}
@@ -108,17 +101,6 @@ def read_passages(path: Path) -> Iterator[str]:
             yield passage
 
 
-def _filler(
-    pool: Sequence[str], tokens: Tokens, most: int, draw: random.Random
-) -> Iterator[Sentence]:
-    """The sentences of passages drawn at random, without those of more tokens than `most`."""
-    split = [[(text, tokens(text)) for text in sentences(passage)] for passage in pool]
-    kept = [[one for one in passage if one[1] <= most] for passage in split]
-    if not (kept := [passage for passage in kept if passage]):
-        raise UserError(f"--passages: no sentence of {most} tokens or fewer")
-    return (sentence for _ in count() for sentence in draw.choice(kept))
-
-
 def _write(
     path: Path,
     stages: Sequence[tuple[int, tuple[int, int]]],
@@ -128,9 +110,13 @@ def _write(
 ) -> dict[str, int]:
     """Write a split as SQuAD's JSON, an article a document."""
     articles, characters = [], 0
-    mosts = [LONG if distances[0] >= 100 else SHORT for _, distances in stages]
-    fillers = [_filler(pool, tokens, most, draw) for most in mosts]
-    for (number, distances), filler in zip(stages, fillers, strict=True):
+    split = [[(text, tokens(text)) for text in sentences(passage)] for passage in pool]
+    for number, distances in stages:
+        most = LONG if distances[0] >= 100 else SHORT
+        kept = [[one for one in passage if one[1] <= most] for passage in split]
+        if not (kept := [passage for passage in kept if passage]):
+            raise UserError(f"--passages: no sentence of {most} tokens or fewer")
+        filler = chain.from_iterable(draw.choice(chosen) for chosen in repeat(kept))
         for _ in range(number):
             document, apart = make_document(distances, filler, tokens, draw)
             context = document.pop("context")
