@@ -250,10 +250,8 @@ def plot_rows(
     The vertical axis is logarithmic where values differ by ten times or more; else it begins at 0.
 
     Args:
-        path: of the picture.
         rows: of a benchmark; those without a value are left out.
-        columns: key of a row, and the label of its panel's vertical axis.
-        x: the same for the horizontal axis.
+        columns: key of a row, and the label of its panel's vertical axis; `x`: the same.
         series: key whose values name the lines.
         floors: column, and the column of a lower bound that is drawn as dotted lines.
     """

@@ -21,7 +21,6 @@ done; the folder ``unfinished`` has what an interrupted run has left.
 import json
 import logging
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -42,7 +41,6 @@ from scripts.experiments.provenance import ROOT, provenance
 
 PROMPT = 'The "with" statement'
 ROWS = 2  # contexts in an update
-THREADS = 1  # of each model
 LENGTH = 400  # bytes to write
 TEMPERATURE = 0.7
 SHOWN = 2000  # bytes of the passage in the pictures, at most
@@ -111,7 +109,7 @@ def run_demo(out: Path, updates: int, context: int) -> None:
             f"{updates} updates of {ROWS} x {context:,} bytes"
         )
         shared = shared_options(updates, context)
-        race(runners, shared, data=data, work=work, threads=THREADS)
+        race(runners, shared, data=data, work=work, threads=1)
         speeds = tokens_per_second(runners, ROWS * context)
         verdict = compare(*runners)
         print(f"\n{table(runners, speeds)}\n\n{verdict}\n")
@@ -121,7 +119,7 @@ def run_demo(out: Path, updates: int, context: int) -> None:
         write_and_draw(work / checkpoint, data, work, verdict)
         seconds = round(time.monotonic() - began)
         record = {
-            **provenance("bash scripts/demo.sh", threads=THREADS),
+            **provenance("bash scripts/demo.sh", threads=1),
             "options": {"updates": updates, "context": context, "rows": ROWS},
             "models": [
                 {
@@ -136,7 +134,6 @@ def run_demo(out: Path, updates: int, context: int) -> None:
             ],
             "verdict": verdict,
             "seconds": seconds,
-            "processor seconds": round(processor_seconds()),
         }
         (work / "results.json").write_text(json.dumps(record, indent=1) + "\n")
         publish(work, out)
@@ -146,17 +143,11 @@ def run_demo(out: Path, updates: int, context: int) -> None:
         f"for your own text: clusterformer draw --checkpoint {out / checkpoint} --data {data} "
         "--text FILE --out FOLDER"
     )
-    say(f"done in {seconds} s ({record['processor seconds']} s of processor time)")
+    say(f"done in {seconds} s")
 
 
 def say(text: str) -> None:
     print(f"demo: {text}", flush=True)
-
-
-def processor_seconds() -> float:
-    """User and system time of this process, and of all processes that it waited for."""
-    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 def table(runners: Sequence[Runner], speeds: Sequence[float]) -> str:
@@ -303,12 +294,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.disable(logging.INFO)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main(sys.argv[1:]))

@@ -56,7 +56,6 @@ def prepare_reference(parent: Path) -> Path:
     dest = parent / f"data-{digest[:8]}"
 
     def build(work: Path, out: Path) -> dict:
-        # fairseq takes seconds to import
         from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import ByteCoding
 
