@@ -14,11 +14,11 @@ from fairseq import options
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 import fairseq_clusterformer.plugin  # noqa: F401
+from docs import generate as docs
 from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention, attention_kinds
 from fairseq_clusterformer.attention import base as attention_base
 from fairseq_clusterformer.cli.main import COMMANDS
 from fairseq_clusterformer.kernels import ranged_attention
-from scripts import docs
 from tests.kinds import pads
 from tests.pages import PAGES, ROOT, blocks, commands, recipe
 
@@ -76,7 +76,7 @@ def test_all_pages_together_are_short() -> None:
 
 def test_generated_pages_are_current() -> None:
     page = docs.DOCS / "options.md"
-    assert docs.options(page.read_text()) == page.read_text(), "python -m scripts.docs"
+    assert docs.options(page.read_text()) == page.read_text(), "python docs/generate.py"
     assert docs.command_line() == (docs.DOCS / "command-line.md").read_text()
 
 

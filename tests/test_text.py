@@ -32,7 +32,9 @@ def test_pipeline_there_and_back(tmp_path, options, lang, line, tokens, back):
 
 
 def test_pipeline_refuses_what_it_cannot_do(tmp_path):
-    with pytest.raises(UserError, match="no text pipeline in its prepared.json .*; allowed: a folder"):
+    with pytest.raises(
+        UserError, match="no text pipeline in its prepared.json .*; allowed: a folder"
+    ):
         TextPipeline.from_folder(tmp_path)
     with pytest.raises(UserError, match="the language is fr; allowed: de or en"):
         TextPipeline().tokens("Bonjour", "fr")

@@ -1,6 +1,6 @@
 """Writes what is generated in docs/: command-line.md and the tables of options.md.
 
-    python -m scripts.docs
+    python docs/generate.py
 
 A table of options.md follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
 """
@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from unittest import mock
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parent
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
 #: the options of ``module:Class``; a class that begins with ``-`` only takes options away
 TABLES = {
@@ -54,7 +54,7 @@ def command_line() -> str:
     from fairseq_clusterformer.cli.main import COMMANDS
 
     parts = [
-        "# Command line\n\n`python -m scripts.docs` writes this page from the commands' parsers; "
+        "# Command line\n\n`python docs/generate.py` writes this page from the commands' parsers; "
         "`--help` says more. `python -m fairseq_clusterformer` is the same as `clusterformer`. "
         "The exit status is 0 for success, 1 for a mistake in what was given, and 2 for a mistake "
         "in the command line. What takes a checkpoint takes a bundle too, has `--cpu` to leave an "
