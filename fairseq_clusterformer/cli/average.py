@@ -21,7 +21,8 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer average", description=__doc__)
     add = parser.add_argument
     add("--inputs", **PATH, nargs="+", required=True, help="files, or one folder")
-    add("--output", **PATH, required=True, help="the file to write; replaced if it is there")
+    add("--output", **PATH, required=True, help="the file to write")
+    add("--force", action="store_true", help="replace --output if it is there")
     either = parser.add_mutually_exclusive_group().add_argument
     either("--num-epoch-checkpoints", **NUMBER, help="the last N epochs' files")
     about = "the last N files written at an update (--save-interval-updates)"
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     paths = _inputs(args)
     if args.output.resolve() in {path.resolve() for path in paths}:
         raise bad_option("--output", args.output, "any other file", "it is one of the inputs")
+    if args.output.exists() and not args.force:
+        raise bad_option("--output", args.output, "a new file, or --force", "it exists")
     write_checkpoint(average(paths), args.output)
     print(f"{args.output}: the average of {', '.join(path.name for path in paths)}")
     return 0

@@ -12,7 +12,7 @@ fairseq's own commands take checkpoints alone.
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.common import Parser, add_places
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="of fairseq, or a bundle")
     add("out", metavar="OUT", type=Path, help="the folder to make")
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add_places(parser)
     about = "of the weights in the file (default: float32, which changes no output)"
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
     add("--force", action="store_true", help="replace a bundle that is there")

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
+MARK = ".clusterformer"
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
 
@@ -54,14 +55,52 @@ def add_model(parser: Parser, whose: str, *, several: bool = False) -> None:
     whose += "; given several times: an ensemble" if several else ""
     action = "append" if several else "store"
     add("--checkpoint", required=True, metavar="PATH", action=action, help=whose)
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add_places(parser)
     add("--cpu", action="store_true", help="do not use an accelerator")
+
+
+def add_places(parser: Parser) -> None:
+    """Add the options that say where a model's data and a plug-in of the user's own are."""
+    add = parser.add_argument
+    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    about = "a plug-in of your own that the training had, with a kind of attention, say"
+    add("--user-dir", metavar="FOLDER", type=_imported, help=about)
+
+
+def _imported(folder: str) -> str:
+    """Import a plug-in as fairseq's --user-dir does."""
+    from fairseq.utils import import_user_module
+
+    try:
+        import_user_module(argparse.Namespace(user_dir=folder))
+    except (FileNotFoundError, ImportError) as error:
+        problem = f"is {folder}: {error}; allowed: the folder of a Python package"
+        raise argparse.ArgumentTypeError(problem) from None
+    return folder
+
+
+def claim(folder: Path, names: Sequence[str]) -> None:
+    """Make the folder of ``--out``, and mark it as one that this program writes to.
+
+    Raises:
+        UserError: if it is no folder, or holds a file of one of the `names` and no mark.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise bad_option("--out", folder, "a folder to write to", "it is a file") from None
+    if (folder / MARK).exists():
+        return
+    if there := [name for name in names if (folder / name).exists()]:
+        allowed = "a folder without this file, or one that clusterformer has written to"
+        raise bad_option("--out", folder, allowed, f"it holds a {there[0]} of somebody else's")
+    (folder / MARK).touch()
 
 
 def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iterator[str]:
     """Return what is in the command line, else the lines of --input, else those of stdin."""
     if given and path is not None:
-        parser.error(f"--input is {path}, and there is text; allowed: one of both")
+        parser.error(f"--input is {path}, and there is text; allowed: one of the two")
     return iter(given) if given else read_lines(path, "--input")
 
 

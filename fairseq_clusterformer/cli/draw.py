@@ -19,7 +19,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.common import Parser, add_places, claim
 from fairseq_clusterformer.errors import bad_option, write_aside
 
 
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
         UserError: for a mistake of the user's.
     """
     args = _arguments(arguments)
+    names = ("clusters.png", "clusters.html") if args.centroids is None else ("centroids.png",)
+    claim(args.out, names)
     from fairseq_clusterformer.visual.figure import save
 
     if args.centroids is None:
@@ -41,7 +43,6 @@ def main(arguments: Sequence[str]) -> int:
         (figure, number), page = draw_centroids(args.centroids), None
         picture, what = args.out / "centroids.png", f"{number} centroids"
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
         save(figure, picture)
         if page is not None:
             write_aside(picture.with_suffix(".html"), page)
@@ -60,7 +61,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--text", "--document", type=Path, metavar="FILE", help=what)
     add("--question", metavar="TEXT", help="for a reader, which reads the document for a question")
     add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
-    add("--data", metavar="FOLDER", help="of the training (default: as the checkpoint says)")
+    add_places(parser)
     add("--layer", type=int, metavar="N", help="to draw, from 0 (default: the last that clusters)")
     args = parser.parse_args(arguments)
     given = [name for name, value in vars(args).items() if value is not None and name != "out"]

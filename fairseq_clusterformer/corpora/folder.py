@@ -99,7 +99,7 @@ def _first_difference(before: dict, recipe: dict) -> tuple[str, object, object]:
 
 
 def _short(value: object, most: int = 60) -> str:
-    text = json.dumps(value)
+    text = "none" if value is None else json.dumps(value)
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

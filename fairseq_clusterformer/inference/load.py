@@ -158,6 +158,8 @@ def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str
 
 def reason_of(error: BaseException) -> str:
     """An error of a library in a few words."""
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"holds no {Path(error.filename).name}"
     text = str(error).strip()
     if found := re.search(r"Unsupported (?:global|class).*? ([\w.]+) was not", text, re.DOTALL):
         return f"it needs {found[1]}, which fairseq does not write"

@@ -181,6 +181,17 @@ def test_one_file_is_cut_at_line_ends(tmp_path):
     assert [round(len(part) / len(text), 2) for part in parts] == [0.9, 0.05, 0.05]
 
 
+def test_few_files_are_cut_at_line_ends_too(tmp_path):
+    """Whole, each of three would be a third of the text, and no twentieth."""
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        text = b"".join(b"line %d of %d\n" % (i, number) for i in range(1000))
+        (tmp_path / "in" / f"{number}.txt").write_bytes(text)
+    assert run("prepare lm text", tmp_path / "in", tmp_path / "dest") == 0
+    sizes = [len(bytes_of(tmp_path / "dest", split)) for split in SPLITS]
+    assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
+
+
 @pytest.mark.parametrize(("limit", "kept"), [(41, 41), (40, 33), (1000, 48)])
 def test_train_bytes_keeps_whole_lines(source, tmp_path, limit, kept):
     options = f"--document-separator <end> --train-bytes {limit}"
@@ -306,7 +317,10 @@ MISTAKES = {
         r"SOURCE is .*: no text file, only test\.txt, train",
     ),
     "empty text": ("blank {dest}", r"SOURCE has no text for train; allowed"),
-    "equal documents": ("equal {dest}", r"--split is documents: SOURCE has 1; allowed: 3 .*"),
+    "equal documents": (
+        "equal {dest} --split documents",
+        r"--split is documents: SOURCE has 1; allowed: 3 .*",
+    ),
     "no separator": (
         "good {dest} --document-separator ##",
         r"--document-separator is ##: SOURCE .*good has no such line; allowed: a line",

@@ -207,7 +207,17 @@ def test_a_failed_write_leaves_the_old_file(
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", save)
-    assert run("--inputs", one, "--output", output) == 1
+    assert run("--inputs", one, "--output", output, "--force") == 1
     assert "no space left" in capsys.readouterr().err
     assert output.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["average.pt", "one.pt"]
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    one, output = write(tmp_path / "one.pt", 1), tmp_path / "notes.txt"
+    output.write_text("mine")
+    assert run("--inputs", one, "--output", output) == 1
+    assert f"--output is {output}: it exists; allowed: a new file" in capsys.readouterr().err
+    assert output.read_text() == "mine"

@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import FRACTION, NUMBER, PATH, Parser, add_model
+from fairseq_clusterformer.cli.common import FRACTION, NUMBER, PATH, Parser, add_model, claim
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 RECORD = "prepared.json"
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if missing := [path for path in args.gold if not path.is_file()]:
         raise bad_option("--gold", missing[0], "files of the split", "no such file")
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
+        claim(args.out, ("predictions.json", "scores.json", "no_answer.json"))
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
     scores = score(found, gold=args.gold, no_answer_threshold=args.no_answer_threshold)
     if args.out:

@@ -131,7 +131,8 @@ def prepare_text(
     if split == "files" and not files:
         problem = f"no file in {source} is named after train, valid or test"
         raise bad_option("--split", split, "documents or contiguous", problem)
-    few = len(texts) < len(SPLITS) and document_separator is None
+    # of fewer files, whole ones would be more than a split's fraction
+    few = len(texts) * min(fractions.values()) < 1 and document_separator is None
     split = split or ("files" if files else "contiguous" if few else "documents")
     skipped = {"other names than --pattern" if pattern else "not text": others}
     if split == "files":

@@ -1,0 +1,51 @@
+"""Folders that commands write to, and plug-ins that they import."""
+
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.cli.common import Parser, add_places, claim
+from fairseq_clusterformer.errors import UserError
+
+
+def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "clusters.png").write_text("mine")
+    with pytest.raises(UserError, match=r"--out is .*: it holds a clusters\.png of somebody else"):
+        claim(tmp_path, ["clusters.html", "clusters.png"])
+    assert [path.name for path in tmp_path.iterdir()] == ["clusters.png"]
+
+
+def test_own_files_are_replaced_and_others_stay_beside_them(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "out"
+    claim(folder, ["scores.json"])
+    (folder / "scores.json").write_text("{}")
+    claim(folder, ["scores.json"])
+    claim(folder, ["clusters.png"])
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
+        claim(tmp_path / "file", ["scores.json"])
+
+
+def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A kind of attention in it is known afterwards; what is no package is one line."""
+    from fairseq_clusterformer.attention import attention_kinds, base
+
+    parser = Parser(prog="test")
+    add_places(parser)
+    folder = tmp_path / "plugin_of_a_test"
+    folder.mkdir()
+    code = "from fairseq_clusterformer.attention import register_attention\n"
+    code += "from fairseq_clusterformer.attention.window import Window\n"
+    code += "@register_attention('windows_of_a_test')\nclass Mine(Window):\n    pass\n"
+    (folder / "__init__.py").write_text(code)
+    try:
+        parser.parse_args(["--user-dir", str(folder)])
+        assert "windows_of_a_test" in attention_kinds()
+    finally:
+        base._KINDS.pop("windows_of_a_test", None)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--user-dir", str(tmp_path / "no")])
+    assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
