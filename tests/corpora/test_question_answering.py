@@ -241,8 +241,8 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [WRONG]}]}]}))
     assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
     error = capsys.readouterr().err
-    assert "squad1: no question is left in train" in error
-    assert "answer not in its context" in error
+    assert "squad1: no question is left in train; left out: answer not in its context" in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "dest").exists()
     path.write_text(json.dumps({"data": []}))
     assert run("squad1", tmp_path / "dest", "--train", path, "--gpt2-bpe", model) == 1
@@ -293,6 +293,30 @@ def own_lines(number: int) -> list[dict]:
             place = {"context": document} if i % 2 else {"paragraphs": [{"text": document}]}
             lines.append({"question": f"When did {i} open?", "answers": answers, **place})
     return lines
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("What?", "broken JSON: {path}: line 1: Expecting value"),
+        ('{"context": "x", "answers": []}', "no question: {path}: line 1: question is null"),
+        (
+            '{"question": "Who?", "context": "x", "answers": ["Ada"]}',
+            "answer not found: {path}: line 1: 'Ada' is in no paragraph",
+        ),
+    ],
+)
+def test_too_few_documents_because_questions_are_unusable(
+    line, reason, model, tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(f"{line}\n" * 3)
+    assert run("text", path, tmp_path / "dest", "--gpt2-bpe", model) == 1
+    error = capsys.readouterr().err
+    assert f"documents of {path}: 0; allowed: more than 2" in error
+    assert f"left out: {reason.format(path=path)}" in error
+    assert error.endswith("; and 2 more\n")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.json"])

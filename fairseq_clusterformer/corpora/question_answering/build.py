@@ -108,7 +108,8 @@ def prepare(
                 made[part] = json.loads((part / RECORD).read_text())
             counts[split], drops = _join(made, out, split)
             if not counts[split]["questions"]:
-                raise UserError(f"{corpus}: no question is left in {split}\n{drops}".rstrip())
+                problem = f"{corpus}: no question is left in {split}"
+                raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
             dropped[split] = drops.examples
             if drops.counts:
                 print(f"{split}: {drops}")

@@ -24,6 +24,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     json_lines,
 )
 from fairseq_clusterformer.corpora.splits import draw
+from fairseq_clusterformer.errors import UserError
 
 FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -125,12 +126,18 @@ def draw_documents(
         shares: of all questions.
 
     Raises:
-        UserError: if there are too few documents.
+        UserError: if there are too few documents; names the first question that is unusable.
     """
-    sizes = Counter(document_of(r) for path in paths for r in reader(path, Drops()))
+    unusable = Drops()
+    sizes = Counter(document_of(r) for path in paths for r in reader(path, unusable))
     order = sorted(sizes)
     random.Random(seed).shuffle(order)
-    drawn = draw(sizes, shares, order, f"documents of {paths[0]}")
+    try:
+        drawn = draw(sizes, shares, order, f"documents of {paths[0]}")
+    except UserError as error:
+        if not unusable.counts:
+            raise
+        raise UserError(f"{error}; {unusable.summary()}") from None
 
     def read(path: Path, drops: Drops, *, split: str, **options) -> Iterator[Record]:
         # what is left out is reported once, with train

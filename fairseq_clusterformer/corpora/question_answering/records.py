@@ -123,6 +123,14 @@ class Drops:
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             self.add(place, "malformed", f"{type(error).__name__}: {error}")
 
+    def summary(self) -> str:
+        """Return one line: why and where the first was left out, and how many more were."""
+        reason = next(iter(self.counts))
+        first = " ".join(self.examples[reason][0].splitlines())
+        first = first if first.endswith(reason) else f"{reason}: {first}"
+        others = self.counts.total() - 1
+        return f"left out: {first}" + (f"; and {others:,} more" if others else "")
+
     def __str__(self) -> str:
         lines = []
         for reason, count in self.counts.most_common():
