@@ -46,6 +46,24 @@ def test_every_folder_is_packaged() -> None:
     assert folders == set(find_packages(str(REPO_ROOT), include=[NAME, f"{NAME}.*"]))
 
 
+def test_test_modules_do_not_lean_on_each_other() -> None:
+    """They share helpers through modules without `test_`, found without edits of sys.path."""
+    edits = re.compile(
+        r"sys\.path(\.\w+\(.*|(\[.*\])? \+?= .*)|.*\.syspath_prepend\(.*", re.DOTALL
+    )
+    found = []
+    for path in sorted((REPO_ROOT / "tests").rglob("*.py")):
+        name = module_name(path)
+        for module in imported_modules(name, path):
+            if any(part.startswith("test_") for part in module.split(".")):
+                found.append(f"{name} imports {module}")
+        for node in ast.walk(ast.parse(path.read_text())):
+            statement = isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)
+            if statement and edits.fullmatch(text := ast.unparse(node)):
+                found.append(f"{name} edits sys.path: {text}")
+    assert found == []
+
+
 def imported_modules(name: str, path: Path) -> set[str]:
     """Absolute names of all that a file imports, in functions and under conditions too."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -115,7 +133,7 @@ for words in {[[], *map(str.split, COMMANDS)]}:
             status = exit.code
     assert status == 0, words
     assert printed.getvalue().startswith(" ".join(["usage: clusterformer", *words])), words
-    slow = {{"torch", "fairseq", "numpy", "matplotlib", "omegaconf"}} & set(sys.modules)
+    slow = {{"torch", "fairseq", "numpy", "matplotlib", "omegaconf", "regex"}} & set(sys.modules)
     assert not slow, (words, slow)
 """
     run_cli("python", "-c", code, cwd=repo_root)

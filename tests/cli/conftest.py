@@ -8,6 +8,7 @@ import pytest
 from fairseq import options
 from fairseq_cli import preprocess
 
+from fairseq_clusterformer.cli.prepare import lm
 from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
@@ -19,24 +20,19 @@ from tests.cli.in_process import (
 )
 from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
-from tests.conftest import REPO_ROOT
 
 
 @pytest.fixture(scope="session")
 def byte_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """22.5 kB of the language reference, prepared as ``scripts/prepare_text.sh`` does."""
+    """22.5 kB of the language reference, prepared by ``clusterformer prepare lm``."""
     folder = tmp_path_factory.mktemp("bytes")
     (folder / "text").mkdir()
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     for split, start, end in (("train", 0, 20), ("valid", 20, 22), ("test", 22, 22.5)):
         part = text[round(1000 * start) : round(1000 * end) - 1]
         (folder / "text" / f"{split}.txt").write_bytes(part + b"\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(REPO_ROOT / "scripts")
-        from fairseq_clusterformer.cli.prepare import lm as prepare_lm
-
-        arguments = ["text", str(folder / "text"), str(folder / "data"), "--bytes"]
-        assert prepare_lm.main(arguments) == 0
+    arguments = ["text", str(folder / "text"), str(folder / "data"), "--bytes"]
+    assert lm.main(arguments) == 0
     return folder / "data"
 
 

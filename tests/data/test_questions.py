@@ -10,7 +10,7 @@ from fairseq_clusterformer.data.qa import QAData, QAWriter, load_dictionary
 from fairseq_clusterformer.data.questions import QuestionDataset
 from tests.cli.qa_data import TITLE, write_questions
 from tests.cli.qa_data import TYPES as WRITTEN
-from tests.data.test_qa import CHARACTERS, NOTHING, TEXTS, example
+from tests.data.questions import CHARACTERS, NOTHING, TEXTS, example
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from fairseq_clusterformer.visual import document as document_clusters
 from fairseq_clusterformer.visual.pages import answer_page
 from tests.cli.in_process import QUESTIONS, train
 from tests.data.subword_models import LOSSLESS, write_sentencepiece
-from tests.inference.test_documents import pdf
+from tests.inference.papers import pdf
 
 #: questions, each with what a text may say to it
 FACTS = {

@@ -9,6 +9,7 @@ import pytest
 
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.documents import read_source, read_sources
+from tests.inference.papers import pdf
 
 
 def read(path: Path, content: bytes, encoding: str | None = None):
@@ -25,28 +26,6 @@ def refused(path: Path, content: bytes, encoding: str | None = None) -> str:
     assert "allowed: " in line
     assert "\n" not in line
     return line
-
-
-def pdf(*pages: str, title: str = "") -> bytes:
-    """A document of one line of text a line."""
-    writer = pypdf.PdfWriter()
-    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
-
-    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-    font = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
-    fonts = DictionaryObject({NameObject("/F1"): font})
-    for text in pages:
-        lines = "".join(f"({line}) Tj 0 -16 Td " for line in text.splitlines())
-        stream = DecodedStreamObject()
-        stream.set_data(f"BT /F1 12 Tf 72 700 Td {lines}ET".encode())
-        page = writer.add_blank_page(595, 842)
-        page[NameObject("/Contents")] = writer._add_object(stream)
-        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-    if title:
-        writer.add_metadata({"/Title": title})
-    out = io.BytesIO()
-    writer.write(out)
-    return out.getvalue()
 
 
 class TestText:

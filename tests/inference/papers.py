@@ -1,0 +1,26 @@
+"""PDF documents that the tests write themselves."""
+
+import io
+
+import pypdf
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+
+def pdf(*pages: str, title: str = "") -> bytes:
+    """A PDF document with these pages; each line of a text is a line of its page."""
+    writer = pypdf.PdfWriter()
+    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
+    fonts = DictionaryObject({NameObject("/F1"): font})
+    for text in pages:
+        lines = "".join(f"({line}) Tj 0 -16 Td " for line in text.splitlines())
+        stream = DecodedStreamObject()
+        stream.set_data(f"BT /F1 12 Tf 72 700 Td {lines}ET".encode())
+        page = writer.add_blank_page(595, 842)
+        page[NameObject("/Contents")] = writer._add_object(stream)
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    if title:
+        writer.add_metadata({"/Title": title})
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()
