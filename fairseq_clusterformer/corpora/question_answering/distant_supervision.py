@@ -7,9 +7,8 @@ from training data; ``keep_unfound`` keeps it, without a span, to score predicti
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-
-import regex
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.question_answering.records import (
     GoldAnswer,
@@ -18,8 +17,8 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Unusable,
 )
 
-# A word of letters, digits and their marks, or one symbol ($, +, =); no punctuation.
-_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}\u200C\u200D]*|[\p{Sc}\p{Sm}\p{So}]")
+if TYPE_CHECKING:
+    import regex
 
 
 def find_answers(
@@ -81,9 +80,17 @@ def distant_record(
     return record
 
 
+@cache
+def _word() -> "regex.Pattern":
+    """A word of letters, digits and their marks, or one symbol ($, +, =); no punctuation."""
+    import regex  # takes too long for --help
+
+    return regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}\u200C\u200D]*|[\p{Sc}\p{Sm}\p{So}]")
+
+
 def _words(text: str) -> list[tuple[str, int, int]]:
     """Return the folded words with their characters [start, end)."""
-    return [(_fold(match[0]), *match.span()) for match in _WORD.finditer(text)]
+    return [(_fold(match[0]), *match.span()) for match in _word().finditer(text)]
 
 
 @lru_cache(1 << 18)
