@@ -4,6 +4,7 @@ Shape letters: N vectors, D width, K clusters.
 """
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -11,13 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .fuzzy import SIMILARITIES
 from .matrices import InputError
 from .neural import NeuralClustering
 
 AT_ONCE = 4096  # vectors that are assigned at once
-# What loading something else ends in.
-_LOADING = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, AttributeError)
-_LOADING = (*_LOADING, zipfile.BadZipFile)
 
 
 class Unprojected(NeuralClustering):
@@ -92,9 +91,8 @@ class NearestCentroids:
 
         x = _vectors(x, self.centroids)
         index = (faiss.IndexFlatIP if self.spherical else faiss.IndexFlatL2)(x.size(-1))
-        index.add(
-            self.centroids.numpy()
-        )  # the nearest by cosine: a vector's length does not matter
+        # the nearest by cosine: a vector's length does not matter
+        index.add(self.centroids.numpy())
         return torch.from_numpy(index.search(x.numpy(), 1)[1][:, 0])
 
     def save(self, file: Path | str | IO[bytes]) -> None:
@@ -112,30 +110,66 @@ def load_clusters(path: Path | str) -> Clusters:
         InputError: it is something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        centroids = torch.from_numpy(arrays["centroids"])
-        if "spherical" in arrays:
-            return NearestCentroids(centroids, spherical=bool(arrays["spherical"]))
-        clustering = (NeuralClustering if "w_c" in arrays else Unprojected)(
-            centroids.size(1),
-            centroids.size(0),
-            similarity=str(arrays["similarity"]),
-            temperature=float(arrays["temperature"]),
-            normalizer="average",
-        )
-        with torch.no_grad():
-            clustering.centroids.copy_(centroids)
-            if "w_c" in arrays:
-                clustering.w_c.weight.copy_(torch.from_numpy(arrays["w_c"]))
-            clustering.log_normalizer.copy_(torch.from_numpy(arrays["log_normalizer"]))
+        arrays = _arrays(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except _LOADING as error:
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(
             f"{path}: not fitted clusters ({error}); allowed: a file that --out wrote"
         ) from None
+    centroids = torch.from_numpy(arrays["centroids"])
+    if "spherical" in arrays:
+        return NearestCentroids(centroids, spherical=bool(arrays["spherical"]))
+    clustering = (NeuralClustering if "w_c" in arrays else Unprojected)(
+        centroids.size(1),
+        centroids.size(0),
+        similarity=str(arrays["similarity"]),
+        temperature=float(arrays["temperature"]),
+        normalizer="average",
+    )
+    with torch.no_grad():
+        clustering.centroids.copy_(centroids)
+        if "w_c" in arrays:
+            clustering.w_c.weight.copy_(torch.from_numpy(arrays["w_c"]))
+        clustering.log_normalizer.copy_(torch.from_numpy(arrays["log_normalizer"]))
     return NeuralClusters(clustering)
+
+
+def _arrays(path: Path | str) -> dict[str, np.ndarray]:
+    """Return the arrays of fitted clusters.
+
+    Raises:
+        ValueError: an array is missing, or has another type or shape.
+    """
+    content = np.load(path, allow_pickle=False)
+    if not isinstance(content, np.lib.npyio.NpzFile):
+        raise ValueError("one array, not several")  # an npy file
+    with content:
+        arrays = {name: np.asarray(content[name]) for name in content.files}
+    if "centroids" not in arrays:
+        raise ValueError("no centroids")
+    shape = arrays["centroids"].shape
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"centroids have shape {shape}, not [K, D]")
+    num_clusters, width = shape
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {"centroids": ("float32", shape)}
+    if "spherical" in arrays:
+        expected["spherical"] = ("bool", ())
+    else:
+        expected["log_normalizer"] = ("float32", (num_clusters,))
+        expected |= {"similarity": ("str", ()), "temperature": ("float64", ())}
+        if "w_c" in arrays:
+            expected["w_c"] = ("float32", (width, width))
+    for name, (kind, shape) in expected.items():
+        if name not in arrays:
+            raise ValueError(f"no {name}")
+        array = arrays[name]
+        found = "str" if array.dtype.kind == "U" else str(array.dtype)
+        if (found, array.shape) != (kind, shape):
+            raise ValueError(f"{name} is {found} {array.shape}, not {kind} {shape}")
+    if "similarity" in expected and str(arrays["similarity"]) not in SIMILARITIES:
+        raise ValueError(f"similarity is {arrays['similarity']}")
+    return arrays
 
 
 def _vectors(x: np.ndarray | Tensor, centroids: Tensor) -> Tensor:

@@ -175,8 +175,50 @@ def test_something_else_than_clusters_is_named(content, tmp_path):
     (tmp_path / "clusters.npz").write_bytes(content)
     with pytest.raises(InputError, match="not fitted clusters"):
         load_clusters(tmp_path / "clusters.npz")
-    np.savez(tmp_path / "clusters.npz", centroids=np.zeros((3, 2)))
-    with pytest.raises(InputError, match="not fitted clusters"):
-        load_clusters(tmp_path / "clusters.npz")
     with pytest.raises(InputError, match="no such file"):
         load_clusters(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"centroids": None}, "no centroids"),
+        ({"centroids": np.zeros(3, np.float32)}, "centroids have shape (3,), not [K, D]"),
+        ({"centroids": np.zeros((4, 6))}, "centroids is float64 (4, 6), not float32"),
+        ({"w_c": np.zeros((6, 5), np.float32)}, "w_c is float32 (6, 5), not float32 (6, 6)"),
+        ({"log_normalizer": np.zeros(5, np.float32)}, "not float32 (4,)"),
+        ({"log_normalizer": None}, "no log_normalizer"),
+        ({"temperature": np.array("hot")}, "temperature is str (), not float64 ()"),
+        ({"similarity": np.array("l2")}, "similarity is l2"),
+        ({"similarity": np.array([None])}, "allow_pickle"),
+        ({"spherical": np.zeros(2)}, "spherical is float64 (2,), not bool ()"),
+    ],
+)
+def test_wrong_arrays_of_clusters_are_named(changes, problem, tmp_path):
+    arrays = {
+        "centroids": np.zeros((4, 6), np.float32),
+        "w_c": np.zeros((6, 6), np.float32),
+        "log_normalizer": np.zeros(4, np.float32),
+        "similarity": np.array("dot"),
+        "temperature": np.array(0.1),
+    }
+    path = tmp_path / "clusters.npz"
+    np.savez(path, **arrays)
+    load_clusters(path)
+    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
+    with pytest.raises(InputError) as caught:
+        load_clusters(path)
+    assert f"{path}: not fitted clusters (" in str(caught.value)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_own_faults_are_not_the_files(blobs, tmp_path, monkeypatch):
+    fit("neural", blobs[0], 4, options=NEURAL).save(tmp_path / "clusters.npz")
+
+    def broken(*_, **__):
+        raise TypeError("a fault of the constructor")
+
+    monkeypatch.setattr(Unprojected, "__init__", broken)
+    with pytest.raises(TypeError, match="a fault of the constructor"):
+        load_clusters(tmp_path / "clusters.npz")
