@@ -58,7 +58,8 @@ def command_line() -> str:
         "`--help` says more. `python -m fairseq_clusterformer` is the same as `clusterformer`. "
         "The exit status is 0 for success, 1 for a mistake in what was given, and 2 for a mistake "
         "in the command line. What takes a checkpoint takes a bundle too, has `--cpu` to leave an "
-        "accelerator alone, and `--data FOLDER` if the prepared folder has moved.\n"
+        "accelerator alone, `--data FOLDER` if the prepared folder has moved, and "
+        "`--user-dir FOLDER` for a plug-in of your own.\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
@@ -79,7 +80,8 @@ def _arguments(parser: argparse.ArgumentParser) -> list[str]:
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue
-        if action.option_strings in (["--cpu"], ["--data"]) and not action.required:
+        shared = {"--cpu", "--data", "--user-dir"} & {*action.option_strings}
+        if shared and not action.required:
             continue  # the page's beginning explains them
         value = parser._get_formatter()._format_args(action, action.dest.upper())
         names = ", ".join(action.option_strings)

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model
+from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model, encoding
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def _parser() -> Parser:
     add("--interactive", action="store_true", help="read questions from stdin")
     add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
-    add("--encoding", metavar="NAME", help="of text and HTML (default: their own, else UTF-8)")
+    about = "of text and HTML (default: their own, else UTF-8)"
+    add("--encoding", metavar="NAME", type=encoding, help=about)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
     add("--main-text", action="store_true", help=menus)
     at_once = "subwords of a document that are read at once (default: %(default)s)"

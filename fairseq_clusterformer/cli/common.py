@@ -1,6 +1,7 @@
 """What several commands share: parser, options, input, and the report of a preparation."""
 
 import argparse
+import codecs
 import math
 import re
 import sys
@@ -143,6 +144,17 @@ def number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float
         return value
 
     return read
+
+
+def encoding(text: str) -> str:
+    """Return an option's value, the name of a text encoding that Python knows."""
+    try:
+        codecs.lookup(text)
+    except LookupError:
+        raise argparse.ArgumentTypeError(
+            f"is {text}; allowed: utf-8, latin-1, cp1252 and others that Python knows"
+        ) from None
+    return text
 
 
 fraction = number("above 0 and below 1", lambda value: 0 < value < 1)

@@ -442,7 +442,12 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
         ("a.tsv", ["x\ty"] * 9, (), "9 examples, labels: x; allowed: two labels or more"),
         ("a.tsv", [f"{i}\ty" for i in range(9)], (), "9 labels in 9 examples, such as '0'; all"),
         ("a.tsv", ["a\tx", "b\ty"] * 2, (), "4 examples are too few to draw test from"),
-        ("a.tsv", ["a\tx", "b\ty"] * 9, ("--labels", "a,c"), "--labels is a,c: no c; allowed"),
+        (
+            "a.tsv",
+            ["a\tx", "b\ty"] * 9,
+            ("--labels", "a,c"),
+            "--labels is a,c: no example has the label c; allowed: some of",
+        ),
         ("a.csv", ["a,b,c,d"], (), "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
         ("a.csv", ["a,b"], ("--label-field", "y"), "line 1: ['a', 'b']; allowed: a header with y"),
         ("a.csv", ['a,"b'], (), "a.csv: line 1: unexpected end of data"),
@@ -596,7 +601,7 @@ def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
     assert run("mr", sentences) == 0
     assert "already prepared" in capsys.readouterr().out
     assert run("mr", sentences, "--max-length", 9) == 1
-    assert "was prepared with settings max_length null, not 9; allowed" in capsys.readouterr().err
+    assert "was prepared with settings max_length none, not 9; allowed" in capsys.readouterr().err
     write_sentences(sentences, SENTENCES[:90])
     assert run("mr", sentences) == 1
     assert "was prepared with sources all rt-polarity.all " in capsys.readouterr().err
