@@ -1,5 +1,6 @@
 """One form for a user's mistake, and files that are written whole or not at all."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -17,6 +18,23 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
         problem: what is wrong with it, where the value alone does not show it.
     """
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
+
+
+def check_holds_only(option: str, folder: Path, own: Collection[str]) -> None:
+    """Refuse to replace a folder with files that are not ours.
+
+    Args:
+        option: what named `folder`.
+        own: our files, as paths inside `folder` with slashes.
+
+    Raises:
+        UserError: if another file is there; it names the first.
+    """
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name not in own and (path.is_symlink() or not path.is_dir()):
+            allowed = f"another folder; or move {name} away"
+            raise bad_option(option, folder, allowed, f"holds {name}, which --force would delete")
 
 
 def write_aside(path: Path, text: str) -> None:

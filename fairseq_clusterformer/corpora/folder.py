@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.download import digest
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, check_holds_only
 
 RECORD = "prepared.json"
 # In the working folder: what marks it as ours, its lock, and what outlasts an interruption.
@@ -30,7 +30,8 @@ def make_folder(
         recipe: the options, as JSON; they go into ``prepared.json``.
         build: returns more to put into ``prepared.json``, which also lists the files that were
             written, and the checksums of what was downloaded.
-        force: replace a `dest` that was prepared before, when the new one is complete.
+        force: replace a `dest` that was prepared before, when the new one is complete. It must
+            hold no other file.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` was there, made by the same recipe.
@@ -50,6 +51,9 @@ def make_folder(
             with _locked(work):
                 _clear(work, ())
         return None
+    if before:
+        own = {*before["files"], RECORD}
+        check_holds_only("DEST", dest, own)
     with _locked(work):
         out = work / "out"
         out.mkdir()
@@ -60,6 +64,7 @@ def make_folder(
             record["downloads"] = {path.name: f"sha256:{digest(path)}" for path in downloads}
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n")
         if before:
+            check_holds_only("DEST", dest, own)  # again, since making the folder can take hours
             os.rename(dest, work / "before")
         os.rename(out, dest)
         _clear(work, ())
@@ -114,7 +119,7 @@ def _locked(work: Path) -> Iterator[None]:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise bad_option("DEST", work, "a place to write to", str(error.strerror)) from None
-    if not (work / _MARK).exists() and any(path.name not in _KEPT for path in work.iterdir()):
+    if not (work / _MARK).exists() and any(work.iterdir()):
         problem = "this working folder holds something else"
         raise bad_option("DEST", work, "another DEST; or move this folder away", problem)
     (work / _MARK).touch()

@@ -1,6 +1,6 @@
 """A bundle: one folder with all that a model needs, without pickle.
 
-``bundle.json``        its format, the options of the training, and what made it
+``bundle.json``        its format, its files, the options of the training, and what made it
 ``model.safetensors``  parameters and buffers; a tensor that has several names is in it once
 and the dictionaries, the subword model and the recipe of the data folder that it stands for
 """
@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only
 
 if TYPE_CHECKING:
     from .load import Loaded
@@ -33,6 +33,8 @@ MARK = "bundle.json"
 WEIGHTS = "model.safetensors"
 RECORD = "prepared.json"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+# What read_bundle needs of bundle.json.
+_TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
 _FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
 _FILES = (*_FILES, "sentencepiece.model", "encoder.json", "vocab.bpe")
@@ -59,23 +61,29 @@ def write_bundle(
     Args:
         out: the folder; it is complete or not there at all.
         dtype: of the parameters in the file, one of `DTYPES`. Buffers keep their own.
-        force: replace a bundle that is there.
+        force: replace a bundle that is there. It must hold no other file.
 
     Returns:
         `out`.
 
     Raises:
-        UserError: if `out` is there, or another type of numbers is asked for.
+        UserError: if `out` is there or cannot be written, or the type of numbers is unknown.
     """
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
     check_out(out, force)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent) as work:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent)
+    except OSError as error:
+        problem = f"cannot make the folder {error.filename} ({error.strerror})"
+        raise bad_option("OUT", out, "a place to write to", problem) from None
+    with aside as work:
         new = Path(work) / "new"
         new.mkdir()
         _write(loaded, new, dtype)
+        check_out(out, force)  # again, since writing takes a while
         if out.exists():
             os.rename(out, Path(work) / "before")
         os.rename(new, out)
@@ -86,7 +94,8 @@ def check_out(out: Path, force: bool) -> None:
     """Refuse what is there already.
 
     Raises:
-        UserError: unless `out` is new or empty, or a bundle that may be replaced.
+        UserError: unless `out` is new or empty, or a bundle that may be replaced and holds
+            nothing else.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -94,6 +103,10 @@ def check_out(out: Path, force: bool) -> None:
         raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
     if not force:
         raise bad_option("OUT", out, "a new folder, or --force to replace the bundle", "it exists")
+    own = _read_record(out, "OUT").get("files")
+    if not isinstance(own, list):
+        raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
+    check_holds_only("OUT", out, own)
 
 
 def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
@@ -103,7 +116,17 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
         if name in parameters and tensor.is_floating_point():
             tensors[name] = tensor.to(DTYPES[dtype])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for pattern in _FILES:
+        for file in loaded.folder.glob(pattern):
+            copy = folder / file.relative_to(loaded.folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+    if (loaded.folder / RECORD).is_file():
+        recipe = json.loads((loaded.folder / RECORD).read_text(encoding="utf-8"))["recipe"]
+        text = json.dumps({"recipe": recipe}, indent=1) + "\n"
+        (folder / RECORD).write_text(text, encoding="utf-8")
     sections, namespaces = _plain(loaded)
+    written = sorted(file for file in folder.rglob("*") if file.is_file())
     record = {
         "format": FORMAT,
         "task": sections["task"]["_name"],
@@ -119,18 +142,10 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
         "shared": shared,
         "namespaces": namespaces,
         "cfg": sections,
+        "files": [MARK, *(file.relative_to(folder).as_posix() for file in written)],
     }
     (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
-    for pattern in _FILES:
-        for file in loaded.folder.glob(pattern):
-            copy = folder / file.relative_to(loaded.folder)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, copy)
-    if (loaded.folder / RECORD).is_file():
-        recipe = json.loads((loaded.folder / RECORD).read_text(encoding="utf-8"))["recipe"]
-        text = json.dumps({"recipe": recipe}, indent=1) + "\n"
-        (folder / RECORD).write_text(text, encoding="utf-8")
 
 
 def _distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -174,22 +189,46 @@ def read_bundle(folder: Path, option: str) -> dict:
     Raises:
         UserError: files that are missing, damaged or newer than this version.
     """
-    allowed = "a bundle that clusterformer bundle wrote"
+    record = _read_record(folder, option)
     try:
-        record = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        if record["format"] != FORMAT:
-            problem = f"a bundle of format {record['format']}, and this version reads {FORMAT}"
-            raise bad_option(option, folder, "one of this version", problem)
         weights = load_file(folder / WEIGHTS)
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
         sections = _with_data(record["cfg"], str(folder))
         sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}
-        history = [{"num_updates": int(record["updates"])}]
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        problem = f"damaged ({type(error).__name__}: {error})"
-        raise bad_option(option, folder, allowed, problem) from None
+        raise _damaged(option, folder, error) from None
+    history = [{"num_updates": record["updates"]}]
     cfg = OmegaConf.create(sections, flags={"allow_objects": True})
     return {"cfg": cfg, "model": weights, "optimizer_history": history}
+
+
+def _read_record(folder: Path, option: str) -> dict:
+    """What ``bundle.json`` holds, with all its keys and of the right types.
+
+    Raises:
+        UserError: if it is damaged or newer than this version.
+    """
+    try:
+        record = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError(f"{MARK} is no JSON object")
+        if record["format"] != FORMAT:
+            problem = f"a bundle of format {record['format']}, and this version reads {FORMAT}"
+            raise bad_option(option, folder, "one of this version", problem)
+        for key, kind in _TYPES.items():
+            if not isinstance(record[key], kind):
+                raise ValueError(f"{key} in {MARK} is {json.dumps(record[key])[:40]}")
+        for name in record["namespaces"]:
+            if not isinstance(record["cfg"][name], dict):
+                raise ValueError(f"{name} of cfg in {MARK} is no JSON object")
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(option, folder, error) from None
+    return record
+
+
+def _damaged(option: str, folder: Path, error: Exception) -> UserError:
+    problem = f"damaged ({type(error).__name__}: {error})"
+    return bad_option(option, folder, "a bundle that clusterformer bundle wrote", problem)
 
 
 def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:

@@ -125,13 +125,22 @@ def _read_file(path: Path, option: str) -> dict:
     """A file as fairseq's ``load_checkpoint_to_cpu`` returns it, without the optimizer's state."""
     state = read_tensors(path, option)
     if state.get("cfg"):
+        if not isinstance(state["cfg"], (dict, DictConfig)):
+            raise bad_option(option, path, ALLOWED, "its cfg holds no options of a training")
         state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+        _check_sections(state["cfg"], path, option)
     elif not isinstance(state.get("args"), Namespace):
         raise bad_option(option, path, ALLOWED, "holds no options of a training")
+    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
+    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
+        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
     try:
         checkpoint_utils._upgrade_state_dict(state)
     except KeyError as error:
         raise bad_option(option, path, ALLOWED, f"has no {error}") from None
+    updates = state["optimizer_history"][-1]["num_updates"]
+    if not isinstance(updates, int):
+        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
     if state.get("args") is not None:  # fairseq before version 1.0
         state["cfg"] = convert_namespace_to_omegaconf(state["args"])
     state["args"] = None
@@ -141,9 +150,9 @@ def _read_file(path: Path, option: str) -> dict:
 
 
 def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str] | None) -> None:
-    """Refuse tasks and architectures that are unknown, or another task than is wanted."""
-    task = getattr(cfg.task, "_name", None) or getattr(cfg.task, "task", None)
-    arch = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
+    """Refuse tasks and architectures that are absent or unknown, or a task that is not wanted."""
+    _check_sections(cfg, path, option)
+    task, arch = cfg.task._name, cfg.model._name
     if allowed is not None and task not in allowed:
         wanted = " or ".join(allowed)
         raise bad_option(option, path, f"a model of the task {wanted}", f"of the task {task}")
@@ -154,6 +163,14 @@ def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str
         if name not in known:
             problem = f"its {what} {name} is unknown to this version"
             raise bad_option(option, path, ALLOWED, problem)
+
+
+def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:
+    """Refuse options that name no task or no model."""
+    for name in ("task", "model"):
+        section = cfg.get(name)
+        if not isinstance(section, (DictConfig, Namespace)) or "_name" not in section:
+            raise bad_option(option, path, ALLOWED, f"its options name no {name}")
 
 
 def reason_of(error: BaseException) -> str:

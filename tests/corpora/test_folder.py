@@ -57,15 +57,43 @@ def test_another_recipe_or_a_changed_file_is_refused(dest):
         make_folder(dest, other, build)
 
 
-@pytest.mark.parametrize("name", ["dest/mine", "dest", "dest/prepared.json", "dest.partial/mine"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dest/mine",
+        "dest",
+        "dest/prepared.json",
+        "dest.partial/mine",
+        "dest.partial/download/mine",
+        "dest.partial/parts/model",
+    ],
+)
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_the_users_stays(dest, tmp_path, name, force):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match=r"^DEST is .*something else; allowed: "):
         make_folder(dest, RECIPE, build, force=force)
     assert snapshot(tmp_path) == before
+
+
+def test_force_deletes_nothing_of_the_users(dest, tmp_path):
+    make_folder(dest, RECIPE, build)
+    best = dest / "checkpoints" / "best.pt"
+
+    def train_meanwhile(work, out):
+        best.parent.mkdir()
+        best.write_text("mine")
+        return build(work, out)
+
+    for builder in (train_meanwhile, lambda *_: pytest.fail("built")):
+        with pytest.raises(UserError, match=r"DEST is .*dest: holds checkpoints/best.pt, which"):
+            make_folder(dest, RECIPE, builder, force=True)
+        assert best.read_text() == "mine"
+        assert [path.name for path in tmp_path.iterdir()] == ["dest"]
+    best.rename(tmp_path / "best.pt")
+    assert make_folder(dest, RECIPE, build, force=True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

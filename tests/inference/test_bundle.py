@@ -143,7 +143,9 @@ def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert [path.name for path in out.parent.iterdir()] == ["bundle"]
     (out / "README.md").write_text("mine")
     assert "--force to replace" in error(capsys, "bundle", checkpoint, out)
-    assert (out / "README.md").is_file()
+    assert "holds README.md, which" in error(capsys, "bundle", checkpoint, out, "--force")
+    assert (out / "README.md").read_text() == "mine"
+    (out / "README.md").unlink()
     assert run("bundle", checkpoint, out, "--force", "--dtype", "float16") == 0
     assert json.loads((out / "bundle.json").read_text())["dtype"] == "float16"
 
@@ -155,6 +157,14 @@ def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
     assert "CHECKPOINT is x: no such file" in error(capsys, "bundle", "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
+    file = other / "thesis.txt"
+    line = error(capsys, "bundle", checkpoint, file / "bundle")
+    assert f"OUT is {file / 'bundle'}: cannot make the folder {file} (" in line
+    record = json.loads((out / "bundle.json").read_text())
+    (out / "bundle.json").write_text(json.dumps(record | {"files": None}))
+    assert "does not list its files" in error(capsys, "bundle", checkpoint, out, "--force")
+    (out / "bundle.json").write_text("[]")
+    assert "damaged" in error(capsys, "bundle", checkpoint, out, "--force")
 
 
 def test_a_failed_write_leaves_nothing(
@@ -177,6 +187,7 @@ def test_a_failed_write_leaves_nothing(
         ("bundle.json", "{", "damaged"),
         ("bundle.json", "{}", "damaged"),
         ("bundle.json", '{"format": 9}', "a bundle of format 9, and this version reads 1"),
+        ("bundle.json", "[]", "damaged"),
         ("model.safetensors", "text", "damaged"),
         ("model.safetensors", None, "damaged"),
         ("dict.txt", None, "dict.txt"),
@@ -191,6 +202,32 @@ def test_damaged(
     (bundle / file).unlink()
     if content is not None:
         (bundle / file).write_text(content)
+    with pytest.raises(UserError, match=says) as caught:
+        load_checkpoint(bundle)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("cfg", [], r"damaged \(ValueError: cfg in bundle.json is \[\]\)"),
+        ("cfg", {}, "its options name no task"),
+        ("cfg", {"task": {"_name": "translation"}}, "its options name no model"),
+        ("updates", None, "updates in bundle.json is null"),
+        ("namespaces", ["model"], "damaged"),
+        ("namespaces", None, "damaged"),
+        ("shared", [], "damaged"),
+    ],
+)
+def test_damaged_record(
+    key: str, value: object, says: str, lm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(lm_bundle, bundle)
+    record = json.loads((bundle / "bundle.json").read_text()) | {key: value}
+    if key == "namespaces":
+        record["cfg"]["model"] = None
+    (bundle / "bundle.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=says) as caught:
         load_checkpoint(bundle)
     assert len(str(caught.value).splitlines()) == 1

@@ -54,6 +54,18 @@ def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     assert "no options of a training" in refused(path)
     torch.save({"model": {}, "code": Path("x")}, path)
     assert "needs pathlib" in refused(path)
+    for edit, says in (
+        (lambda s: s.update(cfg="text"), "its cfg holds no options of a training"),
+        (lambda s: s.update(cfg=[1]), "its cfg holds no options of a training"),
+        (lambda s: s["cfg"].pop("model"), "its options name no model"),
+        (lambda s: s["cfg"].update(task="text"), "its options name no task"),
+        (lambda s: s["cfg"].update(task=None), "its options name no task"),
+        (lambda s: s["cfg"]["task"].pop("_name"), "its options name no task"),
+        (lambda s: s["optimizer_history"].clear(), "its optimizer_history is empty or damaged"),
+        (lambda s: s.update(optimizer_history=None), "its optimizer_history is empty or damaged"),
+        (lambda s: s["optimizer_history"][-1].update(num_updates=None), "num_updates is None"),
+    ):
+        assert says in refused(edited(checkpoint, path, edit))
 
 
 def test_another_task(checkpoint: Path) -> None:

@@ -134,7 +134,7 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
     add("--dict", about, metavar="FILE", type=Path)
     add("--titles", "put each paragraph's title before its text", action="store_true")
     add("--workers", "processes")
-    add("--force", "replace DEST if it has been prepared before")
+    add("--force", "replace DEST, which must hold nothing but what this command wrote")
     for name in own:
         about, how = _OPTIONS[name]
         add(f"--{name}", about, **how)
