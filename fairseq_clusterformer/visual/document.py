@@ -18,7 +18,7 @@ from fairseq_clusterformer.inference.read import Reader, Section
 
 from .figure import INK, MARGIN, ROW, SOFT, WIDTH, Drawing
 from .language_model import describe_model
-from .words import ClusteredLayer, ClusteredText, describe
+from .words import ClusteredText, DrawnLayer, describe
 
 TABLE, STRIP, MARK = 128, 660, 3  # pixels: the first row's top, and the widths of where
 START = "<s>"
@@ -62,7 +62,7 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
     for (number, name), clusters in read.clusters.items():
         of_tokens = clusters.tolist()
         described = describe([tokens], [of_tokens], max(of_tokens) + 1, endings=[words])
-        layers.append(ClusteredLayer(number, name, None, of_tokens, described))
+        layers.append(DrawnLayer(number, name, None, of_tokens, described))
     return ClusteredText(
         model=describe_model(loaded),
         unit="subword",
@@ -74,7 +74,7 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> ClusteredText:
     )
 
 
-def draw_document(text: ClusteredText, layer: ClusteredLayer) -> Figure:
+def draw_document(text: ClusteredText, layer: DrawnLayer) -> Figure:
     """Draw the largest clusters of a layer."""
     found = [cluster for cluster in layer.clusters if cluster.size]
     rows = sorted(found, key=lambda cluster: -cluster.size)[:MOST_ROWS]

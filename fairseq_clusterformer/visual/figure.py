@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
 
 from .colours import colour, pattern
-from .words import Cluster, ClusteredLayer, ClusteredText, Item, visible
+from .words import Cluster, ClusteredText, DrawnLayer, Item, visible
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -84,7 +84,7 @@ class Drawing:
             x += advance * (len(word) + 1.4)
 
 
-def draw_passage(text: ClusteredText, layer: ClusteredLayer) -> Figure:
+def draw_passage(text: ClusteredText, layer: DrawnLayer) -> Figure:
     """Draw the first lines of the passage and the clusters of one layer."""
     tokens = text.tokens[: text.row]
     lines = wrapped(tokens, MOST_COLUMNS)[:MOST_LINES]
@@ -131,7 +131,7 @@ def example(tokens: list[str], clusters: list[int], window: int | None, end: int
     return set()
 
 
-def _draw_lines(drawing: Drawing, lines: Lines, layer: ClusteredLayer, seen: set[int]) -> None:
+def _draw_lines(drawing: Drawing, lines: Lines, layer: DrawnLayer, seen: set[int]) -> None:
     width = (WIDTH - 2 * MARGIN) / max(60, *map(len, lines))
     size = min(width / ADVANCE, LINE * 0.8)
     query = max(seen, default=None)
@@ -153,7 +153,7 @@ def _draw_lines(drawing: Drawing, lines: Lines, layer: ClusteredLayer, seen: set
 
 
 def _draw_table(
-    drawing: Drawing, text: ClusteredText, layer: ClusteredLayer, rows: list[Cluster], top: int
+    drawing: Drawing, text: ClusteredText, layer: DrawnLayer, rows: list[Cluster], top: int
 ) -> None:
     bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
     unit = "characters" if text.unit == "byte" else f"{text.unit}s"

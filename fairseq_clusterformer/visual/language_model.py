@@ -12,7 +12,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.load import Loaded
 
-from .words import ClusteredLayer, ClusteredText, describe, word_endings, word_pairs
+from .words import ClusteredText, DrawnLayer, describe, word_endings, word_pairs
 
 MOST_COUNTED = 1 << 16  # tokens of the validation text
 MOST_SHOWN = 1 << 13  # tokens of the passage
@@ -54,7 +54,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
         number = router.config.num_clusters
         described = describe(rows, clusters, number, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
-        layers.append(ClusteredLayer(*_label(model, name, head), window, of_layer, described))
+        layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))
     note = ""
     if len(shown) > row:
         note += f" The model reads the passage in parts of {row:,} {coding.unit}s."

@@ -12,7 +12,7 @@ import jinja2
 
 from ..inference.read import WORD, FoundAnswer, Ranking, SectionRead, confidence
 from .colours import css
-from .words import ClusteredLayer, ClusteredText, visible
+from .words import ClusteredText, DrawnLayer, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
 MOST_POSITIONS = 8  # of the passage, for each cluster
@@ -36,7 +36,7 @@ _ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
 _ENVIRONMENT.filters |= {"visible": visible, "css": css}
 
 
-def cluster_page(text: ClusteredText, first: ClusteredLayer) -> str:
+def cluster_page(text: ClusteredText, first: DrawnLayer) -> str:
     """The clusters of a passage, in every layer that clusters.
 
     Args:

@@ -44,7 +44,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class ClusteredLayer:
+class DrawnLayer:
     """One clustering of a model, over a passage and over a text.
 
     Attributes:
@@ -86,7 +86,7 @@ class ClusteredText:
     row: int
     counted: str
     note: str
-    layers: list[ClusteredLayer]
+    layers: list[DrawnLayer]
 
 
 def typical_items(

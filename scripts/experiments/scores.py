@@ -168,7 +168,7 @@ class Task:
         return {}
 
 
-class LanguageModel(Task):
+class LanguageModelTask(Task):
     """Bits on validation, and on the test set with the options of the grid's ``test``."""
 
     made_by = "clusterformer prepare lm"
@@ -192,7 +192,7 @@ class LanguageModel(Task):
         return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
 
 
-class Translation(Task):
+class TranslationTask(Task):
     """BLEU of the checkpoint that is best on validation.
 
     The grid's ``test`` has ``sets``, names of splits, and ``options`` of `evaluate translation`.
@@ -230,7 +230,7 @@ class Translation(Task):
         return {f"{test} BLEU": found["sacreBLEU"]["bleu"], f"{test} scores": found}
 
 
-class Answers(Task):
+class AnswersTask(Task):
     """Exact match and F1 on the validation sets in the folders of the grid's ``tests``."""
 
     made_by = "clusterformer prepare qa"
@@ -250,7 +250,7 @@ class Answers(Task):
         return {f"{test} EM": exact, f"{test} F1": found["f1"]}
 
 
-class Distance(Answers):
+class DistanceTask(AnswersTask):
     """Exact match for each distance between the two facts of a question."""
 
     def tests(self, place: Place) -> dict[str, list[str]]:
@@ -263,7 +263,7 @@ class Distance(Answers):
         return {f"EM at {distance}": score for distance, score in found.items()}
 
 
-class Classification(Task):
+class ClassificationTask(Task):
     """The test scores of the epoch with the best validation score.
 
     The grids have ``valid-subset: valid,test``, so the training's log has both.
@@ -289,7 +289,7 @@ class Classification(Task):
         }
 
 
-class Recall(Task):
+class RecallTask(Task):
     """A model and a training of its own."""
 
     needs = made_by = ""
@@ -306,7 +306,7 @@ class Recall(Task):
         return json.loads((place.folder / "result.json").read_text())
 
 
-class Clustering(Recall):
+class ClusteringTask(RecallTask):
     """Clustering by itself, of the images of mnist/."""
 
     needs = "train-images-idx3-ubyte.gz"
@@ -327,11 +327,11 @@ class Clustering(Recall):
 
 #: by the ``score`` of a grid
 TASKS: dict[str, Task] = {
-    "language_model": LanguageModel(),
-    "translation": Translation(),
-    "qa": Answers(),
-    "distance": Distance(),
-    "classification": Classification(),
-    "clustering": Clustering(),
-    "recall": Recall(),
+    "language_model": LanguageModelTask(),
+    "translation": TranslationTask(),
+    "qa": AnswersTask(),
+    "distance": DistanceTask(),
+    "classification": ClassificationTask(),
+    "clustering": ClusteringTask(),
+    "recall": RecallTask(),
 }

@@ -18,7 +18,7 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_enwik8,
     prepare_wikitext103,
 )
-from fairseq_clusterformer.corpora.language_modelling.text import Reader, by_document
+from fairseq_clusterformer.corpora.language_modelling.text import TextReader, by_document
 from fairseq_clusterformer.data.bytes import byte_symbols, decode, encode
 from fairseq_clusterformer.data.coding import BYTES_PER_ITEM
 from fairseq_clusterformer.errors import UserError
@@ -155,7 +155,7 @@ def test_few_documents_leave_the_longest_to_train(tmp_path, sizes):
     for i, size in enumerate(sizes):
         (tmp_path / f"{i}.txt").write_bytes(b"%d\n" % i * size)
     texts = sorted(tmp_path.iterdir())
-    parts = by_document(texts, Reader(), {"valid": 0.05, "test": 0.05})
+    parts = by_document(texts, TextReader(), {"valid": 0.05, "test": 0.05})
     found = sorted((split, len(list(document))) for split, document in parts)
     others = sorted(sizes)[2:]
     assert found == sorted([("valid", 1), ("test", 2), *(("train", size) for size in others)])
@@ -163,7 +163,7 @@ def test_few_documents_leave_the_longest_to_train(tmp_path, sizes):
 
 def test_equal_documents_come_to_one_split(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"".join(b"%d\n#\n" % (i % 4) for i in range(100)))
-    parts = by_document([tmp_path / "a.txt"], Reader(b"#"), {"valid": 0.2, "test": 0.2})
+    parts = by_document([tmp_path / "a.txt"], TextReader(b"#"), {"valid": 0.2, "test": 0.2})
     split_of = {}
     for split, document in parts:
         assert split_of.setdefault(b"".join(document), split) == split

@@ -17,7 +17,7 @@ from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, pre
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID
 from fairseq_clusterformer.corpora.classification.newsgroups import STRIPS
-from fairseq_clusterformer.corpora.classification.own import FORMATS, Layout, own_corpus
+from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     source, dest = options.pop("source"), options.pop("dest")
     if name == "text":
         parts = {split: options.pop(split) for split in ("valid", "test")}
-        corpus = own_corpus(source, Layout(**options), **parts)
+        corpus = own_corpus(source, FileFormat(**options), **parts)
         if "valid" in corpus.files or "test" in corpus.files:
             settings = replace(settings, test=0)
     else:

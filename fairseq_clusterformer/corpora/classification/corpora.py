@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, read_posts
 from fairseq_clusterformer.corpora.classification.readers import (
-    Example,
+    LabelledText,
     read_aligned,
     read_class_files,
     read_labelled_lines,
@@ -43,7 +43,7 @@ class LabelledCorpus:
     name: str
     labels: dict[str, str]
     files: dict[str, tuple[Path, ...]]
-    read: Callable[..., Iterator[Example]]
+    read: Callable[..., Iterator[LabelledText]]
     inputs: int = 1
     folds: int | None = None
     tokenised: bool = False

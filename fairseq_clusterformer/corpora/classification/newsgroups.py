@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.archives import members
-from fairseq_clusterformer.corpora.classification.readers import Example
+from fairseq_clusterformer.corpora.classification.readers import LabelledText
 from fairseq_clusterformer.errors import UserError
 
 GROUPS = tuple(
@@ -58,7 +58,7 @@ STRIPS: dict[str, Callable[[str], str]] = {
 }
 
 
-def read_posts(files: Sequence[Path], strip: Sequence[str]) -> Iterator[Example]:
+def read_posts(files: Sequence[Path], strip: Sequence[str]) -> Iterator[LabelledText]:
     """Yield the posts of a part, sorted by group and number.
 
     Args:
@@ -76,4 +76,4 @@ def read_posts(files: Sequence[Path], strip: Sequence[str]) -> Iterator[Example]
         text = post.decode("latin-1").replace("\r\n", "\n")
         for name, function in STRIPS.items():
             text = function(text) if name in strip else text
-        yield Example(group, (text,), f"{folder}/{group}/{number}")
+        yield LabelledText(group, (text,), f"{folder}/{group}/{number}")

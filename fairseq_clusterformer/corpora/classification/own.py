@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.readers import (
-    Example,
+    LabelledText,
     read_labelled_lines,
     read_objects,
     read_rows,
@@ -32,7 +32,7 @@ _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileFormat:
     """How a user's files are to be read.
 
     Args:
@@ -54,7 +54,7 @@ class Layout:
 
 
 def own_corpus(
-    source: Path, layout: Layout, *, valid: Path | None = None, test: Path | None = None
+    source: Path, form: FileFormat, *, valid: Path | None = None, test: Path | None = None
 ) -> LabelledCorpus:
     """Return a user's own data set.
 
@@ -74,14 +74,14 @@ def own_corpus(
     }
     if "train" not in files:
         raise bad_option("SOURCE", source, "a file or folder with training data", "no train")
-    read = partial(_read, layout=layout)
+    read = partial(_read, form=form)
     counts, inputs = Counter(), 0
     for example in read(files["train"]):
         counts[example.label] += 1
         inputs = inputs or len(example.texts)
     total = counts.total()
-    if missing := [name for name in layout.labels if name not in counts]:
-        raise bad_option("--labels", ",".join(layout.labels), "labels in it", f"no {missing[0]}")
+    if missing := [name for name in form.labels if name not in counts]:
+        raise bad_option("--labels", ",".join(form.labels), "labels in it", f"no {missing[0]}")
     if len(counts) < 2:
         raise UserError(
             f"{files['train'][0]}: {total:,} examples, labels: {some(counts) or 'none'}; "
@@ -100,7 +100,7 @@ def own_corpus(
         files,
         read,
         inputs=inputs,
-        tokenised=layout.tokenised,
+        tokenised=form.tokenised,
     )
 
 
@@ -142,66 +142,66 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
-def _read(files: Sequence[Path], *, layout: Layout) -> Iterator[Example]:
+def _read(files: Sequence[Path], *, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of files, and of folders that hold a folder per label."""
     for path in files:
         if path.is_dir():
             read = _read_folders
         else:
-            format_ = _format(path, layout)
+            format_ = _format(path, form)
             read = {"jsonl": _read_objects, "lines": _read_lines}.get(format_, _read_table)
-        for example in read(path, layout):
+        for example in read(path, form):
             label = " ".join(example.label.split())
             if not label:
                 raise UserError(f"{example.where}: the label is empty; allowed: a label")
-            if not layout.labels or label in layout.labels:
+            if not form.labels or label in form.labels:
                 yield example._replace(label=label)
 
 
-def _format(path: Path, layout: Layout) -> str:
-    if found := layout.format or _SUFFIXES.get(_suffix(path)):
+def _format(path: Path, form: FileFormat) -> str:
+    if found := form.format or _SUFFIXES.get(_suffix(path)):
         return found
-    first = next(read_lines(path, layout.encoding), "")
+    first = next(read_lines(path, form.encoding), "")
     return "tsv" if "\t" in first else "lines"
 
 
-def _read_folders(folder: Path, layout: Layout) -> Iterator[Example]:
+def _read_folders(folder: Path, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of a folder per label; each file in it is a text."""
     for of_label in sorted(path for path in folder.iterdir() if path.is_dir()):
-        if of_label.name.startswith(".") or (layout.labels and of_label.name not in layout.labels):
+        if of_label.name.startswith(".") or (form.labels and of_label.name not in form.labels):
             continue
         for path in sorted(of_label.rglob("*")):
             if path.is_file() and not path.name.startswith("."):
-                text = "\n".join(read_lines(path, layout.encoding))
-                yield Example(of_label.name, (text,), str(path))
+                text = "\n".join(read_lines(path, form.encoding))
+                yield LabelledText(of_label.name, (text,), str(path))
 
 
-def _read_lines(path: Path, layout: Layout) -> Iterator[Example]:
-    return read_labelled_lines([path], layout.encoding)
+def _read_lines(path: Path, form: FileFormat) -> Iterator[LabelledText]:
+    return read_labelled_lines([path], form.encoding)
 
 
-def _read_table(path: Path, layout: Layout) -> Iterator[Example]:
+def _read_table(path: Path, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of TSV or CSV, with a header or without one."""
-    is_csv = _format(path, layout) == "csv"
-    how = {"delimiter": "," if is_csv else "\t", "quoted": is_csv, "encoding": layout.encoding}
+    is_csv = _format(path, form) == "csv"
+    how = {"delimiter": "," if is_csv else "\t", "quoted": is_csv, "encoding": form.encoding}
     first = [cell.strip() for cell in next(read_rows(path, **how), (1, []))[1]]
-    names, texts = None, _texts_of(first, layout)
-    if layout.label not in first and not layout.texts and layout.label == "label":
+    names, texts = None, _texts_of(first, form)
+    if form.label not in first and not form.texts and form.label == "label":
         names = ("label", "text", "text2")[: max(2, len(first))]
         texts = names[1:]
-    return read_table([path], label=layout.label, texts=texts, names=names, **how)
+    return read_table([path], label=form.label, texts=texts, names=names, **how)
 
 
-def _read_objects(path: Path, layout: Layout) -> Iterator[Example]:
+def _read_objects(path: Path, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of JSON lines; the first one says which names the texts have."""
     first = {}
     with suppress(ValueError):
-        first = json.loads(next(read_lines(path, layout.encoding), ""))
-    texts = _texts_of(first if isinstance(first, dict) else {}, layout)
-    return read_objects([path], label=layout.label, texts=texts, encoding=layout.encoding)
+        first = json.loads(next(read_lines(path, form.encoding), ""))
+    texts = _texts_of(first if isinstance(first, dict) else {}, form)
+    return read_objects([path], label=form.label, texts=texts, encoding=form.encoding)
 
 
-def _texts_of(names: Sequence[str] | Mapping[str, object], layout: Layout) -> tuple[str, ...]:
+def _texts_of(names: Sequence[str] | Mapping[str, object], form: FileFormat) -> tuple[str, ...]:
     """Return the names of the texts that are expected where there are these names."""
     texts = (texts for texts in _TEXTS if all(name in names for name in texts))
-    return layout.texts or next(texts, ("text",))
+    return form.texts or next(texts, ("text",))

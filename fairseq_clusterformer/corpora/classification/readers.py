@@ -16,7 +16,7 @@ from fairseq_clusterformer.errors import UserError
 _NAMES = {"\t": "tabs", ",": "commas"}
 
 
-class Example(NamedTuple):
+class LabelledText(NamedTuple):
     """A labelled text or pair; `label` is None where its annotators did not agree on one."""
 
     label: str | None
@@ -30,21 +30,21 @@ def at(path: Path, number: int) -> str:
     return f"{path}: line {number:,}"
 
 
-def read_labelled_lines(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[Example]:
+def read_labelled_lines(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
     """Yield the examples of lines ``LABEL text``."""
     for path in files:
         for number, line in enumerate(read_lines(path, encoding), 1):
             label, blank, text = line.partition(" ")
             if not blank or not label:
                 raise UserError(f"{at(path, number)}: {short(line)}; allowed: LABEL text")
-            yield Example(label, (text,), at(path, number))
+            yield LabelledText(label, (text,), at(path, number))
 
 
-def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[Example]:
+def read_class_files(files: Sequence[Path], encoding: str = "utf-8") -> Iterator[LabelledText]:
     """Yield the examples of files with one text per line, a file for each class: "0", "1"..."""
     for label, path in enumerate(files):
         for number, line in enumerate(read_lines(path, encoding), 1):
-            yield Example(str(label), (line,), at(path, number))
+            yield LabelledText(str(label), (line,), at(path, number))
 
 
 def read_table(
@@ -57,7 +57,7 @@ def read_table(
     delimiter: str = "\t",
     quoted: bool = False,
     encoding: str = "utf-8",
-) -> Iterator[Example]:
+) -> Iterator[LabelledText]:
     """Yield the examples of lines of columns.
 
     Args:
@@ -78,7 +78,7 @@ def read_table(
             elif len(row) == len(columns):
                 cells = dict(zip(columns, row, strict=True))
                 found = tuple(cells[name] for name in texts)
-                yield Example(cells[label], found, at(path, number), cells.get(group))
+                yield LabelledText(cells[label], found, at(path, number), cells.get(group))
             elif any(cell.strip() for cell in row):
                 raise UserError(
                     f"{at(path, number)}: {len(row)} columns, {short(row)}; allowed: "
@@ -118,7 +118,7 @@ def read_objects(
     texts: Sequence[str],
     unlabelled: str | None = None,
     encoding: str = "utf-8",
-) -> Iterator[Example]:
+) -> Iterator[LabelledText]:
     """Yield the examples of JSON objects, one per line.
 
     Args:
@@ -140,13 +140,15 @@ def read_objects(
                     f"{some((label, *texts))}"
                 )
             name = json.dumps(name) if isinstance(name, bool) else str(name)
-            yield Example(None if name == unlabelled else name, tuple(found), at(path, number))
+            yield LabelledText(
+                None if name == unlabelled else name, tuple(found), at(path, number)
+            )
 
 
-def read_aligned(files: Sequence[Path]) -> Iterator[Example]:
+def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
     """Yield the examples of four files with equally many lines: label, group and both texts."""
     for number, (label, group, *texts) in enumerate(aligned_lines(files), 1):
-        yield Example(label, tuple(texts), at(files[0], number), group)
+        yield LabelledText(label, tuple(texts), at(files[0], number), group)
 
 
 def short(value: object, most: int = 80) -> str:

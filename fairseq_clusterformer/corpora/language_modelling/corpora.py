@@ -13,7 +13,7 @@ from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.download import Archive, obtain
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.language_modelling.text import (
-    Reader,
+    TextReader,
     by_document,
     contiguous,
     cut,
@@ -139,7 +139,7 @@ def prepare_text(
         named = set(itertools.chain.from_iterable(files.values()))
         skipped["not named after a split"] = [path for path in texts if path not in named]
         texts = [path for path in texts if path in named]
-    reader = Reader(document_separator and document_separator.encode(), allow_binary)
+    reader = TextReader(document_separator and document_separator.encode(), allow_binary)
 
     def build(work: Path, out: Path) -> dict:
         _report(texts, split, skipped)

@@ -85,7 +85,7 @@ def names_of(paths: Sequence[Path], most: int = 3) -> str:
 
 
 @dataclass
-class Reader:
+class TextReader:
     """Reads the documents of files.
 
     Args:
@@ -135,7 +135,9 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
     return dict(files)
 
 
-def by_document(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> SplitLines:
+def by_document(
+    texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
+) -> SplitLines:
     """Yield every document, whole, with a split that depends on the documents' texts alone.
 
     Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
@@ -174,7 +176,9 @@ def by_document(texts: Sequence[Path], reader: Reader, fractions: dict[str, floa
         yield split_of.get(digest, "train"), document
 
 
-def contiguous(texts: Sequence[Path], reader: Reader, fractions: dict[str, float]) -> SplitLines:
+def contiguous(
+    texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
+) -> SplitLines:
     """Yield the text in its order, cut at line ends: train, then valid, then test."""
     total = sum(map(len, itertools.chain.from_iterable(reader.documents(texts))))
     position, train_end = 0, (1 - fractions["valid"] - fractions["test"]) * total
