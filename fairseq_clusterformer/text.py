@@ -55,18 +55,22 @@ class TextPipeline:
         """
         folder = Path(folder)
         try:
-            recipe = json.loads((folder / RECORD).read_text())["recipe"]
-            names = {field.name for field in fields(cls)} - {"languages", "model"}
-            values = {name: recipe[name] for name in names}
-            languages, model = tuple(recipe["languages"]), folder / recipe["bpe_model"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            match json.loads((folder / RECORD).read_text()):
+                case {
+                    "recipe": {"languages": [_, _] as languages, "bpe_model": str(model), **recipe}
+                }:
+                    names = {field.name for field in fields(cls)} - {"languages", "model"}
+                    values = {name: recipe[name] for name in names}
+                case _:
+                    raise ValueError("no recipe of translation data")
+        except (OSError, ValueError, KeyError) as error:
             raise bad_option(
                 "the data folder",
                 folder,
                 "a folder that `clusterformer prepare translation` made",
                 f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})",
             ) from None
-        return cls(languages=languages, model=model, **values)
+        return cls(languages=tuple(languages), model=folder / model, **values)
 
     def recipe(self) -> dict:
         """Return the pipeline as ``prepared.json`` stores it; `from_folder` reads it."""

@@ -36,6 +36,10 @@ def test_pipeline_refuses_what_it_cannot_do(tmp_path):
         UserError, match="no text pipeline in its prepared.json .*; allowed: a folder"
     ):
         TextPipeline.from_folder(tmp_path)
+    for record in ("1", '{"recipe": 1}', '{"recipe": {"languages": 1, "bpe_model": "x"}}'):
+        (tmp_path / "prepared.json").write_text(record)
+        with pytest.raises(UserError, match="no recipe of translation data"):
+            TextPipeline.from_folder(tmp_path)
     with pytest.raises(UserError, match="the language is fr; allowed: de or en"):
         TextPipeline().tokens("Bonjour", "fr")
     with pytest.raises(UserError, match="tokenizer is perl; allowed: moses or none"):

@@ -1,7 +1,7 @@
 """Label texts and pairs of texts with a trained classifier."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,6 +40,18 @@ class Classification:
     is_cut: bool
 
 
+def _splitter(record: object) -> Callable[[str], tuple[list[str], bool]]:
+    """Return the function that made words of the texts of a data folder.
+
+    Raises:
+        ValueError: the folder's record does not say so.
+    """
+    match record:
+        case {"tokenised": bool(tokenised), "settings": {"max_length": int() | None as length}}:
+            return partial(split_words, tokenised=tokenised, max_length=length)
+    raise ValueError("it does not say how texts became words")
+
+
 class Classifier(Pretrained):
     """Labels texts, or pairs of texts.
 
@@ -65,13 +77,8 @@ class Classifier(Pretrained):
         self.is_pair: bool = loaded.task.is_pair
         path = loaded.folder / RECORD
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            self._words = partial(
-                split_words,
-                tokenised=bool(record["tokenised"]),
-                max_length=record["settings"]["max_length"],
-            )
-        except (OSError, ValueError, LookupError, TypeError) as error:
+            self._words = _splitter(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
             raise bad_option(
                 "--data",
                 loaded.folder,

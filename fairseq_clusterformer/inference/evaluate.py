@@ -146,9 +146,11 @@ def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, 
     for path in paths:
         for place, item in json_lines(path, drops):
             try:
+                if not isinstance(item, dict) or not isinstance(item["annotations"], list):
+                    raise ValueError("no list of annotations")
                 labels = [Label.from_json(annotation) for annotation in item["annotations"]]
                 gold[str(item["example_id"])] = labels
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
+            except (KeyError, ValueError) as error:
                 allowed = "Natural Questions' .jsonl"
                 raise bad_option("--gold", path, allowed, f"{place}: {error!r}") from None
     broken = [example for of_reason in drops.examples.values() for example in of_reason]

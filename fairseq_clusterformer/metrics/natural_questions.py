@@ -92,10 +92,14 @@ class Label:
         Bytes may be left out, as they are in the simplified data.
 
         Raises:
-            ValueError: for a prediction of short spans and of yes or no.
+            ValueError: for a prediction of short spans and of yes or no, or for something else.
         """
-        yes_no = label.get("yes_no_answer", "NONE").lower()
-        short = tuple(_span(span) for span in label.get("short_answers", ()))
+        if not isinstance(label, Mapping):
+            raise ValueError(f"a label is {label!r}; allowed: an object")
+        yes_no, spans = label.get("yes_no_answer", "NONE"), label.get("short_answers", [])
+        if not isinstance(yes_no, str) or not isinstance(spans, Sequence):
+            raise ValueError("yes_no_answer is no text, or short_answers is no list")
+        yes_no, short = yes_no.lower(), tuple(map(_span, spans))
         if "short_answers_score" in label and yes_no != "none" and any(short):
             raise ValueError(f"yes_no_answer is {yes_no} with short answers; allowed: one of both")
         return cls(
@@ -108,7 +112,11 @@ class Label:
 
 
 def _span(span: Mapping) -> Span:
-    return Span(*(span.get(k, -1) for k in ("start_byte", "end_byte", "start_token", "end_token")))
+    names = ("start_byte", "end_byte", "start_token", "end_token")
+    places = [span.get(name, -1) for name in names] if isinstance(span, Mapping) else [None]
+    if not all(isinstance(place, int) for place in places):
+        raise ValueError(f"a span is {span!r}; allowed: an object of whole numbers")
+    return Span(*places)
 
 
 @dataclass(frozen=True)

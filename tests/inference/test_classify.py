@@ -117,4 +117,8 @@ def test_mistakes(checkpoint: Path, tmp_path: Path, capsys) -> None:
     record.unlink()
     assert classify("--checkpoint", checkpoint, "x") == 1
     assert "allowed: a folder that `clusterformer prepare class" in capsys.readouterr().err
+    for broken in ("1", '{"tokenised": true, "settings": 1}'):
+        record.write_text(broken)
+        assert classify("--checkpoint", checkpoint, "x") == 1
+        assert "does not say how texts became words" in capsys.readouterr().err
     record.write_text(text)

@@ -115,6 +115,21 @@ def test_from_json() -> None:
     assert Label.from_json(simplified) == NOTHING
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        None,
+        {"yes_no_answer": 1},
+        {"short_answers": 1},
+        {"short_answers": [1]},
+        {"long_answer": {"start_token": "1", "end_token": 2}},
+    ],
+)
+def test_labels_of_other_types_are_refused(label: object) -> None:
+    with pytest.raises(ValueError, match=r"label is|span is|no text"):
+        Label.from_json(label)
+
+
 def test_refuses_other_questions() -> None:
     with pytest.raises(ValueError, match="2 is not in both gold and predictions"):
         evaluate({1: answers(), 2: answers()}, {1: NOTHING})
