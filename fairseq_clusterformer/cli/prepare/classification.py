@@ -13,7 +13,14 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
+from fairseq_clusterformer.cli.common import (
+    NUMBER,
+    PATH,
+    Parser,
+    add_dest,
+    encoding,
+    prepare_folder,
+)
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID
 from fairseq_clusterformer.corpora.classification.newsgroups import STRIPS
@@ -90,7 +97,7 @@ def _add_own_options(parser: Parser) -> None:
     )
     about = "read these labels alone, as in pos,neg (default: all)"
     add("--labels", about, metavar="LIST", type=_names, default=())
-    add("--encoding", "of the files", metavar="NAME", default="utf-8")
+    add("--encoding", "of the files", metavar="NAME", type=encoding, default="utf-8")
     about = "words stand between blanks (default: punctuation marks become words)"
     add("--tokenised", about, action="store_true")
 
@@ -134,7 +141,7 @@ def _add_common_options(parser: Parser, made: str) -> None:
         "20news, any number for the others)",
         **NUMBER,
     )
-    add("--force", f"replace {made} if it has been prepared before")
+    add("--force", f"replace {made}, which must hold nothing but what this command wrote")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -81,7 +81,8 @@ def own_corpus(
         inputs = inputs or len(example.texts)
     total = counts.total()
     if missing := [name for name in form.labels if name not in counts]:
-        raise bad_option("--labels", ",".join(form.labels), "labels in it", f"no {missing[0]}")
+        problem = f"no example has the label {missing[0]}"
+        raise bad_option("--labels", ",".join(form.labels), f"some of {some(counts)}", problem)
     if len(counts) < 2:
         raise UserError(
             f"{files['train'][0]}: {total:,} examples, labels: {some(counts) or 'none'}; "
