@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Trains a clustered and a dense language model side by side on text that every Python carries, compares them, lets the
-# clustered one write, and draws what clustered together. Makes the environment first where it is missing.
+# Trains three small language models side by side on text that every Python carries: a dense one, one with windows
+# alone, and the default, which has windows and clusters. Compares them, lets the default write, and draws its clusters.
+# Makes the environment first if it is missing.
 #
-#   bash scripts/demo.sh              4 to 6 minutes on 2 cores, once set up; results in demo/
+#   bash scripts/demo.sh              under 6 minutes on 2 cores, once set up; results in demo/
 #   bash scripts/demo.sh --help       says more
 #
 # May be interrupted and called again: the environment and the data are kept, the training starts anew.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .spans import best_spans
 
-#: Types of answers. Where several are equally likely, the first counts. This is so for a reader
-#: whose data never named a type, and it shall answer.
+#: Types of answers. If several are equally likely, the first counts. All are equally likely to a
+#: reader whose data never named a type; so such a reader gives short answers.
 TYPES = ("short", "yes", "no", "long", "none")
 
 _CANDIDATES = 20  # spans for each that is wanted: most overlap a better one
@@ -96,7 +96,7 @@ class Answer:
     """A short answer.
 
     Args:
-        text: as it stands in the document; or "yes", "no".
+        text: the words of the document, unchanged; or "yes", "no".
         score: the logarithm of its probability, in nats.
         paragraph: the number of its paragraph; None of yes and no.
         characters: [start, end) of the paragraph's text; None of yes and no.

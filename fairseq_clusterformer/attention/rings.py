@@ -54,8 +54,8 @@ def attend_step(
     Returns:
         The attended values [B, H, 1, E], and the new state:
 
-        - ``steps``: [B, steps, 0], which holds no numbers: its shape counts the steps, so that
-          nobody waits for the device to tell;
+        - ``steps``: [B, steps, 0], which holds no numbers. Its shape counts the steps, so that
+          the host knows their number without waiting for the device;
         - ``kept``: keys and values side by side, with a bias if there are any,
           [B, G, L, H / G, room, 2 E (+ 1)]; the room doubles up to W, where it comes round;
         - ``ring``: in which ring each is, R for none, [B, G, L, room]; absent while all are in

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
     fitting = commands.add_parser("fit", allow_abbrev=False, help="fit centroids to a matrix")
     add = fitting.add_argument
-    add("input", type=Path, metavar="INPUT", help=f"vectors, one a row: {FORMATS}")
+    add("input", type=Path, metavar="INPUT", help=f"vectors, one per row: {FORMATS}")
     add("--num-clusters", type=int, nargs="+", required=True, metavar="K", help="one or several")
     methods = [*METHODS, "all"]
     add("--method", "--methods", nargs="+", choices=methods, default=["neural"], dest="methods")
@@ -188,7 +188,7 @@ def _record(args: argparse.Namespace, x: np.ndarray, rows: list[dict]) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """One line a method and K: means over seeds, ± the standard deviation where there are some."""
+    """One line per method and K: means over seeds, and ± their standard deviation."""
     known = [name for name in ("accuracy", "train accuracy") if name in rows[0]]
     head = ["method", "k", *(f"{name} (%)" for name in known)]
     head += ["effective clusters", "empty", "seconds"]

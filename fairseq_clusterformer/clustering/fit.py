@@ -38,7 +38,7 @@ class NeuralOptions:
         similarity: phi of eq. 2, 6 and 11: "cosine", "dot" (the paper's) or "scaled-dot".
         temperature: divides phi inside the exponent of eq. 2.
         w_c: "identity": W_c of eq. 2 and 3 stays the identity. "learned": it starts there.
-        sorting_weight: nu, the weight of L2 (eq. 11) beside L1 (eq. 6).
+        sorting_weight: nu, the weight of L2 (eq. 11); that of L1 (eq. 6) is 1.
     """
 
     epochs: int = 5

@@ -21,7 +21,7 @@ class InputError(ValueError):
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """Read vectors, one a row, as float32 [N, D]; images of an idx file are flattened.
+    """Read vectors, one per row, as float32 [N, D]; images of an idx file are flattened.
 
     Raises:
         InputError: no such file, damaged, not a matrix, empty, or a number that is not finite.
@@ -46,7 +46,7 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def read_labels(path: Path, length: int, of: Path) -> np.ndarray:
-    """Read one whole number of 0 or more a row of the matrix in the file `of`, as int64 [N].
+    """Read one whole number of 0 or more per row of the matrix in the file `of`, as int64 [N].
 
     Raises:
         InputError: no such file, damaged, not such numbers, or not `length` of them.
@@ -55,14 +55,14 @@ def read_labels(path: Path, length: int, of: Path) -> np.ndarray:
     if values.ndim == 2 and 1 in values.shape:
         values = values.reshape(-1)
     if values.ndim != 1:
-        raise InputError(f"{path} has shape {values.shape}; allowed: one label a row")
+        raise InputError(f"{path} has shape {values.shape}; allowed: one label per row")
     if values.dtype.kind not in "fiub" or not np.all(values == np.floor(values)):
         raise InputError(f"{path}: labels are not whole numbers; allowed: 0 or more")
     if len(values) and values.min() < 0:
         raise InputError(f"{path} holds the label {values.min():.0f}; allowed: 0 or more")
     if len(values) != length:
         raise InputError(
-            f"{path} holds {len(values):,} labels; allowed: {length:,}, one a row of {of}"
+            f"{path} holds {len(values):,} labels; allowed: {length:,}, one per row of {of}"
         )
     return values.astype(np.int64)
 

@@ -7,17 +7,19 @@ one item per question, all in the same order:
 ``SPLIT.question``        .bin, .idx: the question's tokens
 ``SPLIT.document``        .bin, .idx: for each paragraph ``<s>``, its title's tokens if these
                           were asked for, and its text's tokens
-``SPLIT.spans``           .bin, .idx (int32): whether it is answerable (1, 0; -1 unknown), yes or
-                          no (1, 2; 0 neither), the numbers P, A and L, the P positions of
-                          ``<s>`` in the document, A pairs [first, last) of its tokens that are
-                          the gold answers, L indices of the paragraphs that are long answers
+``SPLIT.spans``           .bin, .idx (int32): first, whether it is answerable (1, 0; -1 unknown),
+                          and yes or no (1, 2; 0 neither). Then the numbers P, A and L. P
+                          positions of ``<s>`` in the document come next. A pairs [first, last)
+                          of its tokens are the gold answers. L indices of paragraphs are the
+                          long answers
 ``SPLIT.characters``      .bin, .idx (int32): the first characters of the document's tokens in
                           their paragraph's text, then those after the last; -1 for ``<s>`` and
                           titles
-``SPLIT.jsonl``           a JSON object per line: ``id``, ``question``, ``paragraphs`` ([title,
-                          text] or, of Natural Questions, [title, text, [start, end), words]: its
-                          tokens in the document, and the token of each of its words), ``answers``
-                          ([paragraph, start, end]) and ``texts``, the accepted answers
+``SPLIT.jsonl``           a JSON object per line: ``id``, ``question``, ``paragraphs``,
+                          ``answers`` ([paragraph, start, end]) and ``texts``, the accepted
+                          answers. A paragraph is [title, text]. In Natural Questions it is
+                          [title, text, [start, end), words]: the third are its tokens in the
+                          document, and the last has the token of each of its words.
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ========================  =====================================================================
 

@@ -6,7 +6,7 @@ raises and names one that can: none falls back to another.
 
 ==============  ===========================================================================
 ``reference``   a dense mask; any dtype, float64 for gradcheck; the specification
-``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) a head
+``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) per head
 ``triton``      fused kernels; CUDA, and the CPU under Triton's interpreter
 ==============  ===========================================================================
 """
@@ -94,9 +94,10 @@ def ranged_attention(
         impl: "reference", "blocks", "triton", or "auto".
 
     Returns:
-        The attended values [B, H, N, E] in token order, in q's dtype (0 where nothing is seen),
-        and the log-sum-exp of the logits [B, H, N], at least float32 (-inf where nothing is
-        seen). Both are differentiable with respect to q, k and key_bias, the first also to v.
+        Two tensors. The first has the attended values [B, H, N, E] in token order, in q's dtype.
+        They are 0 where nothing is seen. The second is the log-sum-exp of the logits [B, H, N], at
+        least float32. It is -inf where nothing is seen. Both are differentiable with respect to
+        q, k and key_bias, and the first also to v.
 
     Raises:
         ValueError: an unknown ``impl``, or tensors that do not fit each other or the layout.

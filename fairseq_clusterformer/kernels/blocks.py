@@ -1,4 +1,4 @@
-"""Ranged attention in tiles of slots, in plain PyTorch: CPU and CUDA, O(N) memory a head.
+"""Ranged attention in tiles of slots, in plain PyTorch: CPU and CUDA, O(N) memory per head.
 
 Queries and keys are put into slot order and cut into tiles of T slots. Ranges rarely jump
 between neighbouring slots, so the T queries of a tile see few tiles of keys, and these are

@@ -135,7 +135,7 @@ class ClusterformerQATask(FairseqTask):
         if self.cfg.max_question_positions > room:
             raise ValueError(
                 f"--max-question-positions is {self.cfg.max_question_positions}; allowed: up to "
-                f"{room}, which --window-positions ({model.args.window_positions}) leaves beside "
+                f"{room}, which is --window-positions ({model.args.window_positions}) less "
                 f"--window-size ({model.args.window_size})"
             )
         if not from_checkpoint:

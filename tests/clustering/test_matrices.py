@@ -105,11 +105,11 @@ def test_no_such_file(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 1, 2], "3 labels; allowed: 4, one a row of x.npy"),
+        ([0, 1, 2], "3 labels; allowed: 4, one per row of x.npy"),
         ([0, 1, 2, -1], "label -1; allowed: 0 or more"),
         ([0, 1, 2, 0.5], "not whole numbers"),
         ([0, 1, 2, np.nan], "not whole numbers"),
-        ([[0, 1], [2, 3]], r"shape \(2, 2\); allowed: one label a row"),
+        ([[0, 1], [2, 3]], r"shape \(2, 2\); allowed: one label per row"),
     ],
 )
 def test_bad_labels_are_named(labels, message, tmp_path):
