@@ -26,9 +26,9 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
         inputs, named_inputs: of ``model``, which is called once.
 
     Returns:
-        For each router that clusters, in the order in which they ran, its name in ``model`` (such
-        as ``decoder.layers.0.self_attn.routers.1``) and the clusters of the queries, int64
-        [B, G, N] on the CPU. Empty if nothing clusters.
+        The clusters of the queries, int64 [B, G, N] on the CPU, for each router that clusters.
+        Keys are the routers' names in ``model``, such as ``decoder.layers.0.self_attn.routers.1``,
+        in the order in which they ran. Empty if nothing clusters.
 
     Raises:
         ValueError: a router ran more than once (a model that reads two texts, one by one).

@@ -51,7 +51,7 @@ class Interval:
     def __init__(self, updates: int):
         self.updates = updates
         self.age = -1  # nothing has been seen before the first update begins
-        self.epoch = 0  # none has begun
+        self.epoch = 0  # no epoch has begun
 
     def begin_update(self) -> bool:
         """Whether centroids are due; called before each update."""

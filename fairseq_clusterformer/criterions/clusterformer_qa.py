@@ -73,9 +73,9 @@ class QACriterion(FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
     Each part is the cross-entropy of all right choices together: if there are several gold spans,
-    the model needs to find one. Validation also logs exact match and F1 of SQuAD 2.0 over the
-    questions whose answers are known, F1 of long answers if there are any, and how often the
-    model is right that there is an answer.
+    the model needs to find one. Validation also logs exact match and F1 of SQuAD 2.0, over the
+    questions whose answers are known. It logs F1 of long answers, if there are any. And it logs
+    how often the model is right about whether there is an answer.
 
     Args:
         task: ``clusterformer_qa``.

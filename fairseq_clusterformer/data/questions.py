@@ -96,7 +96,7 @@ class QuestionDataset(BySize):
         elif example.answerable:
             if example.yes_no:
                 types.add(example.yes_no)
-            # of an answer that was not found in the document, the text alone is told
+            # an answer that was not found in the document has a text but no span
             if len(example.answers) or {*self.data.texts(index)["texts"]} - {example.yes_no}:
                 types.add("short")
             if not types and len(example.long_answers):

@@ -104,7 +104,7 @@ class FoundAnswer:
     """One answer among all that were found.
 
     Attributes:
-        text: whole words as they stand in the document; or "yes", "no".
+        text: whole words of the document, unchanged; or "yes", "no".
         type: "short" for a span, "long" for a paragraph as a whole, "yes" or "no".
         score: the logarithm of its probability.
         file: the name of the document.

@@ -1,7 +1,7 @@
 """``--arch clusterformer_masked_lm``: masked words, by a clustered encoder.
 
-For fairseq's own task ``masked_lm``. CF22 appendix F also trains on next-sentence prediction,
-which is left out: RoBERTa (Liu et al., 2019) found that it does not help.
+It is trained by fairseq's own task ``masked_lm``. CF22 appendix F also trains on next-sentence
+prediction, which is left out: RoBERTa (Liu et al., 2019) found that it does not help.
 """
 
 from dataclasses import dataclass

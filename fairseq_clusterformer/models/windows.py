@@ -1,13 +1,14 @@
 """Documents as overlapping windows, and as one sequence without overlaps (CF20 section 3).
 
-Between layers a document is its tokens' states, each once, and the question's states, once for
-each window: every window begins with the question, which hears of that window alone until a
-cluster layer takes all of its copies (eq. 4 counts them, q ceil(x / m) + x states). Windows begin
-at each multiple of the stride that is a token, so the last may lie within the one before it.
+Every window begins with a copy of the question. Between layers, a document is the states of its
+tokens, each once, and of the question's copies, one for each window. By eq. 4 these are
+q ceil(x / m) + x states. A copy sees its own window only, until a cluster layer takes all copies.
+Windows begin at each multiple of the stride that is a token, so the last may lie within the one
+before it.
 
-Shape letters: B batch, N tokens of the longest document, Q of the longest question, V windows of
-the longest document, L tokens of a window (l in the paper), M stride (m), D width. What pads a
-document or a question stands behind it.
+Shape letters: B batch, D width, N tokens of the longest document, Q of the longest question.
+V windows of the longest document, L tokens of a window (l in the paper), M stride (m). Padding
+follows a document or a question.
 """
 
 from collections.abc import Callable, Iterable, Iterator

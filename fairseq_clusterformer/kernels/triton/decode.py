@@ -159,7 +159,7 @@ def triton_step(
         own_apart, own_bias, padding_mask: as ``attend_step`` takes them.
 
     Returns:
-        The attended values [B, H, 1, E] and what changes in the state, but for its steps.
+        The attended values [B, H, 1, E] and what changes in the state, except for its steps.
 
     Raises:
         ValueError: a head wider than 256.
