@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     add_places(parser)
     about = "of the weights in the file (default: float32, which changes no output)"
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
-    add("--force", action="store_true", help="replace a bundle with no other file in it")
+    add("--force", action="store_true", help="replace a bundle, nothing else")
     args = parser.parse_args(arguments)
 
     from fairseq_clusterformer.inference.bundle import check_out, write_bundle
