@@ -301,7 +301,7 @@ class TestBadInput:
             ("--max-question-positions 2", "--max-question-positions is 2; allowed: 3 or more"),
             (
                 "--max-question-positions 17",
-                "--max-question-positions is 17; allowed: up to 16, which is --window-positions (32)",
+                "--max-question-positions is 17; allowed: up to 16, which is --window-positions",
             ),
             ("--max-answer-length 0", "--max-answer-length is 0; allowed: 1 or more"),
             ("--span-marginal both", "--span-marginal is both; allowed: joint, apart"),
