@@ -36,9 +36,12 @@ def main(arguments: Sequence[str]) -> int:
     """Write the average; returns the exit status.
 
     Raises:
-        UserError: if an input is missing, is something else, or is the output.
+        UserError: if an input is missing or something else, or the output is an input, a folder
+            or, without --force, a file that exists.
     """
     args = _parser().parse_args(arguments)
+    if args.output.is_dir():
+        raise bad_option("--output", args.output, "a file to write", "it is a folder")
     from fairseq_clusterformer.inference.average import average, write_checkpoint
 
     paths = _inputs(args)

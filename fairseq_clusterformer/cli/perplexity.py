@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     args = _parser().parse_args(arguments)
     if args.text and not args.text.is_file():
-        raise bad_option("--text", args.text, "a file of text", "no such file")
+        problem = "it is a folder" if args.text.is_dir() else "no such file"
+        raise bad_option("--text", args.text, "a file of text", problem)
     if args.out and args.out.is_dir():
         raise bad_option("--out", args.out, "a file to write", "it is a folder")
 

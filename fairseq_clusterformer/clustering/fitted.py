@@ -139,13 +139,18 @@ def _arrays(path: Path | str) -> dict[str, np.ndarray]:
     """Return the arrays of fitted clusters.
 
     Raises:
-        ValueError: an array is missing, or has another type or shape.
+        ValueError: an array is missing, or has another type or shape; or it holds other objects.
     """
-    content = np.load(path, allow_pickle=False)
-    if not isinstance(content, np.lib.npyio.NpzFile):
+    try:
+        content = np.load(path, allow_pickle=False)
+        arrays = None
+        if isinstance(content, np.lib.npyio.NpzFile):
+            with content:
+                arrays = {name: np.asarray(content[name]) for name in content.files}
+    except ValueError:  # numpy advises to unpickle it, which runs whatever it says
+        raise ValueError("it holds something else than arrays of numbers and text") from None
+    if arrays is None:
         raise ValueError("one array, not several")  # an npy file
-    with content:
-        arrays = {name: np.asarray(content[name]) for name in content.files}
     if "centroids" not in arrays:
         raise ValueError("no centroids")
     shape = arrays["centroids"].shape

@@ -79,7 +79,8 @@ def encode_file(coding: TextCoding, text: Path) -> Tensor:
         UserError: if there is no text in it, or it is not UTF-8.
     """
     if not text.is_file():
-        raise bad_option("--text", text, "a file of text", "no such file")
+        problem = "it is a folder" if text.is_dir() else "no such file"
+        raise bad_option("--text", text, "a file of text", problem)
     tokens = coding.encode(text.read_bytes(), f"--text is {text}")
     if not len(tokens):
         raise bad_option("--text", text, f"a text of one {coding.unit} or more", "is empty")

@@ -190,7 +190,7 @@ def test_something_else_than_clusters_is_named(content, tmp_path):
         ({"log_normalizer": None}, "no log_normalizer"),
         ({"temperature": np.array("hot")}, "temperature is str (), not float64 ()"),
         ({"similarity": np.array("l2")}, "similarity is l2"),
-        ({"similarity": np.array([None])}, "allow_pickle"),
+        ({"similarity": np.array([None])}, "(it holds something else than arrays of numbers"),
         ({"spherical": np.zeros(2)}, "spherical is float64 (2,), not bool ()"),
     ],
 )

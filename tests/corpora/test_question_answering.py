@@ -255,7 +255,7 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
         ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: is no sentencepiece model"),
         ("squad2 --source nowhere --gpt2-bpe {model}", "--source is nowhere: no such folder"),
         ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed: a folder with"),
-        ("squad1 --gpt2-bpe {model}", "or --train, --valid or --test with files"),
+        ("squad1 --gpt2-bpe {model}", "--source is missing; allowed: .* or --train, --valid or"),
         (
             "squad2 --valid {source}/dev-v2.0.json --sentencepiece 99",
             "a sentencepiece model to train, but no train",

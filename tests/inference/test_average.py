@@ -181,6 +181,14 @@ def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert one.read_bytes() == before
 
 
+def test_a_folder_as_output_is_refused_before_any_work(tmp_path: Path, capsys) -> None:
+    for force in ([], ["--force"]):
+        options = ["--inputs", tmp_path / "absent.pt", "--output", tmp_path, *force]
+        line = error(capsys, "average", *options)
+        assert f"--output is {tmp_path}: it is a folder; allowed: a file to write" in line
+    assert not list(tmp_path.parent.glob("*.partial"))
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     one = write(tmp_path / "one.pt", 1)
     (tmp_path / "text.pt").write_text("no checkpoint")

@@ -75,6 +75,8 @@ def test_mistakes(
     assert "a prepared folder with valid.idx" in error(capsys, *model, "--data", lm_bundle)
     assert "with other.idx" in error(capsys, *model, "--gen-subset", "other")
     assert "is nowhere: no such file" in error(capsys, *model, "--text", "nowhere")
+    line = error(capsys, *model, "--text", tmp_path)
+    assert f"--text is {tmp_path}: it is a folder; allowed: a file of text" in line
     (tmp_path / "empty").write_text("")
     assert "it is empty" in error(capsys, *model, "--text", tmp_path / "empty")
     assert "--max-blocks is 0" in usage_error(capsys, *model, "--max-blocks", 0)

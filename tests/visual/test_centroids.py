@@ -30,6 +30,20 @@ def test_every_centroid_is_in_its_place(tmp_path):
     assert not list(tmp_path.glob("out/*.partial"))
 
 
+@pytest.mark.parametrize("in_npz", [True, False])
+def test_pickled_objects_are_refused_without_advice_to_unpickle(in_npz, tmp_path, capsys):
+    path, pickled = tmp_path / "c.npz", np.array([{"centroids": 1}])
+    if in_npz:
+        np.savez(path, centroids=pickled)
+    else:
+        pickled.dump(path)
+    assert main.run(["draw"], f"--centroids {path} --out {tmp_path}/out".split()) == 1
+    err = capsys.readouterr().err
+    assert f"--centroids is {path}: not fitted clusters (it holds something else" in err
+    assert "allow_pickle" not in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("width", "message"),
     [

@@ -357,6 +357,7 @@ def refused(checkpoint, dense_checkpoint, byte_data, piece_data, texts, tmp_path
         ("--checkpoint", dense_checkpoint, "no layer of this TransformerLanguageModel clusters"),
         ("--data", piece_data, "does not fit the data in"),
         ("--text", tmp_path / "none", "no such file; allowed: a file of text"),
+        ("--text", tmp_path, "it is a folder; allowed: a file of text"),
         ("--text", tmp_path / "empty", "is empty; allowed: a text of one byte or more"),
         ("--out", texts / "passage", "allowed: a folder to write to"),
         ("--layer", 2, "this layer does not cluster; allowed: 0, 1"),

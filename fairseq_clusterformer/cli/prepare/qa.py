@@ -199,7 +199,8 @@ def _splits(
     splits = {s: [path.absolute() for path in splits[s]] for s in SPLITS if splits.get(s)}
     if not splits:
         allowed = f"a folder with {', '.join(corpus.files)}; or --train, --valid or --test"
-        raise bad_option("--source", source, f"{allowed} with files", "nothing found")
+        problem = "nothing found" if source else ""
+        raise bad_option("--source", source or "missing", f"{allowed} with files", problem)
     for split, paths in splits.items():
         for path in paths:
             if not path.exists() and not any(part.is_file() for part in path.parents):
