@@ -644,7 +644,11 @@ def test_a_drawing(checkpoint: Path, towns: Path, tmp_path: Path, capsys) -> Non
     line = ["--checkpoint", checkpoint, "--document", towns, "--question", RULES, "--out", out]
     assert main.run(["draw"], [*map(str, line)]) == 0
     assert "layer 1 of layers 0 to 2, kmeans" in capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir()) == ["clusters.html", "clusters.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".clusterformer",
+        "clusters.html",
+        "clusters.png",
+    ]
     assert (out / "clusters.png").read_bytes().startswith(b"\x89PNG")
     text = re.sub(r"<[^>]+>", "", (out / "clusters.html").read_text().split("<pre", 1)[1])
     for paragraph in towns.read_text().split("\n\n"):

@@ -51,7 +51,8 @@ def read(folder: Path, name: str):
 def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     assert run(answered, corpus, "--out", tmp_path / "new" / "out", "--batch-size", 5) == 0
     out = tmp_path / "new" / "out"
-    assert sorted(path.name for path in out.iterdir()) == ["predictions.json", "scores.json"]
+    files = [".clusterformer", "predictions.json", "scores.json"]
+    assert sorted(path.name for path in out.iterdir()) == files
     predictions, scores = read(out, "predictions.json"), read(out, "scores.json")
     if corpus in ("2wiki",):  # what their scripts look for
         assert predictions.keys() == {"answer", "sp", *(["evidence"] * (corpus == "2wiki"))}

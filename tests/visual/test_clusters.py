@@ -264,7 +264,11 @@ def options(checkpoint, data, text, out):
 def test_picture_and_page(checkpoint, byte_data, texts, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
     assert run(*options(checkpoint, byte_data, texts / "passage", out)) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["clusters.html", "clusters.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".clusterformer",
+        "clusters.html",
+        "clusters.png",
+    ]
     assert picture_width(out / "clusters.png") == 1600
     page = (out / "clusters.html").read_text(encoding="utf-8")
     assert_stands_alone(page, PASSAGE)
