@@ -21,6 +21,8 @@ def test_own_files_are_replaced_and_others_stay_beside_them(tmp_path: Path) -> N
     (folder / "scores.json").write_text("{}")
     claim(folder, ["scores.json"])
     claim(folder, ["clusters.png"])
+    assert (folder / "scores.json").read_text() == "{}"
+    assert sorted(path.name for path in folder.iterdir()) == [".clusterformer", "scores.json"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
