@@ -1,17 +1,95 @@
 """The precision that routing and attention weights are computed in."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 
 import torch
 from torch import Tensor, nn
 
 HALF = (torch.float16, torch.bfloat16)
+# How float32 matrix products are computed, on each kind of device.
+_PRODUCTS = {"cuda": torch.backends.cuda.matmul, "cpu": torch.backends.mkldnn.matmul}
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32 if it is in half precision, else as it is."""
     return x.float() if x.dtype in HALF else x
+
+
+def is_exact(x: Tensor) -> bool:
+    """Whether x, if it is a matrix product, was computed in full float32 or float64: false in
+    half precision, and for float32 where products may be of TF32 or bfloat16."""
+    if x.dtype == torch.float32:
+        return not _reduced(x.device.type)
+    return x.dtype not in HALF
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Context, or decorator, in which products of float32 matrices are computed in float32 even
+    where TF32 or bfloat16 is allowed, and autocast is off.
+
+    Contexts may be nested, and several threads be in one: the last to leave restores what was. A
+    compiled graph cannot hold the setting: compiling breaks the graph where products are reduced.
+    """
+    with ExitStack() as stack:
+        for device in _PRODUCTS:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if not torch.compiler.is_compiling() or _reduced("cuda") or _reduced("cpu"):
+            _full.enter()
+            stack.callback(_full.leave)
+        yield
+
+
+@torch.compiler.assume_constant_result
+def _reduced(device: str) -> bool:
+    """Whether float32 products on such a device may be of less than float32."""
+    return device in _PRODUCTS and _PRODUCTS[device].fp32_precision not in ("ieee", "none")
+
+
+class _Full:
+    """The setting, which is the process's, for as long as one context needs it."""
+
+    def __init__(self):
+        self.lock, self.users = threading.Lock(), 0
+        self.kept: tuple[str | None, list[str]] | None = None
+
+    @torch.compiler.disable
+    def enter(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users > 1 or not any(_reduced(device) for device in _PRODUCTS):
+                return
+            products = [of_device.fp32_precision for of_device in _PRODUCTS.values()]
+            try:  # what was set by the older interface stays readable by it
+                older = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("highest")
+            except RuntimeError:  # set by the newer one
+                older = None
+            self.kept = older, products
+            self._set("ieee", "ieee")
+
+    @torch.compiler.disable
+    def leave(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users or self.kept is None:
+                return
+            older, products = self.kept
+            if older is not None:
+                torch.set_float32_matmul_precision(older)
+            self._set(*products)
+            self.kept = None
+
+    def _set(self, *products: str) -> None:
+        for of_device, precision in zip(_PRODUCTS.values(), products, strict=True):
+            of_device.fp32_precision = precision
+
+
+_full = _Full()
 
 
 def without_autocast(backward: Callable) -> Callable:

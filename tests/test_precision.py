@@ -1,0 +1,139 @@
+"""Products in full float32, whatever is allowed outside."""
+
+import threading
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_clusterformer.precision import full_float32, is_exact
+
+CUDA, CPU = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
+def older(precision):
+    torch.set_float32_matmul_precision(precision)
+
+
+def newer(precision):
+    CUDA.fp32_precision, CPU.fp32_precision = precision
+
+
+def settings():
+    try:
+        legacy = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        legacy = "mixed"
+    return legacy, CUDA.fp32_precision, CPU.fp32_precision
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    before = CUDA.fp32_precision, CPU.fp32_precision
+    yield
+    older("highest")
+    newer(before)
+
+
+REDUCED = [
+    (older, "high"),
+    (older, "medium"),
+    (newer, ("tf32", "ieee")),
+    (newer, ("ieee", "bf16")),
+]
+
+
+@pytest.mark.parametrize(("allow", "precision"), REDUCED)
+def test_full_inside_and_as_it_was_afterwards(allow, precision):
+    allow(precision)
+    before = settings()
+    assert {*before[1:]} & {"tf32", "bf16"}
+    with full_float32():
+        with full_float32():
+            assert settings()[1:] == ("ieee", "ieee")
+        assert settings()[1:] == ("ieee", "ieee")
+    assert settings() == before
+    with pytest.raises(ZeroDivisionError), full_float32():
+        raise ZeroDivisionError
+    assert settings() == before
+
+
+def test_one_of_the_two_devices_is_reduced():
+    torch.backends.cuda.matmul.allow_tf32 = True  # of CUDA alone
+    before = settings()
+    with full_float32():
+        assert settings()[1:] == ("ieee", "ieee")
+    assert settings() == before
+
+
+def test_autocast_is_off_inside():
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with full_float32():
+            assert (x @ x).dtype == torch.float32
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_a_thread_that_leaves_first_reduces_nothing_for_the_other():
+    older("high")
+    entered, left = threading.Event(), threading.Event()
+
+    def other():
+        with full_float32():
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(10)
+    with full_float32():
+        left.set()
+        thread.join()
+        assert settings() == ("highest", "ieee", "ieee")
+    assert settings() == ("high", "tf32", "tf32")
+
+
+class Products(TorchDispatchMode):
+    """Notes how matrix products are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.default:
+            self.seen.append(CUDA.fp32_precision)
+        return func(*args, **(kwargs or {}))
+
+
+def square(x):
+    with full_float32():
+        return (x @ x).sin()
+
+
+def test_a_compiled_caller_is_one_graph():
+    torch._dynamo.reset()
+    x = torch.randn(4, 4)
+    assert torch.equal(torch.compile(square, backend="eager", fullgraph=True)(x), square(x))
+
+
+def test_a_compiled_caller_computes_in_full_what_others_reduce():
+    older("high")
+    torch._dynamo.reset()
+    x = torch.randn(4, 4)
+    with Products() as products:
+        out = torch.compile(square, backend="eager")(x)
+    assert products.seen == ["ieee"]
+    assert torch.equal(out, square(x))
+    assert settings() == ("high", "tf32", "tf32")
+
+
+def test_what_is_exact():
+    x = torch.zeros(1)
+    assert is_exact(x)
+    assert is_exact(x.double())
+    assert not is_exact(x.half())
+    assert not is_exact(x.bfloat16())
+    older("medium")
+    assert not is_exact(x)
+    assert is_exact(x.double())
