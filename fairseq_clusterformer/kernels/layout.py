@@ -29,6 +29,8 @@ class Layout:
         key_bias: added to the logits of a key, floating point [B, G, N] in token order.
         earlier_only: besides the ranges, hide keys whose token stands after the query's
             (CF22 eq. 13). Only for comparison: the ranges themselves may depend on later tokens.
+        reach: no range is longer, as far as is known without asking the device (a window, say);
+            None: nothing is known. A hint by which tiles are chosen; results do not depend on it.
 
     B and G may be 1 where all rows or heads agree.
     """
@@ -41,3 +43,8 @@ class Layout:
     num_keys: Tensor | None = None
     key_bias: Tensor | None = None
     earlier_only: bool = False
+    reach: int | None = None
+
+
+TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
+"""Layout's first fields: orders and ranges, without a bias."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import LOG2_E
+from .forward import LOG2_E
 from .launch import check_width, rounded, rows_of
 
 TILE_NUMBERS = 4096  # of the keys, and of the values, that a program holds at once

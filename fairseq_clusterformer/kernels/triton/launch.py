@@ -1,14 +1,17 @@
-"""What the Triton kernels share: how tensors are handed to them, and how rows are read."""
+"""What the Triton kernels share: how tensors are handed to them and read, and which tiles they
+work in."""
 
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-SHORTEST_CLASS, LONGEST_CLASS = 7, 14
 WIDEST = 256
 
 
@@ -50,19 +53,52 @@ def check_width(q: Tensor) -> None:
         )
 
 
-def size_class(length: int) -> int:
-    """Kernels are tuned once for each power of 2 from 128 to 8,192, what is beyond included."""
-    return min(max(length.bit_length(), SHORTEST_CLASS), LONGEST_CLASS)
+def precision_of(dtype: torch.dtype) -> str:
+    """How tensor cores multiply float32: as three products of TensorFloat32, which lose two to
+    four times what float32's own would, or as one where torch allows that (``fp32_precision``)."""
+    if dtype == torch.float64:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def configs(*choices: tuple[int, int, int, int]) -> list[triton.Config]:
-    """BLOCK_M, BLOCK_N, warps and stages to choose from; the interpreter takes the first."""
-    if INTERPRETED:
-        choices = choices[:1]
-    return [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
-        for m, n, warps, stages in choices
-    ]
+def work_class(length: int, reach: int | None) -> int:
+    """What tiles are timed for: powers of 2 of the length, 128 to 8,192, and of the reach, from
+    32. 0 where they are not timed, but fixed: see :func:`tuned`."""
+    fixed = os.environ.get("CLUSTERFORMER_FIXED_TILES") == "1"
+    if INTERPRETED or fixed or torch.are_deterministic_algorithms_enabled():
+        return 0
+    reach = 0 if reach is None else max(min(reach, length).bit_length(), 5)
+    return 32 * min(max(length.bit_length(), 7), 14) + min(reach, 14)
+
+
+def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Callable:
+    """Decorator of a kernel: its tiles are chosen by timing them once for each kind of work, and
+    what was fastest is kept in Triton's cache on disk.
+
+    Other tiles round differently. Training that is to be the same bits every time takes the first
+    ones, untimed: with ``CLUSTERFORMER_FIXED_TILES=1`` in the environment, or after
+    ``torch.use_deterministic_algorithms(True)``.
+
+    Args:
+        tiles: query slots, key slots, warps and stages to choose from, by the bytes of a number
+            and by the head's width, rounded up to 64, 128 or 256.
+    """
+    choices = {
+        tile: triton.Config({"BLOCK_M": tile[0], "BLOCK_N": tile[1]}, *tile[2:])
+        for tile in sorted(set().union(*tiles.values()))
+    }
+
+    def fitting(_configs, named: dict, **others) -> list[triton.Config]:
+        values = named | others
+        fit = tiles[values["NUMBER_BYTES"], max(values["BLOCK_E"], 64)]
+        return [choices[tile] for tile in fit[: None if values["work"] else 1]]
+
+    return triton.autotune(
+        list(choices.values()),
+        key=["WIDTH", "NUMBER_BYTES", "PRECISION", "EARLIER_ONLY", "work"],
+        prune_configs_by={"early_config_prune": fitting},
+        cache_results=True,
+    )
 
 
 @triton.jit
@@ -120,14 +156,18 @@ def rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def dot(a, b, ACC: tl.constexpr):
-    """Matrix product in full precision; the interpreter would multiply the bits of bfloat16."""
+def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
+    """Matrix product; the interpreter would multiply the bits of bfloat16."""
     if INTERPRETED:
         a, b = a.to(ACC), b.to(ACC)
-    return tl.dot(a, b, input_precision="ieee", out_dtype=ACC)
+    return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
 
 
 @triton.jit
-def kept(seed, place, dropout):
-    """1 / (1 - dropout) where a weight is kept, 0 where it is dropped; by its place alone."""
-    return tl.where(tl.rand(seed, place) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+def kept(seed, query, key, dropout):
+    """1 / (1 - dropout) where a weight is kept, 0 where it is dropped; by its place alone. Seven
+    rounds of Philox are the fewest that pass all tests of randomness (Salmon et al., 2011)."""
+    low, high = (query * 0 + key).to(tl.uint32), (query + key * 0).to(tl.uint32)
+    bits, _, _, _ = tl.philox(seed, low, high, low * 0, low * 0, n_rounds=7)
+    uniform = tl.uint_to_uniform_float(bits)
+    return tl.where(uniform >= dropout, 1.0 / (1.0 - dropout), 0.0)

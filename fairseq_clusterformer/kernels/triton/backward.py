@@ -1,0 +1,260 @@
+"""The backward pass of ranged attention: one kernel over tiles of queries (dq), one over tiles of
+keys (dk, dv, the bias's gradient).
+
+Shape letters: B batch, H heads, N tokens, M key slots, E head width.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layout import Layout
+from .forward import LOG2_E, VARYING, arguments, bias_rows, load_keys, load_queries, logits_of
+from .launch import dot, kept, load_index, load_rows, place_of, rounded, rows_of, store_rows, tuned
+
+# Slots that share an entry of the two tables of bounds; SPAN divides every BLOCK_N below.
+TILE, SPAN = 64, 32
+
+TILES_OF_QUERIES = {
+    (2, 64): [(64, 32, 4, 2)],
+    (2, 128): [(64, 32, 4, 2)],
+    (2, 256): [(64, 32, 4, 2)],
+    (4, 64): [(64, 32, 4, 2)],
+    (4, 128): [(64, 32, 4, 2)],
+    (4, 256): [(64, 32, 4, 2)],
+    (8, 64): [(64, 32, 4, 2)],
+    (8, 128): [(32, 32, 4, 1)],
+    (8, 256): [(32, 32, 4, 1)],
+}
+TILES_OF_KEYS = {
+    (2, 64): [(32, 64, 4, 2)],
+    (2, 128): [(32, 64, 4, 2)],
+    (2, 256): [(32, 64, 4, 2)],
+    (4, 64): [(32, 64, 4, 2)],
+    (4, 128): [(32, 64, 4, 2)],
+    (4, 256): [(32, 64, 4, 2)],
+    (8, 64): [(32, 64, 4, 2)],
+    (8, 128): [(32, 32, 4, 1)],
+    (8, 256): [(32, 32, 4, 1)],
+}
+
+
+@tuned(TILES_OF_QUERIES)
+@triton.jit(do_not_specialize=VARYING)
+def _backward_queries(
+    q, k, v, bias, out, lse, d_out, d_lse, d_q, delta,
+    lo, hi, query_order, key_order, num_queries, num_keys,
+    heads, length, slots, work, dropout, seed,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLIER_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row, tile = place_of(tl.cdiv(length, BLOCK_M))
+    b, h = row // heads, row % heads
+    slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+    token, low, high, used = load_queries(lo, hi, query_order, num_queries, b, h, slot, length)
+    exists = slot < length
+    query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
+    d_values = load_rows(d_out, b, h, token, used, WIDTH, BLOCK_E)
+    values = load_rows(out, b, h, token, used, WIDTH, BLOCK_E)
+    log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
+    sees_nothing = log_sum == float("-inf")
+    log_sum = tl.where(sees_nothing, 0.0, log_sum * LOG2_E)
+    # dS = P * (dP - delta); the gradient of the log-sum-exp adds P * d_lse. Where nothing is seen
+    # that gradient may be NaN (of logaddexp, say), and nobody's keys may learn of it.
+    shift = tl.sum(d_values.to(ACC) * values.to(ACC), 1)
+    if d_lse is not None:
+        shift -= tl.load(d_lse + row * length + token, mask=used, other=0.0)
+    shift = tl.where(sees_nothing, 0.0, shift)
+    tl.store(delta + row * length + token, shift, mask=exists)
+
+    if seed is not None:
+        seed = tl.load(seed)
+    d_query = tl.zeros([BLOCK_M, BLOCK_E], ACC)
+    begin = tl.min(tl.where(high > low, low, slots)) // BLOCK_N * BLOCK_N
+    end = tl.max(tl.where(high > low, high, 0))
+    for first in range(begin, end, BLOCK_N):
+        key_slot = first + tl.arange(0, BLOCK_N)
+        key_token, key_used = load_keys(key_order, num_keys, b, h, key_slot, slots)
+        key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
+        value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
+        logits = logits_of(
+            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, PRECISION, EARLIER_ONLY, QUERIES=0,
+        )  # fmt: skip
+        weights = tl.exp2(logits - log_sum[:, None])
+        d_weights = dot(d_values, tl.trans(value), ACC, PRECISION)
+        if seed is not None:
+            d_weights *= kept(seed, row * length + slot[:, None], key_slot[None, :], dropout)
+        d_logits = weights * (d_weights - shift[:, None])
+        d_query += dot(rounded(d_logits, key.dtype), key, ACC, PRECISION)
+    store_rows(d_q, b, h, token, d_query * SCALE, exists, WIDTH, BLOCK_E)
+
+
+@tuned(TILES_OF_KEYS)
+@triton.jit(do_not_specialize=VARYING)
+def _backward_keys(
+    q, k, v, bias, lse, d_out, delta, d_k, d_v, d_bias, spans,
+    lo, hi, query_order, key_order, num_queries, num_keys,
+    heads, length, slots, work, dropout, seed, key_tiles, span_b, span_h,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLIER_ONLY: tl.constexpr, ONCE: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row, tile = place_of(tl.cdiv(slots, BLOCK_N))
+    b, h = row // heads, row % heads
+    key_slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    key_token, key_used = load_keys(key_order, num_keys, b, h, key_slot, slots)
+    key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
+    value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
+    if seed is not None:
+        seed = tl.load(seed)
+    d_key = tl.zeros([BLOCK_N, BLOCK_E], ACC)
+    d_value = tl.zeros([BLOCK_N, BLOCK_E], ACC)
+    d_key_bias = tl.zeros([BLOCK_N], ACC)
+
+    entry = tile * (BLOCK_N // SPAN) + tl.arange(0, BLOCK_N // SPAN)
+    span = spans + ((b * span_b + h * span_h) * key_tiles + entry) * 2
+    begin = tl.min(tl.load(span, mask=entry < key_tiles, other=length))
+    end = tl.max(tl.load(span + 1, mask=entry < key_tiles, other=0))
+    for first in range(begin, end, BLOCK_M):
+        slot = first + tl.arange(0, BLOCK_M)
+        token, low, high, used = load_queries(lo, hi, query_order, num_queries, b, h, slot, length)
+        query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
+        d_values = load_rows(d_out, b, h, token, used, WIDTH, BLOCK_E)
+        log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
+        log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum * LOG2_E)
+        shift = tl.load(delta + row * length + token, mask=used, other=0.0)
+        logits = logits_of(
+            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, PRECISION, EARLIER_ONLY, QUERIES=1,
+        )  # fmt: skip
+        weights = tl.exp2(logits - log_sum[None, :])
+        d_weights = dot(value, tl.trans(d_values), ACC, PRECISION)
+        left = weights
+        if seed is not None:
+            keep = kept(seed, row * length + slot[None, :], key_slot[:, None], dropout)
+            d_weights *= keep
+            left = weights * keep
+        d_value += dot(rounded(left, d_values.dtype), d_values, ACC, PRECISION)
+        d_logits = weights * (d_weights - shift[None, :])
+        d_key += dot(rounded(d_logits, query.dtype), query, ACC, PRECISION)
+        d_key_bias += tl.sum(d_logits, 1)
+
+    place = key_token if ONCE else key_slot.to(tl.int64)
+    exists = key_slot < slots
+    store_rows(d_k, b, h, place, d_key * SCALE, exists, WIDTH, BLOCK_E)
+    store_rows(d_v, b, h, place, d_value, exists, WIDTH, BLOCK_E)
+    if d_bias is not None:
+        tl.store(d_bias + row * slots + place, d_key_bias, mask=exists)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _bounds(lo, hi, bounds, groups, length, slots, tiles, TILE: tl.constexpr):
+    """First and one past the last key slot that each tile of query slots sees."""
+    row, tile = place_of(tiles)
+    slot = tile * TILE + tl.arange(0, TILE)
+    low = load_index(lo, row // groups, row % groups, slot, length).to(tl.int32)
+    high = load_index(hi, row // groups, row % groups, slot, length).to(tl.int32)
+    entry = bounds + (row * tiles + tile) * 2
+    tl.store(entry, tl.min(tl.where(high > low, low, slots)))
+    tl.store(entry + 1, tl.max(tl.where(high > low, high, 0)))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _spans(
+    bounds, spans, length, tiles, key_tiles,
+    TILE: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same of queries: first and one past the last slot of those that see a tile of keys."""
+    row, block = place_of(tl.cdiv(key_tiles, BLOCK))
+    key_tile = block * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.zeros([BLOCK], tl.int32) + tiles
+    end = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, tiles, BLOCK):
+        tile = first + tl.arange(0, BLOCK)
+        entry = bounds + (row * tiles + tile) * 2
+        low = tl.load(entry, mask=tile < tiles, other=0)
+        high = tl.load(entry + 1, mask=tile < tiles, other=0)
+        sees = low[None, :] < (key_tile[:, None] + 1) * SPAN
+        sees = sees & (high[None, :] > key_tile[:, None] * SPAN)
+        begin = tl.minimum(begin, tl.min(tl.where(sees, tile[None, :], tiles), 1))
+        end = tl.maximum(end, tl.max(tl.where(sees, tile[None, :] + 1, 0), 1))
+    entry = spans + (row * key_tiles + key_tile) * 2
+    tl.store(entry, tl.minimum(begin * TILE, length), mask=key_tile < key_tiles)
+    tl.store(entry + 1, tl.minimum(end * TILE, length), mask=key_tile < key_tiles)
+
+
+def backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor | None,
+    layout: Layout,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and key_bias, from those of what :func:`.forward.forward` returned."""
+    batch, heads, length, width = q.shape
+    shared = arguments(q, seed, layout, dropout)
+    slots = shared["slots"]
+    if d_out.stride(-1) != 1:  # the gradient of a sum is one number, expanded
+        d_out = d_out.contiguous()
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    bias, delta = bias_rows(key_bias, q), torch.empty_like(lse)
+    rows = batch * heads
+
+    d_q = q.new_empty(batch, length, heads, width).transpose(1, 2)
+    _backward_queries[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]) * rows,)](
+        rows_of(q), rows_of(k), rows_of(v), bias, rows_of(out), lse,
+        rows_of(d_out), d_lse, rows_of(d_q), delta, **shared,
+    )  # fmt: skip
+
+    once = slots == length
+    dtype = q.dtype if once else lse.dtype
+    d_k, d_v = (q.new_empty(batch, slots, heads, width, dtype=dtype).transpose(1, 2) for _ in "kv")
+    d_bias = None if key_bias is None else lse.new_empty(batch, heads, slots)
+    spans, key_tiles, span_strides = _spans_of(shared, layout)
+    _backward_keys[lambda meta: (triton.cdiv(slots, meta["BLOCK_N"]) * rows,)](
+        rows_of(q), rows_of(k), rows_of(v), bias, lse,
+        rows_of(d_out), delta, rows_of(d_k), rows_of(d_v), d_bias, spans, **shared,
+        key_tiles=key_tiles, **span_strides, ONCE=once, SPAN=SPAN,
+    )  # fmt: skip
+    if not once:
+        d_k, d_v = (_added_up(x, layout.key_order, q) for x in (d_k, d_v))
+    if d_bias is not None:
+        if not once:
+            d_bias = _added_up(d_bias.unsqueeze(-1), layout.key_order, lse).squeeze(-1)
+        d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
+    return d_q, d_k, d_v, d_bias
+
+
+def _spans_of(shared: dict, layout: Layout) -> tuple[Tensor, int, dict]:
+    """Which query slots see each tile of SPAN key slots: int32 [rows, key tiles, 2]."""
+    batch, groups = torch.broadcast_shapes(layout.lo.shape[:2], layout.hi.shape[:2])
+    length, slots = shared["length"], shared["slots"]
+    tiles, key_tiles = triton.cdiv(length, TILE), triton.cdiv(slots, SPAN)
+    bounds = torch.empty(batch * groups, tiles, 2, dtype=torch.int32, device=layout.lo.device)
+    spans = bounds.new_empty(batch * groups, key_tiles, 2)
+    _bounds[(tiles * batch * groups,)](
+        shared["lo"], shared["hi"], bounds, groups, length, slots, tiles, TILE=TILE
+    )
+    _spans[(triton.cdiv(key_tiles, 64) * batch * groups,)](
+        bounds, spans, length, tiles, key_tiles, TILE=TILE, SPAN=SPAN, BLOCK=64
+    )
+    strides = {"span_b": groups if batch > 1 else 0, "span_h": 1 if groups > 1 else 0}
+    return spans, key_tiles, strides
+
+
+def _added_up(by_slot: Tensor, key_order: Tensor, like: Tensor) -> Tensor:
+    """Sums [B, H, N, *] over the slots of each token, of [B, H, M, *]."""
+    batch, heads, _, width = by_slot.shape
+    index = key_order.expand(batch, heads, -1).unsqueeze(-1).expand(by_slot.shape)
+    total = by_slot.new_zeros(batch, like.size(2), heads, width).transpose(1, 2)
+    return total.scatter_add_(2, index, by_slot).to(like.dtype)

@@ -1,0 +1,198 @@
+"""The forward kernel of ranged attention, and what the backward kernels share with it.
+
+Logits are in units of log 2, as the hardware's exponential is.
+
+Shape letters: B batch, H heads, N tokens, M key slots, E head width.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layout import TENSORS, Layout
+from .launch import (
+    Rows,
+    dot,
+    index_of,
+    kept,
+    load_count,
+    load_index,
+    load_rows,
+    place_of,
+    precision_of,
+    rounded,
+    rows_of,
+    store_rows,
+    tuned,
+    work_class,
+)
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Numbers that differ from batch to batch: kernels are not compiled anew for their values.
+VARYING = ["length", "slots", "work", "tiles", "key_tiles"]
+
+
+@triton.jit
+def load_queries(lo, hi, query_order, num_queries, b, h, slot, length):
+    """Of a tile of query slots: their tokens and ranges, and which of them hold a real token."""
+    token = load_index(query_order, b, h, slot, length)
+    low = load_index(lo, b, h, slot, length).to(tl.int32)
+    high = load_index(hi, b, h, slot, length).to(tl.int32)
+    used = slot < length
+    if num_queries is not None:
+        used = slot < load_count(num_queries, b, h)
+    return token, low, high, used
+
+
+@triton.jit
+def load_keys(key_order, num_keys, b, h, slot, slots):
+    """Of a tile of key slots: their tokens, and which of them hold a real one."""
+    token = load_index(key_order, b, h, slot, slots)
+    used = slot < slots
+    if num_keys is not None:
+        used = slot < load_count(num_keys, b, h)
+    return token, used
+
+
+@triton.jit
+def logits_of(
+    query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+    SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLIER_ONLY: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Logits of a tile in units of log 2, -inf where a key is not seen; queries along the axis
+    QUERIES, keys along the other."""
+    KEYS: tl.constexpr = 1 - QUERIES
+    if QUERIES == 0:
+        logits = dot(query, tl.trans(key), ACC, PRECISION) * (SCALE * LOG2_E)
+    else:
+        logits = dot(key, tl.trans(query), ACC, PRECISION) * (SCALE * LOG2_E)
+    if bias is not None:
+        pointers = bias.ptr + b * bias.b + h * bias.h + key_token * bias.n
+        of_key = tl.load(pointers, mask=key_used, other=0.0).to(ACC) * LOG2_E
+        logits += tl.expand_dims(of_key, QUERIES)
+    slot = tl.expand_dims(key_slot, QUERIES)
+    seen = (slot >= tl.expand_dims(low, KEYS)) & (slot < tl.expand_dims(high, KEYS))
+    if EARLIER_ONLY:
+        seen = seen & (tl.expand_dims(key_token, QUERIES) <= tl.expand_dims(token, KEYS))
+    return tl.where(seen, logits, float("-inf"))
+
+
+TILES = {
+    (2, 64): [(64, 32, 4, 2)],
+    (2, 128): [(64, 32, 4, 2)],
+    (2, 256): [(64, 32, 4, 2)],
+    (4, 64): [(64, 32, 4, 2)],
+    (4, 128): [(64, 32, 4, 2)],
+    (4, 256): [(64, 32, 4, 2)],
+    (8, 64): [(64, 32, 4, 2)],
+    (8, 128): [(32, 32, 4, 1)],
+    (8, 256): [(32, 32, 4, 1)],
+}
+
+
+@tuned(TILES)
+@triton.jit(do_not_specialize=VARYING)
+def _forward(
+    q, k, v, bias, out, lse, lo, hi, query_order, key_order, num_queries, num_keys,
+    heads, length, slots, work, dropout, seed,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLIER_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row, tile = place_of(tl.cdiv(length, BLOCK_M))
+    b, h = row // heads, row % heads
+    # Causal attention over everything has its longest ranges last: they start first.
+    slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+    token, low, high, used = load_queries(lo, hi, query_order, num_queries, b, h, slot, length)
+    query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
+
+    if seed is not None:
+        seed = tl.load(seed)
+    peak = tl.full([BLOCK_M], float("-inf"), ACC)
+    total = tl.zeros([BLOCK_M], ACC)
+    values = tl.zeros([BLOCK_M, BLOCK_E], ACC)
+    begin = tl.min(tl.where(high > low, low, slots)) // BLOCK_N * BLOCK_N
+    end = tl.max(tl.where(high > low, high, 0))
+    for first in range(begin, end, BLOCK_N):
+        key_slot = first + tl.arange(0, BLOCK_N)
+        key_token, key_used = load_keys(key_order, num_keys, b, h, key_slot, slots)
+        key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
+        value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
+        logits = logits_of(
+            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, PRECISION, EARLIER_ONLY, QUERIES=0,
+        )  # fmt: skip
+
+        new_peak = tl.maximum(peak, tl.max(logits, 1))
+        # While nothing has been seen both are -inf, and their difference would be NaN.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(logits - shift[:, None])
+        decay = tl.exp2(peak - shift)
+        total = total * decay + tl.sum(weights, 1)
+        if seed is not None:
+            weights *= kept(seed, row * length + slot[:, None], key_slot[None, :], dropout)
+        attended = dot(rounded(weights, value.dtype), value, ACC, PRECISION)
+        values = values * decay[:, None] + attended
+        peak = new_peak
+
+    # A query that sees nothing has total 0: its result is 0 and its log-sum-exp -inf.
+    safe = tl.where(total == 0.0, 1.0, total)
+    exists = slot < length
+    store_rows(out, b, h, token, values / safe[:, None], exists, WIDTH, BLOCK_E)
+    log_sum = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(safe)) / LOG2_E)
+    tl.store(lse + row * length + token, log_sum, mask=exists)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    seed: Tensor | None,
+    layout: Layout,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Attended values [B, H, N, E], a token's heads side by side in memory, and the log-sum-exp.
+
+    Args:
+        seed: int64 scalar on q's device, which names the dropout masks; None: nothing is dropped.
+    """
+    batch, heads, length, width = q.shape
+    out = q.new_empty(batch, length, heads, width).transpose(1, 2)
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse = q.new_empty(batch, heads, length, dtype=exact)
+    with torch.cuda.device_of(q):  # the backward pass is run on its tensors' device anyway
+        _forward[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]) * batch * heads,)](
+            rows_of(q), rows_of(k), rows_of(v), bias_rows(key_bias, q), rows_of(out), lse,
+            **arguments(q, seed, layout, dropout),
+        )  # fmt: skip
+    return out, lse
+
+
+def arguments(q: Tensor, seed: Tensor | None, layout: Layout, dropout: float) -> dict:
+    """What all kernels of a call take."""
+    _, heads, length, width = q.shape
+    return {
+        **{name: index_of(getattr(layout, name)) for name in TENSORS},
+        "heads": heads,
+        "length": length,
+        "slots": length if layout.key_order is None else layout.key_order.size(-1),
+        "work": work_class(length, layout.reach),
+        "dropout": dropout,
+        "seed": seed,
+        "WIDTH": width,
+        "NUMBER_BYTES": q.element_size(),
+        "BLOCK_E": max(16, triton.next_power_of_2(width)),
+        "SCALE": width**-0.5,
+        "ACC": tl.float64 if q.dtype == torch.float64 else tl.float32,
+        "PRECISION": precision_of(q.dtype),
+        "EARLIER_ONLY": layout.earlier_only,
+    }
+
+
+def bias_rows(key_bias: Tensor | None, q: Tensor) -> Rows | None:
+    if key_bias is None:
+        return None
+    return rows_of(key_bias.expand(q.shape[:3]).unsqueeze(-1))
