@@ -57,7 +57,7 @@ setup(
         "sentencepiece>=0.2.3",
         "subword-nmt",
         "tqdm",
-        # bundles, folders, pages, pictures, documents
+        # bundles, folders and kernels, pages, pictures, documents
         "filelock",
         "jinja2",
         "matplotlib",
@@ -68,7 +68,7 @@ setup(
         "tensorboardX",
     ],
     entry_points={"console_scripts": ["clusterformer=fairseq_clusterformer.cli.main:main"]},
-    package_data={"fairseq_clusterformer": ["visual/templates/*"]},
+    package_data={"fairseq_clusterformer": ["visual/templates/*", "kernels/cpu/*.cpp"]},
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
         # clustering: the self-organising map that neural clustering is compared with

@@ -230,13 +230,13 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
         site = tmp_path / "site-packages"
         with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
             wheel.extractall(site)
-        templates = (PACKAGE / "visual" / "templates").iterdir()
+        others = [*(PACKAGE / "visual" / "templates").iterdir(), *PACKAGE.rglob("*.cpp")]
         (info,) = site.glob("*.dist-info")
         assert {
             path.relative_to(site)
             for path in site.rglob("*")
             if path.is_file() and info not in path.parents
-        } == {path.relative_to(REPO_ROOT) for path in [*FILES.values(), *templates]}
+        } == {path.relative_to(REPO_ROOT) for path in [*FILES.values(), *others]}
         # fairseq looks for the name beside its own folder
         (site / "fairseq").mkdir()
         for entry in Path(fairseq.__file__).parent.iterdir():

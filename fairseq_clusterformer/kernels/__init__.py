@@ -1,13 +1,14 @@
 """Ranged attention: softmax attention of each query slot over its range of key slots.
 
 One contract, several implementations; the caller chooses, or leaves the choice to the device
-("auto": triton on CUDA, blocks elsewhere). An implementation that cannot do what it is asked
-raises and names one that can: none falls back to another.
+("auto": triton on CUDA, cpu on a CPU where it can be built, blocks elsewhere). An implementation
+that cannot do what it is asked raises and names one that can: none falls back to another.
 
 ==============  ===========================================================================
 ``reference``   a dense mask; any dtype, float64 for gradcheck; the specification
 ``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) per head
 ``triton``      fused kernels; CUDA, and the CPU under Triton's interpreter
+``cpu``         a fused kernel in C++, built on first use
 ==============  ===========================================================================
 """
 
@@ -17,6 +18,7 @@ from types import ModuleType
 from torch import Tensor
 
 from .blocks import blocks_attention
+from .cpu import cpu_attention, is_available
 from .join import join
 from .layout import Layout
 from .reference import reference_attention
@@ -55,6 +57,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "reference": reference_attention,
     "blocks": blocks_attention,
     "triton": triton_attention,
+    "cpu": cpu_attention,
 }
 
 
@@ -65,6 +68,8 @@ def chosen(impl: str, q: Tensor) -> str:
         ValueError: an unknown name.
     """
     if impl == "auto":
+        if q.device.type == "cpu" and is_available():
+            return "cpu"
         return "triton" if q.is_cuda else "blocks"
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
@@ -91,7 +96,7 @@ def ranged_attention(
         key_bias: added to the logits of each key, [B, 1 or H, N] in token order; None: the
             layout's own, if it has one.
         dropout: probability of dropping an attention weight (the others are scaled up).
-        impl: "reference", "blocks", "triton", or "auto".
+        impl: "reference", "blocks", "triton", "cpu", or "auto".
 
     Returns:
         Two tensors. The first has the attended values [B, H, N, E] in token order, in q's dtype.

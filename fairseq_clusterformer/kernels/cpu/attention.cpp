@@ -1,0 +1,642 @@
+// Ranged attention on a CPU: tiles of queries, online softmax, forward and backward.
+//
+// A strip is as many queries as fill two vector registers. Its logits are computed transposed, a
+// row for each key: maxima, exponentials and sums then run along the queries, without a sum across
+// a register, and all products read keys and values as they stand, a row for each key. Rows are
+// copied into contiguous memory once for a run of tiles; neighbouring tiles share them. Each strip
+// computes the keys between its first and its last, so a range wastes half a strip of keys or less.
+//
+// A task is a segment of the queries of one row and head. What a segment is depends on the shapes
+// alone, and gradients of keys are summed in the order of segments: results do not depend on the
+// number of threads. Logits are kept in units of log 2.
+//
+// Shape letters: E head width, P that width padded to full registers, Q queries of a strip.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <vector>
+
+// [batch, heads, tokens or slots, E or nothing]; strides count elements, the last is 1.
+struct Tensor {
+  char* data;
+  int64_t strides[3];
+  template <class X>
+  X* at(int64_t row, int64_t head, int64_t place = 0) const {
+    return reinterpret_cast<X*>(data) + row * strides[0] + head * strides[1] + place * strides[2];
+  }
+};
+
+// Mirrored by _Problem in Python. Absent tensors have no data.
+struct Problem {
+  Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
+  Tensor out, lse, d_out, d_lse, d_q, d_k, d_v, d_bias;
+  int64_t batch, heads, length, slots, width, earlier_only, seed, threads;
+  double dropout;
+};
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, ROWS = 8;  // of a register; rows of a product that registers hold
+#elif defined(__AVX__)
+constexpr int BYTES = 32, ROWS = 6;
+#else
+constexpr int BYTES = 16, ROWS = 4;
+#endif
+constexpr int TILE = 64;      // queries that share what is copied of keys
+constexpr int CHUNK = 512;    // keys between two corrections of the online softmax
+constexpr int KEPT = 1024;    // rows of keys that stay copied
+constexpr int SEGMENTS = 32;  // tasks there are at least, where sequences are long enough
+constexpr double LOG2_E = 1.4426950408889634, LN_2 = 0.6931471805599453;
+
+struct BFloat16 {
+  uint16_t bits;
+  operator float() const {
+    uint32_t wide = uint32_t(bits) << 16;
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+  }
+  BFloat16& operator=(float x) {  // to nearest, ties to even
+    uint32_t wide;
+    std::memcpy(&wide, &x, 4);
+    bits = x != x ? 0x7fc0 : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+    return *this;
+  }
+};
+
+int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Zeroed memory that starts at a cache line: the padding of rows is never written again.
+template <class X>
+struct Buffer {
+  std::unique_ptr<X[], Free> memory;
+  explicit Buffer(size_t count) {
+    size_t bytes = rounded_up(std::max<size_t>(count, 1) * sizeof(X), 64);
+    memory.reset(static_cast<X*>(std::aligned_alloc(64, bytes)));
+    if (memory) std::memset(static_cast<void*>(memory.get()), 0, bytes);
+    else std::abort();
+  }
+  operator X*() const { return memory.get(); }
+};
+
+// Calls f(number of rows, first row) for groups of R rows, then for one of what is left.
+template <int R, class F>
+inline void in_groups(int64_t begin, int64_t end, F f) {
+  for (; begin + R <= end; begin += R) f(std::integral_constant<int, R>{}, begin);
+  if constexpr (R > 1) {
+    if (begin < end) in_groups<R - 1>(begin, end, f);
+  }
+}
+
+// T computes and accumulates; q, k, v and their gradients are stored as S.
+template <class T, class S>
+struct Attention {
+  using Int = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  using Bits = std::make_unsigned_t<Int>;
+  typedef T V __attribute__((vector_size(BYTES), may_alias));
+  typedef Int I __attribute__((vector_size(BYTES), may_alias));
+  typedef Bits U __attribute__((vector_size(BYTES), may_alias));
+  static constexpr int L = BYTES / sizeof(T), Q = 2 * L;
+  static constexpr T LOWEST = std::numeric_limits<T>::lowest();
+  static constexpr T INF = std::numeric_limits<T>::infinity();
+
+  static V& vec(T* p) { return *reinterpret_cast<V*>(p); }
+  static const V& vec(const T* p) { return *reinterpret_cast<const V*>(p); }
+  static const I& vec(const Int* p) { return *reinterpret_cast<const I*>(p); }
+  static const U& vec(const Bits* p) { return *reinterpret_cast<const U*>(p); }
+  static V max(V a, V b) { return a > b ? a : b; }
+
+  // 2^x, 0 below the normal numbers; relative error 2e-9 before rounding.
+  static V exp2(V x) {
+    if constexpr (std::is_same_v<T, float>) {
+      V clamped = x < -125.0f ? V{} - 125.0f : x;
+      V shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the last bits are the nearest integer
+      V f = clamped - (shifted - 12582912.0f);
+      V y = f * 1.534581182902e-4f + 1.339993121824e-3f;
+      y = y * f + 9.618488957769e-3f;
+      y = y * f + 5.550328776968e-2f;
+      y = y * f + 2.402264689063e-1f;
+      y = y * f + 6.931472057373e-1f;
+      y = y * f + 1.0f;
+      y *= (V)(((I)shifted << 23) + (127 << 23));
+      return x < -125.0f ? V{} : y;
+    } else {
+      for (int i = 0; i < L; i++) x[i] = std::exp2(x[i]);
+      return x;
+    }
+  }
+
+  // products[r] = sum over e of rows[r][e] * columns[e], for the Q queries of columns [E][Q].
+  template <int R>
+  static inline void dot(const T* rows, const T* columns, int64_t padded, int64_t width,
+                         V (&products)[R][2]) {
+    V sums[R][2] = {};
+    for (int64_t e = 0; e < width; e++) {
+      V left = vec(columns + e * Q), right = vec(columns + e * Q + L);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        T x = rows[r * padded + e];
+        sums[r][0] += x * left;
+        sums[r][1] += x * right;
+      }
+    }
+    for (int r = 0; r < R; r++) products[r][0] = sums[r][0], products[r][1] = sums[r][1];
+  }
+
+  // to[r] += sum over n of weights[n * step + r * stride] * rows[n]; all rows P wide.
+  template <int R>
+  static inline void add_weighted(const T* weights, int64_t step, int64_t stride, const T* rows,
+                                  int64_t count, int64_t padded, T* to) {
+    for (int64_t e = 0; e < padded; e += Q) {
+      V sums[R][2] = {};
+      const T* w = weights;
+      const T* row = rows + e;
+      for (int64_t n = 0; n < count; n++, w += step, row += padded) {
+        V left = vec(row), right = vec(row + L);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+          T x = w[r * stride];
+          sums[r][0] += x * left;
+          sums[r][1] += x * right;
+        }
+      }
+      for (int r = 0; r < R; r++) {
+        vec(to + r * padded + e) += sums[r][0];
+        vec(to + r * padded + e + L) += sums[r][1];
+      }
+    }
+  }
+
+  // Q queries: slots that follow each other.
+  struct Strip {
+    alignas(64) Int lo[Q], hi[Q], token[Q];
+    alignas(64) Bits draw[2][Q];  // of dropout
+    alignas(64) T peak[Q], total[Q], lse[Q], delta[Q];
+    int64_t begin, end;            // keys that any of them sees
+    int64_t all_begin, all_end;    // keys that all of them see
+    T *q, *q_columns, *d_out, *d_out_columns, *sum;  // [Q][P], [P][Q], ..., output or d_q [Q][P]
+  };
+
+  const Problem& p;
+  const int64_t padded;
+  const T scale, kept_scale;  // of queries; of weights that dropout keeps
+  const Int kept_below;
+  int64_t row, head;
+
+  // Copied keys, slots [first, last).
+  int64_t first = 0, last = 0;
+  Buffer<T> keys, values, biases;
+  Buffer<Int> tokens;
+  // Weights and their gradients, [keys][Q]; what the strips point to.
+  Buffer<T> weights, d_logits, rows;
+  std::unique_ptr<Strip[]> strips{new Strip[TILE / Q]};
+
+  Attention(const Problem& p, bool backward)
+      : p(p),
+        padded(rounded_up(p.width, Q)),
+        scale(LOG2_E / std::sqrt(double(p.width))),
+        kept_scale(1 / (1 - p.dropout)),
+        kept_below((1 - p.dropout) * 0x1p31 < 0x7fffffff ? (1 - p.dropout) * 0x1p31 : 0x7fffffff),
+        keys(KEPT * padded),
+        values(KEPT * padded),
+        biases(KEPT),
+        tokens(KEPT),
+        weights(CHUNK * Q),
+        d_logits(backward ? CHUNK * Q : 0),
+        rows((backward ? 5 : 3) * TILE * padded) {
+    for (int i = 0; i < TILE / Q; i++) {
+      T* at = rows + i * Q * padded;
+      T** parts[] = {&strips[i].q, &strips[i].q_columns, &strips[i].sum, &strips[i].d_out,
+                     &strips[i].d_out_columns};
+      for (int part = 0; part < (backward ? 5 : 3); part++)
+        *parts[part] = at + part * TILE * padded;
+    }
+  }
+
+  void of(int64_t new_row, int64_t new_head) {
+    row = new_row, head = new_head;
+    first = last = 0;
+  }
+
+  int64_t count(const Tensor& t, int64_t all) const {
+    return t.data ? *t.at<int64_t>(row, head) : all;
+  }
+  int64_t token(const Tensor& order, int64_t slot) const {
+    return order.data ? *order.at<int64_t>(row, head, slot) : slot;
+  }
+
+  void copy_row(T* to, const S* from, T factor) const {
+    for (int64_t e = 0; e < p.width; e++) to[e] = T(from[e]) * factor;
+  }
+
+  // Keys [begin, end) are copied afterwards; they are CHUNK or fewer.
+  void reach(int64_t begin, int64_t end) {
+    if (begin < first || begin > last) first = last = begin;
+    if (end - first > KEPT) {
+      int64_t moved = begin - first, left = last - begin;
+      std::memmove(keys, keys + moved * padded, left * padded * sizeof(T));
+      std::memmove(values, values + moved * padded, left * padded * sizeof(T));
+      std::memmove(biases, biases + moved, left * sizeof(T));
+      std::memmove(tokens, tokens + moved, left * sizeof(Int));
+      first = begin;
+    }
+    int64_t used = count(p.num_keys, p.slots);
+    for (; last < end; last++) {
+      int64_t from = token(p.key_order, last), to = last - first;
+      tokens[to] = from;
+      if (last < used) {
+        copy_row(keys + to * padded, p.k.at<S>(row, head, from), 1);
+        copy_row(values + to * padded, p.v.at<S>(row, head, from), 1);
+      } else {  // holds no token: 0, whatever stands there
+        std::memset(keys + to * padded, 0, p.width * sizeof(T));
+        std::memset(values + to * padded, 0, p.width * sizeof(T));
+      }
+      if (p.key_bias.data)
+        biases[to] = last < used ? *p.key_bias.at<T>(row, head, from) * T(LOG2_E) : 0;
+    }
+  }
+
+  void transpose(const T* from, T* to) const {
+    for (int64_t e = 0; e < p.width; e++)
+      for (int i = 0; i < Q; i++) to[e * Q + i] = from[i * padded + e];
+  }
+
+  // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
+  void load(Strip& s, int64_t slot, bool backward) {
+    int64_t used = count(p.num_queries, p.length);
+    s.begin = s.all_begin = 0, s.end = s.all_end = 0;
+    bool any = false, all = true;
+    for (int i = 0; i < Q; i++, slot++) {
+      bool there = slot < p.length;
+      int64_t from = there ? token(p.query_order, slot) : 0;
+      int64_t lo = there ? *p.lo.at<int64_t>(row, head, slot) : 0;
+      int64_t hi = there ? *p.hi.at<int64_t>(row, head, slot) : 0;
+      s.token[i] = from;
+      bool sees = lo < hi;
+      if (backward) {
+        T lse = there ? *p.lse.at<T>(row, head, from) : -INF;
+        sees = sees && lse != -INF;
+        s.lse[i] = sees ? lse * T(LOG2_E) : 0;
+      }
+      s.lo[i] = sees ? lo : 0, s.hi[i] = sees ? hi : 0;
+      if (sees) {
+        s.begin = any ? std::min(s.begin, lo) : lo, s.end = any ? std::max(s.end, hi) : hi;
+        s.all_begin = any ? std::max(s.all_begin, lo) : lo;
+        s.all_end = any ? std::min(s.all_end, hi) : hi;
+      }
+      any |= sees, all &= sees;
+      if (sees && slot < used) copy_row(s.q + i * padded, p.q.at<S>(row, head, from), scale);
+      else std::memset(s.q + i * padded, 0, p.width * sizeof(T));
+      if (backward) {
+        s.delta[i] = 0;
+        if (sees) {
+          const S* d_out = p.d_out.at<S>(row, head, from);
+          const S* out = p.out.at<S>(row, head, from);
+          copy_row(s.d_out + i * padded, d_out, 1);
+          T delta = 0;
+          for (int64_t e = 0; e < p.width; e++) delta += T(d_out[e]) * T(out[e]);
+          s.delta[i] = delta - *p.d_lse.at<T>(row, head, from);
+        } else {
+          std::memset(s.d_out + i * padded, 0, p.width * sizeof(T));
+        }
+      }
+      if (p.dropout > 0) {
+        uint64_t x = p.seed + ((row * p.heads + head) * p.length + slot + 1) * 0x9e3779b97f4a7c15u;
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;  // splitmix64
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        x ^= x >> 31;
+        s.draw[0][i] = uint32_t(x), s.draw[1][i] = uint32_t(x >> 32) | 1;
+      }
+    }
+    if (!all) s.all_begin = s.all_end = 0;
+    transpose(s.q, s.q_columns);
+    if (backward) transpose(s.d_out, s.d_out_columns);
+    std::memset(s.sum, 0, Q * padded * sizeof(T));
+    std::fill_n(s.peak, Q, LOWEST);
+    std::fill_n(s.total, Q, T(0));
+  }
+
+  // Logits of R keys from `slot` on for half `c` of a strip, -inf where hidden.
+  template <int R>
+  void hide(const Strip& s, int64_t slot, V (&logits)[R][2]) const {
+    if (p.key_bias.data)
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++) logits[r][c] += biases[slot - first + r];
+    if (!p.earlier_only && slot >= s.all_begin && slot + R <= s.all_end) return;
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < 2; c++) {
+        I key = I{} + Int(slot + r);
+        I seen = (key >= vec(s.lo + c * L)) & (key < vec(s.hi + c * L));
+        if (p.earlier_only) seen &= I{} + tokens[slot - first + r] <= vec(s.token + c * L);
+        logits[r][c] = seen ? logits[r][c] : V{} - INF;
+      }
+  }
+
+  // 1 / (1 - dropout) where a weight is kept, else 0: murmur3's finalizer of query and key.
+  V keeps(const Strip& s, int64_t slot, int c) const {
+    constexpr Bits mask = 0xffffffff;
+    U x = (vec(s.draw[1] + c * L) * Bits(slot) + vec(s.draw[0] + c * L)) & mask;
+    x = ((x ^ x >> 16) * Bits(0x85ebca6b)) & mask;
+    x = ((x ^ x >> 13) * Bits(0xc2b2ae35)) & mask;
+    x ^= x >> 16;
+    return (I)(x >> 1) < kept_below ? V{} + kept_scale : V{};
+  }
+
+  void attend(Strip& s, int64_t begin, int64_t end) {
+    V tops[2] = {V{} + LOWEST, V{} + LOWEST};
+    in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
+      constexpr int R = size;
+      V logits[R][2];
+      dot<R>(keys + (slot - first) * padded, s.q_columns, padded, p.width, logits);
+      hide<R>(s, slot, logits);
+      T* to = weights + (slot - begin) * Q;
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++) {
+          tops[c] = max(logits[r][c], tops[c]);
+          vec(to + r * Q + c * L) = logits[r][c];
+        }
+    });
+    V sums[2] = {};
+    alignas(64) T corrections[Q];
+    for (int c = 0; c < 2; c++) {
+      tops[c] = max(tops[c], vec(s.peak + c * L));
+      vec(corrections + c * L) = exp2(vec(s.peak + c * L) - tops[c]);
+      vec(s.peak + c * L) = tops[c];
+    }
+    for (int64_t slot = begin; slot < end; slot++)
+      for (int c = 0; c < 2; c++) {
+        V& weight = vec(weights + (slot - begin) * Q + c * L);
+        V x = exp2(weight - tops[c]);
+        sums[c] += x;
+        weight = p.dropout > 0 ? x * keeps(s, slot, c) : x;
+      }
+    for (int c = 0; c < 2; c++) {
+      V& total = vec(s.total + c * L);
+      total = total * vec(corrections + c * L) + sums[c];
+    }
+    if (begin > s.begin)
+      for (int i = 0; i < Q; i++)
+        for (int64_t e = 0; e < padded; e += L) vec(s.sum + i * padded + e) *= corrections[i];
+    in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
+      add_weighted<size>(weights + i, Q, 1, values + (begin - first) * padded, end - begin, padded,
+                         s.sum + i * padded);
+    });
+  }
+
+  // d_keys and d_values are those of the key slot `begin`.
+  void attend_backward(Strip& s, int64_t begin, int64_t end, T* d_keys, T* d_values, T* d_bias) {
+    in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
+      constexpr int R = size;
+      V logits[R][2], d_weights[R][2];
+      int64_t at = (slot - first) * padded;
+      dot<R>(keys + at, s.q_columns, padded, p.width, logits);
+      hide<R>(s, slot, logits);
+      T* to = weights + (slot - begin) * Q;
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++)
+          vec(to + r * Q + c * L) = exp2(logits[r][c] - vec(s.lse + c * L));
+      dot<R>(values + at, s.d_out_columns, padded, p.width, d_weights);
+      T* d_to = d_logits + (slot - begin) * Q;
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++) {
+          V& weight = vec(to + r * Q + c * L);
+          V d_weight = d_weights[r][c], x = weight;
+          if (p.dropout > 0) {
+            V keep = keeps(s, slot + r, c);
+            d_weight *= keep;
+            weight *= keep;
+          }
+          vec(d_to + r * Q + c * L) = x * (d_weight - vec(s.delta + c * L));
+        }
+    });
+    in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
+      int64_t at = slot - begin;
+      add_weighted<size>(weights + at * Q, 1, Q, s.d_out, Q, padded, d_values + at * padded);
+      add_weighted<size>(d_logits + at * Q, 1, Q, s.q, Q, padded, d_keys + at * padded);
+    });
+    if (d_bias)
+      for (int64_t slot = begin; slot < end; slot++)
+        for (int i = 0; i < Q; i++) d_bias[slot - begin] += d_logits[(slot - begin) * Q + i];
+    in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
+      add_weighted<size>(d_logits + i, Q, 1, keys + (begin - first) * padded, end - begin, padded,
+                         s.sum + i * padded);
+    });
+  }
+
+  // Loads the tile's strips, and calls f(strip, begin, end) for each chunk of keys of each.
+  template <class F>
+  void over_chunks(int64_t slot, bool backward, F f) {
+    int64_t end = 0, begin = p.slots;
+    for (int i = 0; i < TILE / Q; i++) {
+      load(strips[i], slot + i * Q, backward);
+      end = std::max(end, strips[i].end);
+      if (strips[i].begin < strips[i].end) begin = std::min(begin, strips[i].begin);
+    }
+    for (; begin < end; begin += CHUNK) {
+      int64_t until = std::min(begin + CHUNK, end);
+      reach(begin, until);
+      for (int i = 0; i < TILE / Q; i++) {
+        int64_t from = std::max(begin, strips[i].begin), to = std::min(until, strips[i].end);
+        if (from < to) f(strips[i], from, to);
+      }
+    }
+  }
+
+  // Calls f(strip, query of it, token) for the tile's queries.
+  template <class F>
+  void over_queries(int64_t slot, F f) {
+    for (int i = 0; i < TILE && slot + i < p.length; i++)
+      f(strips[i / Q], i % Q, token(p.query_order, slot + i));
+  }
+
+  void forward_tile(int64_t slot) {
+    over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) { attend(s, begin, end); });
+    over_queries(slot, [&](Strip& s, int i, int64_t at) {
+      T total = s.total[i], factor = total > 0 || total != total ? 1 / total : 0;
+      S* out = p.out.at<S>(row, head, at);
+      for (int64_t e = 0; e < p.width; e++) out[e] = s.sum[i * padded + e] * factor;
+      *p.lse.at<T>(row, head, at) = (s.peak[i] + std::log2(total)) * T(LN_2);
+    });
+  }
+
+  void backward_tile(int64_t slot, int64_t origin, T* d_keys, T* d_values, T* d_bias) {
+    over_chunks(slot, true, [&](Strip& s, int64_t begin, int64_t end) {
+      int64_t at = begin - origin;
+      attend_backward(s, begin, end, d_keys + at * padded, d_values + at * padded,
+                      d_bias ? d_bias + at : nullptr);
+    });
+    int64_t used = count(p.num_queries, p.length);
+    over_queries(slot, [&](Strip& s, int i, int64_t at) {
+      T factor = slot + (&s - strips.get()) * Q + i < used ? scale * T(LN_2) : 0;
+      S* d_q = p.d_q.at<S>(row, head, at);
+      for (int64_t e = 0; e < p.width; e++) d_q[e] = s.sum[i * padded + e] * factor;
+    });
+  }
+};
+
+// How the queries of a row and head are cut into tasks.
+struct Tasks {
+  int64_t tiles, segments, per_segment, count;
+  explicit Tasks(const Problem& p) {
+    tiles = rounded_up(p.length, TILE) / TILE;
+    segments = std::min(tiles, rounded_up(SEGMENTS, p.batch * p.heads) / (p.batch * p.heads));
+    per_segment = rounded_up(tiles, segments) / segments;
+    segments = rounded_up(tiles, per_segment) / per_segment;
+    count = p.batch * p.heads * segments;
+  }
+  // Calls f(first slot) for the tiles of a task.
+  template <class F>
+  void over_tiles(int64_t segment, F f) const {
+    int64_t end = std::min(tiles, (segment + 1) * per_segment);
+    for (int64_t tile = segment * per_segment; tile < end; tile++) f(tile * TILE);
+  }
+};
+
+template <class T, class S>
+void forward(const Problem& p) {
+  Tasks tasks(p);
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+  {
+    Attention<T, S> attention(p, false);
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < tasks.count; task++) {
+      int64_t both = task / tasks.segments;
+      attention.of(both / p.heads, both % p.heads);
+      tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { attention.forward_tile(slot); });
+    }
+  }
+}
+
+// What a segment adds to the gradients of its key slots [begin, end): rows of d_k and d_v, d_bias.
+template <class T>
+struct Part {
+  int64_t begin, end;
+  T* memory;
+  T* keys() const { return memory; }
+  T* values(int64_t padded) const { return memory + (end - begin) * padded; }
+  T* bias(int64_t padded) const { return memory + (end - begin) * padded * 2; }
+};
+
+// Memory that tasks hand on to later ones, all pieces of one size.
+template <class T>
+struct Pool {
+  size_t size;
+  std::mutex mutex;
+  std::vector<Buffer<T>> all;
+  std::vector<T*> unused;
+  T* take() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (unused.empty()) {
+      all.emplace_back(size);
+      return all.back();
+    }
+    T* memory = unused.back();
+    unused.pop_back();
+    return memory;
+  }
+  void give_back(T* memory) {
+    std::lock_guard<std::mutex> lock(mutex);
+    unused.push_back(memory);
+  }
+};
+
+// Gradients of the keys of one row and head: the sum of the segments' parts, in their order.
+template <class T, class S>
+void sum_parts(const Problem& p, int64_t row, int64_t head, const Part<T>* parts, int64_t segments,
+               int64_t padded) {
+  bool once = p.slots == p.length;  // each token stands in one slot
+  int64_t used = p.num_keys.data ? *p.num_keys.at<int64_t>(row, head) : p.slots;
+  // Token by token where a token may stand in several slots; else a row at a time.
+  int64_t width = p.width, columns = 2 * width + 1;
+  Buffer<T> sums((once ? 1 : p.length) * columns);
+  auto store = [&](const T* sum, int64_t token) {
+    S *d_k = p.d_k.at<S>(row, head, token), *d_v = p.d_v.at<S>(row, head, token);
+    for (int64_t e = 0; e < width; e++) d_k[e] = sum[e] * T(LN_2), d_v[e] = sum[width + e];
+    if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = sum[2 * width];
+  };
+  for (int64_t slot = 0; slot < p.slots; slot++) {
+    int64_t token = p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot) : slot;
+    T* sum = once ? sums : sums + token * columns;
+    if (once) std::fill_n(sum, columns, T(0));
+    for (int64_t i = 0; i < segments && slot < used; i++) {
+      const Part<T>& part = parts[i];
+      if (slot < part.begin || slot >= part.end) continue;
+      int64_t at = slot - part.begin;
+      const T *keys = part.keys() + at * padded, *values = part.values(padded) + at * padded;
+      for (int64_t e = 0; e < width; e++) sum[e] += keys[e], sum[width + e] += values[e];
+      if (p.d_bias.data) sum[2 * width] += part.bias(padded)[at];
+    }
+    if (once) store(sum, token);
+  }
+  if (!once)
+    for (int64_t token = 0; token < p.length; token++) store(sums + token * columns, token);
+}
+
+template <class T, class S>
+void backward(const Problem& p) {
+  Tasks tasks(p);
+  int64_t padded = rounded_up(p.width, Attention<T, S>::Q);
+  std::vector<Part<T>> parts(tasks.count);
+  std::vector<std::atomic<int64_t>> left(p.batch * p.heads);
+  for (auto& segments : left) segments = tasks.segments;
+  Pool<T> pool{};
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+  {
+    Attention<T, S> attention(p, true);
+#pragma omp for
+    for (int64_t task = 0; task < tasks.count; task++) {
+      int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
+      int64_t begin = p.slots, end = 0;
+      tasks.over_tiles(task % tasks.segments, [&](int64_t tile) {
+        for (int64_t slot = tile; slot < std::min(tile + TILE, p.length); slot++) {
+          int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
+          if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
+        }
+      });
+      parts[task] = {std::min(begin, end), end, nullptr};
+    }
+#pragma omp single
+    for (auto& part : parts)
+      pool.size = std::max<size_t>(pool.size, (part.end - part.begin) * (2 * padded + 1));
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < tasks.count; task++) {
+      int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
+      Part<T>& part = parts[task];
+      part.memory = pool.take();
+      std::fill_n(part.memory, (part.end - part.begin) * (2 * padded + 1), T(0));
+      attention.of(row, head);
+      tasks.over_tiles(task % tasks.segments, [&](int64_t slot) {
+        attention.backward_tile(slot, part.begin, part.keys(), part.values(padded),
+                                p.d_bias.data ? part.bias(padded) : nullptr);
+      });
+      if (--left[both] == 0) {  // the last task of a row and head sums up
+        Part<T>* of_head = parts.data() + both * tasks.segments;
+        sum_parts<T, S>(p, row, head, of_head, tasks.segments, padded);
+        for (int64_t i = 0; i < tasks.segments; i++) pool.give_back(of_head[i].memory);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+#define INSTANTIATE(name, T, S)                                              \
+  extern "C" void forward_##name(const Problem* p) { forward<T, S>(*p); } \
+  extern "C" void backward_##name(const Problem* p) { backward<T, S>(*p); }
+
+INSTANTIATE(float32, float, float)
+INSTANTIATE(bfloat16, float, BFloat16)
+INSTANTIATE(float64, double, double)
