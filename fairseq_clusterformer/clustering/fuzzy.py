@@ -16,8 +16,8 @@ from ..precision import without_autocast
 SIMILARITIES = ("dot", "scaled-dot", "cosine")
 # Scores of one chunk, in numbers: what a CPU's second-level cache holds; a GPU wants more.
 CHUNK_NUMBERS_CPU, CHUNK_NUMBERS_GPU = 1 << 17, 1 << 24
-# Scores closer than this are a tie, and ties go to the lowest index: rounding must not decide
-# (two equal tokens at the start of a text have equal scores for all clusters up to rounding).
+# Scores this close, relative to their magnitude, are a tie: what decides between them is rounding,
+# which differs from device to device and from one batch to the next.
 TIE = 1e-5
 NORM_EPS = 1e-12  # as in torch.nn.functional.normalize
 
@@ -101,11 +101,11 @@ class _FuzzyClusters(torch.autograd.Function):
             unit = keys[:, part] * similarity.scale(keys[:, part])
             scores = _scores(unit, vectors, temperature, padding_mask, part)
             if isinstance(normalizer, Tensor):
-                clusters[:, part] = lowest_argmax(scores - normalizer)
+                clusters[:, part] = lowest_argmax(scores, normalizer)
             elif normalizer == "running":
                 # In float64, or step by step it drifts until rounding decides ties.
                 so_far = _running(scores.double(), so_far)
-                clusters[:, part] = lowest_argmax(scores - so_far)
+                clusters[:, part] = lowest_argmax(scores, so_far)
             higher = torch.maximum(peak, scores.amax(1))
             shift = higher.clamp(min=lowest)  # finite where nothing was seen
             decay = (peak - shift).exp_()
@@ -120,7 +120,7 @@ class _FuzzyClusters(torch.autograd.Function):
                 if len(parts) > 1:
                     unit = keys[:, part] * similarity.scale(keys[:, part])
                     scores = _scores(unit, vectors, temperature, padding_mask, part)
-                clusters[:, part] = lowest_argmax(scores - log_mass.unsqueeze(1))
+                clusters[:, part] = lowest_argmax(scores, log_mass.unsqueeze(1))
         if padding_mask is not None:
             clusters.masked_fill_(padding_mask, 0)
         ctx.save_for_backward(keys, vectors, padding_mask, log_mass, updated)
@@ -236,7 +236,22 @@ def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
     return sums if so_far is None else torch.logaddexp(sums, so_far[:, -1:])
 
 
-def lowest_argmax(scores: Tensor) -> Tensor:
-    """Over K of [B, N, K]; the lowest index where several are within rounding of the largest."""
-    best = scores >= scores.amax(-1, keepdim=True) - TIE
+def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """Index of the largest of K scores [..., K], less offsets; the lowest where several tie.
+
+    A tie is what lies within rounding of the largest: within ``TIE`` times the largest magnitude
+    of the K numbers and their offsets. (All clusters tie at the first token of a text and where
+    it is repeated, if the offsets are the log-sum-exp of the tokens so far.)
+
+    Args:
+        scores: [..., K].
+        offsets: subtracted from them, of a shape that broadcasts; None: 0.
+    """
+    if offsets is not None:
+        scores = scores - offsets
+    largest = scores.amax(-1, keepdim=True)
+    magnitude = torch.maximum(largest, -scores.amin(-1, keepdim=True))
+    if offsets is not None:  # what rounding was relative to, if the two nearly cancel
+        magnitude = torch.maximum(magnitude, offsets.abs().amax(-1, keepdim=True))
+    best = scores >= largest - TIE * magnitude
     return best.view(torch.uint8).argmax(-1)  # of several, the first

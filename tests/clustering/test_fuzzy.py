@@ -11,6 +11,7 @@ from fairseq_clusterformer.clustering.fuzzy import (
     Similarity,
     cluster_sums,
     fuzzy_clusters,
+    lowest_argmax,
 )
 
 from ..kinds import pads
@@ -48,7 +49,11 @@ def test_equal_to_the_equations(similarity, normalizer, handed_on, padded):
     mass = scores.logsumexp(1, keepdim=True)
     denominator = {"sentence": mass, "running": scores.logcumsumexp(1), "average": average}
     log_membership = scores - denominator[normalizer]
-    best = log_membership >= log_membership.amax(-1, keepdim=True) - fuzzy.TIE
+    sizes = torch.stack(
+        [t.abs().expand_as(scores) for t in (log_membership, denominator[normalizer])]
+    )
+    tie = fuzzy.TIE * sizes.amax((0, -1)).unsqueeze(-1)
+    best = log_membership >= log_membership.amax(-1, keepdim=True) - tie
     expected = best.to(torch.uint8).argmax(-1)  # of those that tie, the first
     membership = scores.softmax(1)
     expected_updated = membership.transpose(1, 2) @ keys
@@ -107,3 +112,25 @@ def test_a_row_of_padding_alone_has_no_mass_and_no_gradient():
     updated.square().sum().backward()
     assert keys.grad.eq(0).all()
     assert centroids.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_a_tie_is_relative_to_the_scores(scale):
+    """Whatever their scale, and with offsets that cancel them."""
+    scores = scale * torch.tensor([[1.0, 3.0, 3.00001, 0.5], [1.0, 3.0, 3.001, 0.5]])
+    assert lowest_argmax(scores).tolist() == [1, 2]
+    assert lowest_argmax(-scores[:, [3, 0, 1, 2]]).tolist() == [0, 0]
+    # 1e-4 of 1, in numbers near 1e4: no more than their rounding
+    close = torch.tensor([[0.0, 1e-4 * scale]])
+    assert lowest_argmax(close).item() == 1
+    large = torch.full_like(close, 1e4 * scale)
+    assert lowest_argmax(large + close, large).item() == 0
+
+
+def test_scores_of_wide_vectors_tie_as_those_of_narrow_ones():
+    """Sums of 4,096 products in another order: the largest of two equal centroids is the first."""
+    x, centroid = torch.randn(500, 4096), torch.randn(1, 4096)
+    order = torch.randperm(4096)
+    scores = torch.cat([x @ centroid.t(), x[:, order] @ centroid[:, order].t()], dim=-1)
+    assert scores.diff().abs().max() > fuzzy.TIE  # more than a constant would allow
+    assert lowest_argmax(scores).eq(0).float().mean() > 0.95  # some are nearly orthogonal
