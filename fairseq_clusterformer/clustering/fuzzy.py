@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..precision import without_autocast
+from ..precision import full_float32
 
 SIMILARITIES = ("dot", "scaled-dot", "cosine")
 # Scores of one chunk, in numbers: what a CPU's second-level cache holds; a GPU wants more.
@@ -96,16 +96,16 @@ class _FuzzyClusters(torch.autograd.Function):
         updated = keys.new_zeros(batch, num_clusters, width)
         clusters = torch.zeros(batch, length, dtype=torch.long, device=keys.device)
         so_far = None
-        parts = list(_chunks(keys, num_clusters))
+        parts = list(chunks(keys, num_clusters))
         for part in parts:
             unit = keys[:, part] * similarity.scale(keys[:, part])
             scores = _scores(unit, vectors, temperature, padding_mask, part)
             if isinstance(normalizer, Tensor):
-                clusters[:, part] = lowest_argmax(scores, normalizer)
+                clusters[:, part] = lowest_argmax(scores - normalizer, normalizer)
             elif normalizer == "running":
                 # In float64, or step by step it drifts until rounding decides ties.
                 so_far = _running(scores.double(), so_far)
-                clusters[:, part] = lowest_argmax(scores, so_far)
+                clusters[:, part] = lowest_argmax(scores - so_far, so_far)
             higher = torch.maximum(peak, scores.amax(1))
             shift = higher.clamp(min=lowest)  # finite where nothing was seen
             decay = (peak - shift).exp_()
@@ -120,7 +120,9 @@ class _FuzzyClusters(torch.autograd.Function):
                 if len(parts) > 1:
                     unit = keys[:, part] * similarity.scale(keys[:, part])
                     scores = _scores(unit, vectors, temperature, padding_mask, part)
-                clusters[:, part] = lowest_argmax(scores, log_mass.unsqueeze(1))
+                clusters[:, part] = lowest_argmax(
+                    scores - log_mass.unsqueeze(1), log_mass.unsqueeze(1)
+                )
         if padding_mask is not None:
             clusters.masked_fill_(padding_mask, 0)
         ctx.save_for_backward(keys, vectors, padding_mask, log_mass, updated)
@@ -130,7 +132,7 @@ class _FuzzyClusters(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    @without_autocast
+    @full_float32()
     def backward(ctx, d_updated, _d_clusters, _d_log_mass):
         keys, vectors, padding_mask, log_mass, updated = ctx.saved_tensors
         d_keys = torch.empty_like(keys)
@@ -179,7 +181,7 @@ class _ClusterSums(torch.autograd.Function):
         row = torch.arange(batch, device=x.device).unsqueeze(-1) * num_clusters
         index = clusters + row
         sums = x.new_zeros(batch * num_clusters, width)
-        parts = list(_chunks(x, width))
+        parts = list(chunks(x, width))
         for part in parts:
             scale = similarity.scale(x[:, part]) * weight[:, part].unsqueeze(-1)
             sums.index_add_(0, index[:, part].flatten(), (x[:, part] * scale).flatten(0, 1))
@@ -189,7 +191,7 @@ class _ClusterSums(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    @without_autocast
+    @full_float32()
     def backward(ctx, d_sums):
         x, index, weight = ctx.saved_tensors
         d_sums = d_sums.flatten(0, 1)
@@ -203,12 +205,12 @@ class _ClusterSums(torch.autograd.Function):
         return d_x, None, None, None, None
 
 
-def _chunks(x: Tensor, numbers: int) -> Iterator[slice]:
-    """Slices of tokens of x [B, N, D], each with so many tokens that ``numbers`` a token fit."""
+def chunks(x: Tensor, numbers: int) -> Iterator[slice]:
+    """Slices of tokens of x [..., N, D], of so many that ``numbers`` for each of them fit."""
     limit = CHUNK_NUMBERS_CPU if x.device.type == "cpu" else CHUNK_NUMBERS_GPU
-    step = max(16, limit // (x.size(0) * numbers))
-    for begin in range(0, x.size(1), step):
-        yield slice(begin, min(begin + step, x.size(1)))
+    step = max(16, limit // max(1, x.shape[:-2].numel() * numbers))
+    for begin in range(0, x.size(-2), step):
+        yield slice(begin, min(begin + step, x.size(-2)))
 
 
 def exponents(unit: Tensor, vectors: Tensor, temperature: float) -> Tensor:
@@ -237,21 +239,19 @@ def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
 
 
 def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Index of the largest of K scores [..., K], less offsets; the lowest where several tie.
+    """Index of the largest of K scores; the lowest where several tie.
 
     A tie is what lies within rounding of the largest: within ``TIE`` times the largest magnitude
-    of the K numbers and their offsets. (All clusters tie at the first token of a text and where
+    of the K scores and their offsets. (All clusters tie at the first token of a text and where
     it is repeated, if the offsets are the log-sum-exp of the tokens so far.)
 
     Args:
         scores: [..., K].
-        offsets: subtracted from them, of a shape that broadcasts; None: 0.
+        offsets: what was subtracted from them, of a shape that broadcasts; None: nothing.
     """
-    if offsets is not None:
-        scores = scores - offsets
     largest = scores.amax(-1, keepdim=True)
     magnitude = torch.maximum(largest, -scores.amin(-1, keepdim=True))
-    if offsets is not None:  # what rounding was relative to, if the two nearly cancel
+    if offsets is not None:  # they may nearly cancel what rounding was relative to
         magnitude = torch.maximum(magnitude, offsets.abs().amax(-1, keepdim=True))
     best = scores >= largest - TIE * magnitude
     return best.view(torch.uint8).argmax(-1)  # of several, the first

@@ -105,11 +105,13 @@ class NeuralClustering(AverageNormalizer):
             vectors = self.similarity.vectors(self.centroids.to(x.dtype))
             scores = exponents(self.similarity.vectors(self._keys(x)), vectors, self.temperature)
             if self.normalizer == "average":
-                return lowest_argmax(scores, self.log_normalizer.to(x.dtype)), state
+                return lowest_argmax(
+                    scores - self.log_normalizer.to(x.dtype), self.log_normalizer
+                ), state
             log_sum = scores.double()
             if "log_sum" in state:
                 log_sum = torch.logaddexp(state["log_sum"], log_sum)
-            clusters = lowest_argmax(scores, log_sum)
+            clusters = lowest_argmax(scores - log_sum, log_sum)
             if padding_mask is not None:
                 before = state.get("log_sum", torch.full_like(log_sum, -math.inf))
                 log_sum = torch.where(padding_mask.unsqueeze(-1), before, log_sum)

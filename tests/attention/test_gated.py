@@ -169,44 +169,6 @@ def test_a_query_alone_in_its_cluster_sees_itself():
         torch.testing.assert_close(out, module.out_proj(module.v_proj(x[:, :1])))
 
 
-def explored(router, q, k):
-    """Clusters and log shares of keys, and where those that explore lie, with their biases."""
-    (_, keys), log_shares = router._assign(router._scores(q, k, None))
-    return keys, log_shares, *router._explore(keys, log_shares)
-
-
-def test_a_share_of_the_keys_explores():
-    """Any cluster alike, so that one of K is the key's own; each head draws for itself."""
-    torch.manual_seed(0)
-    router = make(cluster_exploration=0.3).routers[0]
-    q, k = torch.randn(2, 50, HEADS, 60, WIDTH, dtype=torch.float64)
-    keys, _, lies, _ = explored(router, q, k)
-    moved = lies != keys
-    share = 0.3 * (CLUSTERS - 1) / CLUSTERS
-    assert moved.double().mean().item() == pytest.approx(share, abs=0.02)
-    for cluster in range(CLUSTERS):
-        parts = lies[moved & (keys == cluster)].bincount(minlength=CLUSTERS).double()
-        assert parts[cluster] == 0
-        assert (parts / parts.sum()).max() == pytest.approx(0.5, abs=0.08)
-    assert not torch.equal(moved[:, 0], moved[:, 1])
-
-
-def test_a_drawn_key_counts_as_sure_and_learns_from_where_it_lies():
-    router = make(cluster_exploration=0.5).routers[0]
-    q, k = torch.randn(2, 3, HEADS, 20, WIDTH, dtype=torch.float64)
-    k.requires_grad_()
-    keys, log_shares, lies, bias = explored(router, q, k)
-    moved = lies != keys
-    assert moved.any()
-    there = log_shares.gather(-1, lies.unsqueeze(-1)).squeeze(-1)
-    assert bias[moved].eq(0).all()
-    drawn = bias.eq(0)  # some into their own cluster
-    torch.testing.assert_close(bias[~drawn], there[~drawn])
-    gradients = [torch.autograd.grad(of.sum(), k, retain_graph=True)[0] for of in (bias, there)]
-    torch.testing.assert_close(*gradients)
-    assert gradients[0][moved].abs().amax(-1).gt(0).all()
-
-
 @torch.no_grad()
 def test_exploration_is_not_reported():
     """What is logged in training is where keys belong: that all are in one shows."""

@@ -1,0 +1,178 @@
+"""Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk: what is
+kept for the backward pass is one cluster and one number for each key, not scores [B, H, N, K].
+
+Shape letters: B batch, H heads, N tokens, E head width, K clusters.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..precision import full_float32
+from .fuzzy import Similarity, chunks, lowest_argmax
+from .statistics import cluster_sizes
+
+
+class Shares(NamedTuple):
+    """What :func:`assign_with_shares` finds; floating point as it computes, if not said otherwise.
+
+    Attributes:
+        queries: cluster of each query, int64 [B, H, N].
+        keys: cluster of each key, int64 [B, H, N]: where it lies, if it explores.
+        log_share: log of each key's share of that cluster [B, H, N], differentiable in keys and
+            centroids; of a key that explores, of value 0 and with the gradient of the log.
+        log_mass: log of the sum of exp(s) over the real tokens of a batch, of queries and of keys,
+            [2, H, K].
+        sizes: real queries and keys nearest to each cluster [2, H, K], exploring or not.
+        tokens: number of real tokens, a scalar.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    log_share: Tensor
+    log_mass: Tensor
+    sizes: Tensor
+    tokens: Tensor
+
+
+def assign_with_shares(
+    q: Tensor,
+    k: Tensor,
+    centroids: Tensor,
+    *,
+    similarity: Similarity,
+    temperature: float,
+    log_normalizer: Tensor,
+    padding_mask: Tensor | None = None,
+    exploration: float = 0.0,
+) -> Shares:
+    """Assign queries and keys, each to the largest of ``s - log_normalizer``, where the exponents
+    s are those of CF22 eq. 2; a key's shares are their softmax over clusters.
+
+    Computed in full float32 (float64 for float64), in any precision of the model and in autocast.
+
+    Args:
+        q, k: [B, H, N, E], of any floating dtype; anything at padding.
+        centroids: [H, K, E].
+        similarity: phi of eq. 2.
+        temperature: divides phi.
+        log_normalizer: of queries, and of keys, [2, H, K].
+        padding_mask: bool [B, N], True where a token is padding.
+        exploration: share of the keys that are put into a cluster drawn at random (by torch's
+            generator of the device, so that an activation checkpoint draws the same).
+    """
+    with full_float32():
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        vectors = similarity.vectors(centroids.to(dtype)) / temperature
+        offsets = log_normalizer.to(dtype).unsqueeze(2)
+        explored = None
+        if exploration > 0:
+            shape = k.shape[:3]
+            drawn = torch.rand(shape, device=k.device) < exploration
+            cluster = torch.randint(vectors.size(1), shape, device=k.device)
+            explored = cluster.masked_fill(~drawn, -1)
+        args = (similarity, padding_mask)
+        with torch.no_grad():  # an argmax is all that is made of the scores of queries
+            queries, q_mass = _assign(q, vectors, offsets[0], *args)
+        log_share, keys, nearest, k_mass = _LogShares.apply(
+            k, vectors, offsets[1], *args, explored
+        )
+        sizes = [cluster_sizes(of, vectors.size(1), padding_mask) for of in (queries, nearest)]
+        real = torch.ones_like(k[:, 0, :, 0], dtype=dtype)
+        if padding_mask is not None:
+            real = real.masked_fill(padding_mask, 0.0)
+        log_mass, sizes = torch.stack([q_mass, k_mass]), torch.stack(sizes).to(dtype)
+        return Shares(queries, keys, log_share, log_mass, sizes, real.sum())
+
+
+class _LogShares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, k, vectors, offsets, similarity, padding_mask, explored):
+        log_total = torch.empty(k.shape[:3], dtype=vectors.dtype, device=k.device)
+        log_share = torch.empty_like(log_total)
+
+        def share(part: slice, scores: Tensor, nearest: Tensor) -> None:
+            if explored is not None:
+                of_chunk = explored[:, :, part]
+                nearest = torch.where(of_chunk < 0, nearest, of_chunk)
+            of_own = scores.gather(-1, nearest.unsqueeze(-1)).squeeze(-1)
+            largest = scores.amax(-1, keepdim=True)
+            total = (scores - largest).exp_().sum(-1).log_().add_(largest.squeeze(-1))
+            log_total[:, :, part] = total
+            log_share[:, :, part] = of_own.sub_(total)
+
+        nearest, log_mass = _assign(k, vectors, offsets, similarity, padding_mask, share)
+        keys = nearest
+        if explored is not None:
+            keys = torch.where(explored < 0, nearest, explored)
+            log_share.masked_fill_(explored >= 0, 0.0)
+        ctx.save_for_backward(k, vectors, offsets, padding_mask, log_total, keys)
+        ctx.similarity = similarity
+        ctx.mark_non_differentiable(keys, nearest, log_mass)
+        return log_share, keys, nearest, log_mass
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @full_float32()
+    def backward(ctx, d_log_share, *_):
+        k, vectors, offsets, padding_mask, log_total, keys = ctx.saved_tensors
+        d_k, d_vectors = torch.empty_like(k), torch.zeros_like(vectors)
+        for part in chunks(k, vectors.size(1)):
+            unit, scale, scores = _scores(k, vectors, offsets, ctx.similarity, padding_mask, part)
+            gradient = d_log_share[:, :, part].unsqueeze(-1)
+            # of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
+            d_scores = scores.sub_(log_total[:, :, part].unsqueeze(-1)).exp_().mul_(-gradient)
+            d_scores.scatter_add_(-1, keys[:, :, part].unsqueeze(-1), gradient)
+            d_vectors += (d_scores.transpose(-1, -2) @ unit).sum(0)
+            d_part = ctx.similarity.backward(d_scores @ vectors, unit, scale)
+            if padding_mask is not None:
+                d_part.masked_fill_(padding_mask[:, None, part, None], 0.0)
+            d_k[:, :, part] = d_part
+        return d_k, d_vectors, None, None, None, None
+
+
+def _assign(
+    x: Tensor,
+    vectors: Tensor,
+    offsets: Tensor,
+    similarity: Similarity,
+    padding_mask: Tensor | None,
+    with_chunk: Callable[[slice, Tensor, Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Clusters of x, int64 [B, H, N], and the log of the sum of exp(s) over real tokens [H, K].
+
+    Args:
+        with_chunk: called with each slice of tokens, their ``s - offsets``, and their clusters.
+    """
+    clusters = torch.empty(x.shape[:3], dtype=torch.long, device=x.device)
+    log_mass = torch.full(vectors.shape[:2], -math.inf, dtype=vectors.dtype, device=x.device)
+    for part in chunks(x, vectors.size(1)):
+        _, _, scores = _scores(x, vectors, offsets, similarity, padding_mask, part)
+        clusters[:, :, part] = lowest_argmax(scores, offsets)
+        if with_chunk is not None:
+            with_chunk(part, scores, clusters[:, :, part])
+        if padding_mask is not None:
+            scores.masked_fill_(padding_mask[:, None, part, None], -math.inf)
+        log_mass = torch.logaddexp(log_mass, scores.logsumexp((0, 2)))
+    return clusters, log_mass + offsets.squeeze(1)
+
+
+def _scores(
+    x: Tensor,
+    vectors: Tensor,
+    offsets: Tensor,
+    similarity: Similarity,
+    padding_mask: Tensor | None,
+    part: slice,
+) -> tuple[Tensor, Tensor | float, Tensor]:
+    """Of a slice of tokens [B, H, n, E], 0 at padding: their vectors, what they were multiplied
+    by, and the exponents of eq. 2 less offsets [B, H, n, K]."""
+    chunk = x[:, :, part].to(vectors.dtype)
+    if padding_mask is not None:
+        chunk = chunk.masked_fill(padding_mask[:, None, part, None], 0.0)
+    scale = similarity.scale(chunk)
+    unit = chunk * scale
+    return unit, scale, (unit @ vectors.transpose(-1, -2)).sub_(offsets)

@@ -1,0 +1,161 @@
+"""Shares in chunks against their definition with all scores at once, in float64."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.clustering import NeuralClustering, fuzzy
+from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
+from fairseq_clusterformer.clustering.shares import assign_with_shares
+
+from ..kinds import pads
+
+BATCH, HEADS, LENGTH, WIDTH, CLUSTERS, TEMPERATURE = 3, 2, 40, 6, 5, 0.3
+
+
+def leaves(dtype=torch.float64, length=LENGTH):
+    q, k = torch.randn(2, BATCH, length, HEADS, WIDTH, dtype=dtype).transpose(2, 3)
+    centroids = torch.randn(HEADS, CLUSTERS, WIDTH, dtype=dtype)
+    return tuple(t.requires_grad_() for t in (q, k, centroids))
+
+
+def assign(q, k, centroids, similarity="cosine", log_normalizer=None, mask=None, **options):
+    if log_normalizer is None:
+        log_normalizer = torch.zeros(2, HEADS, CLUSTERS)
+    return assign_with_shares(
+        q,
+        k,
+        centroids,
+        similarity=Similarity(similarity),
+        temperature=TEMPERATURE,
+        log_normalizer=log_normalizer,
+        padding_mask=mask,
+        **options,
+    )
+
+
+def defined(q, k, centroids, similarity, log_normalizer):
+    """Exponents, and the logs of shares of all clusters, [2, B, H, N, K]."""
+    phi = Similarity(similarity).vectors
+    both = phi(torch.stack([q, k]))
+    exponents = torch.einsum("sbhne,hke->sbhnk", both, phi(centroids)) / TEMPERATURE
+    return exponents, (exponents - log_normalizer[:, None, :, None]).log_softmax(-1)
+
+
+@pytest.fixture(params=[1, 1 << 20], ids=["many chunks", "one chunk"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", request.param)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("exploration", [0.0, 0.5])
+def test_equal_to_the_definition(similarity, padded, exploration):
+    q, k, centroids = leaves()
+    normalizer = torch.randn(2, HEADS, CLUSTERS, dtype=torch.float64)
+    mask = pads([LENGTH, 20, 1], LENGTH, "left") if padded else None
+    real = torch.ones(BATCH, LENGTH, dtype=torch.bool) if mask is None else ~mask
+    given = [
+        t if mask is None else t.masked_fill(mask[:, None, :, None], math.nan) for t in (q, k)
+    ]
+    weight = torch.randn(BATCH, HEADS, LENGTH, dtype=torch.float64) * real.unsqueeze(1)
+
+    exponents, log_shares = defined(q, k, centroids, similarity, normalizer)
+    expected = log_shares.argmax(-1)
+    torch.manual_seed(1)
+    found = assign(*given, centroids, similarity, normalizer, mask, exploration=exploration)
+    of_real = real.unsqueeze(1).expand(-1, HEADS, -1)
+    assert torch.equal(found.queries[of_real], expected[0][of_real])
+
+    torch.manual_seed(1)  # as an activation checkpoint would draw
+    drawn = torch.rand(BATCH, HEADS, LENGTH) < exploration
+    lies = torch.where(drawn, torch.randint(CLUSTERS, drawn.shape), expected[1])
+    assert torch.equal(found.keys[of_real], lies[of_real])
+    there = log_shares[1].gather(-1, lies.unsqueeze(-1)).squeeze(-1)
+    value = there.masked_fill(drawn, 0.0)
+    torch.testing.assert_close(found.log_share[of_real], value[of_real], rtol=0, atol=1e-12)
+    gradients = torch.autograd.grad((found.log_share * weight).sum(), (k, centroids))
+    wanted = torch.autograd.grad((there * weight).sum(), (k, centroids))
+    torch.testing.assert_close(gradients, wanted, rtol=1e-10, atol=1e-12)
+
+    left_out = ~real[:, None, :, None]
+    mass = exponents.masked_fill(left_out, -math.inf).logsumexp((1, 3))
+    torch.testing.assert_close(found.log_mass, mass)
+    for side in range(2):
+        for head in range(HEADS):
+            sizes = expected[side][:, head][real].bincount(minlength=CLUSTERS)
+            assert found.sizes[side, head].tolist() == sizes.tolist()
+    assert found.tokens.item() == real.sum()
+
+
+def test_no_gradient_of_padding_and_none_of_queries():
+    q, k, centroids = leaves()
+    mask = pads([LENGTH, 20, 0], LENGTH, "right")
+    assign(q, k, centroids, mask=mask).log_share.sum().backward()
+    assert q.grad is None
+    assert k.grad.transpose(1, 2)[mask].eq(0).all()
+    assert k.grad.transpose(1, 2)[~mask].abs().amax(-1).gt(0).all()
+    assert assign(q, k, centroids, mask=torch.ones_like(mask)).log_mass.eq(-math.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    q, k, centroids = leaves(dtype)
+    in_float32 = [t.detach().float().requires_grad_() for t in (q, k, centroids)]
+    with torch.autocast("cpu", dtype=dtype):
+        found = assign(q, k, centroids)
+        found.log_share.sum().backward()
+    expected = assign(*in_float32)
+    expected.log_share.sum().backward()
+    assert found.log_share.dtype == torch.float32
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(k.grad, in_float32[1].grad.to(dtype))
+
+
+def test_a_share_of_the_keys_explores():
+    """Any cluster alike, so that one of K is the key's own; each head draws for itself."""
+    q, k, centroids = (t.detach() for t in leaves(length=2000))
+    keys = assign(q, k, centroids).keys
+    moved = assign(q, k, centroids, exploration=0.3).keys != keys
+    share = 0.3 * (CLUSTERS - 1) / CLUSTERS
+    assert moved.double().mean().item() == pytest.approx(share, abs=0.02)
+    lies = assign(q, k, centroids, exploration=0.999).keys
+    parts = lies.flatten().bincount(minlength=CLUSTERS).double()
+    assert (parts / parts.sum() - 1 / CLUSTERS).abs().max() < 0.02
+    assert not torch.equal(moved[:, 0], moved[:, 1])
+
+
+def kept(run, *inputs):
+    """Bytes that ``run`` keeps for its backward pass, besides its inputs and parameters."""
+    storages = {}
+
+    def pack(t):
+        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        result = run()
+    for t in inputs:
+        storages.pop(t.untyped_storage().data_ptr(), None)
+    assert result is not None
+    return sum(storages.values())
+
+
+def test_no_scores_are_kept():
+    """Of each key a cluster (8 bytes) and a number (4); neural clustering keeps X W_c."""
+    length, heads, width, clusters = 4096, 4, 64, 64
+    q, k = torch.randn(2, 1, length, heads, width, requires_grad=True).transpose(2, 3)
+    x = torch.randn(1, length, heads * width, requires_grad=True)
+    centroids = torch.randn(heads, clusters, width, requires_grad=True)
+    phi = Similarity("cosine")
+    shape = {"similarity": phi, "temperature": 0.2, "exploration": 0.1}
+    normalizer = torch.zeros(2, heads, clusters)
+    of_shares = kept(
+        lambda: assign_with_shares(q, k, centroids, log_normalizer=normalizer, **shape), q, k
+    )
+    neural = NeuralClustering(heads * width, clusters, normalizer="average")
+    assert of_shares < 12.5 * heads * length + 5 * centroids.numel() * 4
+    assert of_shares < kept(lambda: neural(x), x)
