@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, normalize
 
-from ..precision import full_float32
+from ..precision import at_least_float32, full_float32
 
 SIMILARITIES = ("dot", "scaled-dot", "cosine")
 # Scores of one chunk, in numbers: what a CPU's second-level cache holds; a GPU wants more.
@@ -40,7 +40,7 @@ class Similarity(NamedTuple):
     def vectors(self, x: Tensor) -> Tensor:
         """Vectors whose inner products are phi; differentiable."""
         if self.kind == "cosine":
-            return torch.nn.functional.normalize(x, dim=-1)
+            return normalize(x, dim=-1)
         return x * self.scale(x)
 
     def backward(self, d_vectors: Tensor, vectors: Tensor, scale: Tensor | float) -> Tensor:
@@ -255,3 +255,19 @@ def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
         magnitude = torch.maximum(magnitude, offsets.abs().amax(-1, keepdim=True))
     best = scores >= largest - TIE * magnitude
     return best.view(torch.uint8).argmax(-1)  # of several, the first
+
+
+@torch.no_grad()
+@full_float32()
+def nearest_by_cosine(vectors: Tensor, centroids: Tensor) -> Tensor:
+    """The nearest centroid of each vector, int64 [..., N], without the cosines to all of them.
+
+    Args:
+        vectors: of any length, [..., N, D].
+        centroids: of length 1, [K, D] or such that its products with vectors broadcast.
+    """
+    clusters = torch.empty(vectors.shape[:-1], dtype=torch.long, device=vectors.device)
+    for part in chunks(vectors, centroids.size(-2)):
+        unit = normalize(at_least_float32(vectors[..., part, :]), dim=-1)
+        clusters[..., part] = lowest_argmax(unit @ centroids.to(unit.dtype).mT)
+    return clusters

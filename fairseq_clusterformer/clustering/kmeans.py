@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from ..precision import Float32Buffers, at_least_float32
 from .bank import Interval, MemoryBank
-from .fuzzy import lowest_argmax
+from .fuzzy import nearest_by_cosine
 from .statistics import cluster_use
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,9 @@ class KMeansClustering(Float32Buffers):
         self.found = False  # whether centroids are K-Means's, and not random
         self._banks: list[Tensor] | None = None  # of all workers, until the next batch
 
-    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """The cluster of each token [B, N, D] (CF20 eq. 5), int64 [B, N]."""
-        with torch.autocast(x.device.type, enabled=False):
-            x = normalize(at_least_float32(x), dim=-1)
-            return lowest_argmax(x @ self.centroids.to(x.dtype).t())
+        return nearest_by_cosine(x, self.centroids)
 
     def observation(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Of a training batch, what the bank will keep: float32 or more, [at most M, D]."""

@@ -6,10 +6,11 @@ Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot, pad
+from torch.nn.functional import normalize
 
-from ..precision import Float32Buffers, at_least_float32
-from .fuzzy import lowest_argmax
+from ..precision import Float32Buffers, at_least_float32, full_float32
+from .fuzzy import lowest_argmax, nearest_by_cosine
+from .statistics import cluster_sizes
 
 
 class SphericalMeans(Float32Buffers):
@@ -33,6 +34,7 @@ class SphericalMeans(Float32Buffers):
         self.register_buffer("pending", torch.zeros(num_heads, num_clusters, head_dim + 1))
 
     @torch.no_grad()
+    @full_float32()
     def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Assign vectors of any length [B, H, N, E].
 
@@ -40,20 +42,27 @@ class SphericalMeans(Float32Buffers):
             The nearest centroid, int64 [B, H, N], and the cosines to all, at least float32
             [B, H, N, K].
         """
-        with torch.autocast(vectors.device.type, enabled=False):
-            unit = normalize(at_least_float32(vectors), dim=-1)
-            cosines = unit @ self.centroids.to(unit.dtype).transpose(-1, -2)
-            return lowest_argmax(cosines), cosines
+        unit = normalize(at_least_float32(vectors), dim=-1)
+        cosines = unit @ self.centroids.to(unit.dtype).mT
+        return lowest_argmax(cosines), cosines
+
+    def nearest(self, vectors: Tensor) -> Tensor:
+        """The nearest centroids alone, as of ``forward``."""
+        return nearest_by_cosine(vectors, self.centroids)
 
     @torch.no_grad()
     def sums(self, vectors: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Of each cluster's unit vectors over a batch, and their number, [H, K, E + 1]."""
-        with torch.autocast(vectors.device.type, enabled=False):
-            unit = pad(normalize(at_least_float32(vectors), dim=-1), (0, 1), value=1.0)
-            if padding_mask is not None:
-                unit = unit.masked_fill(padding_mask[:, None, :, None], 0.0)
-            members = one_hot(clusters, self.pending.size(1)).to(unit.dtype)
-            return (members.transpose(-1, -2) @ unit).sum(0)
+        heads, num_clusters, width = self.centroids.shape
+        unit = normalize(at_least_float32(vectors), dim=-1)
+        if padding_mask is not None:
+            unit = unit.masked_fill(padding_mask[:, None, :, None], 0.0)
+        sums = unit.new_zeros(heads * num_clusters, width)
+        first = num_clusters * torch.arange(heads, device=clusters.device)
+        index = clusters + first.unsqueeze(-1)
+        sums.index_add_(0, index.flatten(), unit.flatten(0, 2))
+        count = cluster_sizes(clusters, num_clusters, padding_mask).to(sums.dtype)
+        return torch.cat([sums.view(heads, num_clusters, width), count.unsqueeze(-1)], dim=-1)
 
     @torch.no_grad()
     def observe(self, sums: Tensor) -> None:
