@@ -1,67 +1,66 @@
 """Every kind of attention, as the conformance suite runs it: one line a kind."""
 
+import re
+
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
 
 WINDOW = 5
 CLUSTERS = 3
 WIDTH = 16
 HEADS = 4
 
+# As specs write them; window and clusters are WINDOW and CLUSTERS unless they say otherwise.
 CAUSAL = {
-    "full": (("full",), {}),
-    "window": (("window",), {}),
-    "neural": (("neural",), {}),
-    "neural, running normaliser": (("neural",), {"cluster_normalizer": "running"}),
-    "neural, dot": (("neural",), {"cluster_similarity": "dot", "cluster_temperature": 1.0}),
-    "neural, one cluster": (("neural",), {"num_clusters": 1}),
-    "neural, many clusters": (("neural",), {"num_clusters": 100}),
-    "gated": (("gated",), {}),
-    "gated, many clusters": (("gated",), {"num_clusters": 100}),
-    "window+neural": (("window", "neural"), {}),
-    "lsh": (("lsh",), {}),
-    "window+lsh, many buckets": (("window", "lsh"), {"num_clusters": 100, "hash_rounds": 3}),
-    "routing": (("routing",), {}),
-    "window+routing, many clusters": (("window", "routing"), {"num_clusters": 100}),
-    "strided": (("strided",), {}),
-    "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
-    "kmeans": (("kmeans",), {"kmeans_interval": 1}),
-    "window+kmeans, many clusters": (("window", "kmeans"), {"num_clusters": 100}),
+    "full": "full",
+    "window": "window",
+    "neural": "neural",
+    "neural, running normaliser": "neural(normalizer=running)",
+    "neural, dot": "neural(similarity=dot,temperature=1)",
+    "neural, one cluster": "neural(clusters=1)",
+    "neural, many clusters": "neural(clusters=100)",
+    "neural, gap": "neural(gap=3)",
+    "gated": "gated",
+    "gated, many clusters": "gated(clusters=100)",
+    "gated, gap": "gated(gap=4)",
+    "window+neural": "window+neural",
+    "lsh": "lsh",
+    "lsh, gap": "lsh(gap=3)",
+    "window+lsh, many buckets": "window+lsh(clusters=100,rounds=3)",
+    "routing": "routing",
+    "window+routing, many clusters, gap": "window+routing(clusters=100,gap=2)",
+    "strided": "strided",
+    "strided, fixed": "strided(pattern=fixed)",
+    "strided, fixed, gap": "strided(pattern=fixed,gap=5)",
+    "kmeans": "kmeans(interval=1)",
+    "window+kmeans, many clusters, gap": "window+kmeans(clusters=100,gap=3)",
 }
 BIDIRECTIONAL = {
-    "full": (("full",), {}),
-    "window": (("window",), {}),
-    "neural, chunk": (("neural",), {"cluster_rule": "chunk"}),
-    "neural, recent": (("neural",), {"cluster_rule": "recent"}),
-    "neural, chunk, centroids handed on": (
-        ("neural",),
-        {"cluster_rule": "chunk", "own_centroids": False},
-    ),
-    "neural, chunk, many clusters": (("neural",), {"cluster_rule": "chunk", "num_clusters": 100}),
-    "gated": (("gated",), {}),
-    "window+neural": (("window", "neural"), {"cluster_rule": "chunk"}),
-    "lsh, chunk": (("lsh",), {"cluster_rule": "chunk"}),
-    "lsh, recent": (("lsh",), {"cluster_rule": "recent"}),
-    "window+lsh, chunk, many buckets": (
-        ("window", "lsh"),
-        {"cluster_rule": "chunk", "num_clusters": 100},
-    ),
-    "routing, chunk": (("routing",), {"cluster_rule": "chunk"}),
-    "routing, recent": (("routing",), {"cluster_rule": "recent"}),
-    "window+routing, chunk, many clusters": (
-        ("window", "routing"),
-        {"cluster_rule": "chunk", "num_clusters": 100},
-    ),
-    "strided": (("strided",), {}),
-    "strided, fixed": (("strided",), {"strided_pattern": "fixed"}),
-    "kmeans, chunk": (("kmeans",), {"cluster_rule": "chunk", "kmeans_interval": 1}),
-    "kmeans, recent": (("kmeans",), {"cluster_rule": "recent", "kmeans_interval": 1}),
-    "window+kmeans, chunk, many clusters": (
-        ("window", "kmeans"),
-        {"cluster_rule": "chunk", "num_clusters": 100},
-    ),
+    "full": "full",
+    "window": "window",
+    "neural, chunk": "neural(rule=chunk)",
+    "neural, recent": "neural",
+    "neural, gap": "neural(gap=3)",
+    "neural, chunk, centroids handed on": "neural(rule=chunk,own_centroids=false)",
+    "neural, chunk, many clusters": "neural(rule=chunk,clusters=100)",
+    "gated": "gated",
+    "gated, gap": "gated(gap=2)",
+    "window+neural": "window+neural(rule=chunk)",
+    "lsh, chunk": "lsh(rule=chunk)",
+    "lsh, recent": "lsh",
+    "lsh, gap": "lsh(gap=3)",
+    "window+lsh, chunk, many buckets": "window+lsh(rule=chunk,clusters=100)",
+    "routing, chunk": "routing(rule=chunk)",
+    "routing, recent": "routing",
+    "routing, gap": "routing(gap=2)",
+    "window+routing, chunk, many clusters": "window+routing(rule=chunk,clusters=100)",
+    "strided": "strided",
+    "strided, fixed": "strided(pattern=fixed)",
+    "kmeans, chunk": "kmeans(rule=chunk,interval=1)",
+    "kmeans, recent": "kmeans(interval=1)",
+    "window+kmeans, chunk, many clusters": "window+kmeans(rule=chunk,clusters=100)",
 }
 
 # Kinds (and whether causal) whose query and key are one vector: a token's own key, which would
@@ -87,26 +86,40 @@ every_kind_and_kernel = pytest.mark.parametrize(
 
 
 class HandedOn(MultiheadAttention):
-    """A layer that is always given the same centroids."""
+    """Always given the same centroids."""
 
-    def __init__(self, *args, config: AttentionConfig, **kwargs):
-        super().__init__(*args, config=config, **kwargs)
-        centroids = torch.randn(1, config.num_clusters, WIDTH)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        centroids = torch.randn(1, self.routers[0].num_clusters, WIDTH)
         self.register_buffer("given", centroids, persistent=False)
 
-    def forward(self, x, padding_mask=None, centroids=None):
-        return super().forward(x, padding_mask, self.given.expand(len(x), -1, -1))
+    def forward(self, x, batch=None, centroids=None):
+        return super().forward(x, batch, self.given.expand(len(x), -1, -1))
 
 
 def build(
-    kind: str, *, causal: bool, dtype=torch.float64, impl: str = "blocks", **changes
+    kind: str, *, causal: bool, dtype=torch.float64, impl: str = "blocks", of=None, **options
 ) -> MultiheadAttention:
-    """A layer of the kind, in evaluation, whose moving averages have seen some batches."""
-    kinds, options = (CAUSAL if causal else BIDIRECTIONAL)[kind]
-    options = {"window": WINDOW, "num_clusters": CLUSTERS, **options, **changes}
-    config = AttentionConfig(**options)
-    layer = MultiheadAttention if config.own_centroids else HandedOn
-    module = layer(WIDTH, HEADS, kinds=kinds, config=config, causal=causal).to(dtype)
+    """A layer of the kind, in evaluation, whose moving averages have seen some batches.
+
+    Args:
+        of: options of the layer besides its kinds.
+        options: of the kinds, whatever their spec says.
+    """
+    spec = (CAUSAL if causal else BIDIRECTIONAL)[kind]
+    for name, value in options.items():
+        spec = re.sub(rf"\b{name}=\w+", f"{name}={value}", spec)
+    options = {"window": WINDOW, "clusters": CLUSTERS, **options}
+    layer = HandedOn if "own_centroids=false" in spec else MultiheadAttention
+    (kinds,) = parse_attention(spec, num_layers=1, num_heads=HEADS, defaults=options)
+    module = layer(
+        WIDTH,
+        HEADS,
+        kinds=kinds,
+        causal=causal,
+        kernel="blocks",
+        **(of or {}),
+    ).to(dtype)
     for _ in range(3):
         _, reports = module(torch.randn(2, 30, WIDTH, dtype=dtype))
         module.observe(reports)

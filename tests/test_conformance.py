@@ -1,9 +1,12 @@
 """What every kind of attention promises."""
 
+import re
+
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
+from fairseq_clusterformer.attention.inspect import tokens_seen
 
 from .kinds import (
     BIDIRECTIONAL,
@@ -75,7 +78,7 @@ def test_no_gradient_flows_from_the_past_to_the_future(impl, kind):
 @every_causal_kind_and_kernel
 def test_a_change_of_the_past_is_seen(impl, kind):
     """Guards the tests above: an attention that sees nothing would pass them."""
-    module = build(kind, impl=impl, causal=True, num_clusters=1, window=LENGTH)
+    module = build(kind, impl=impl, causal=True, clusters=1, window=LENGTH)
     x = inputs()
     edited = x.clone()
     edited[:, 0] += 1
@@ -124,7 +127,7 @@ def test_the_state_stops_growing(kind):
     for _ in range(60):
         _, state = module.step(inputs(batch=2, length=1), state)
         sizes.append(sum(tensor.numel() for tensor in state.values()))
-    assert sizes[WINDOW] == max(sizes) == sizes[-1]
+    assert sizes[2 * WINDOW] == max(sizes) == sizes[-1]  # no gap is wider than W
 
 
 @every_kind_and_kernel
@@ -195,16 +198,19 @@ def test_one_token(impl, kind, causal):
 
 @every_kind_and_kernel
 def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
-    module = build(kind, impl=impl, causal=causal, window=LENGTH, num_clusters=1)
+    # Of several rounds of hashing, each would count a far key once, and the window a near one.
+    once = {"rounds": 1} if kind == "lsh, gap" else {}
+    module = build(kind, impl=impl, causal=causal, window=LENGTH, clusters=1, **once)
     x = inputs()
     outputs = []
-    heads = module._by_kind(*module._project(x))
-    for name, (router, q, k, v) in zip(module.kinds, heads, strict=True):
+    heads = [module._heads(module._projected(name, x)) for name in "qkv"]
+    for i, (name, router) in enumerate(zip(module.kinds, module.routers, strict=True)):
+        q, k, v = (module._share(i, t) for t in heads)
         q, k = router.project(q, k)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         if causal:
             logits = logits.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
-        if (name, causal) in OWN_KEY_LAST:
+        if (name.kind, causal) in OWN_KEY_LAST:
             logits.diagonal(dim1=-2, dim2=-1).sub_(1e5)
         outputs.append(logits.softmax(-1) @ v)
     torch.testing.assert_close(module(x)[0], module._merge(outputs), rtol=0, atol=1e-12)
@@ -228,6 +234,77 @@ def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
         for name, field in report._asdict().items():
             expected = torch.int64 if name == "clusters" else torch.float32
             assert field is None or field.dtype == expected
+
+
+@every_causal_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_steps_equal_the_parallel_pass_in_half_precision(kind, dtype):
+    """Rounding may move an output by its last bits, and no token to another cluster."""
+    module = build(kind, causal=True, dtype=torch.float32, window=16, clusters=8).to(dtype)
+    x = inputs(batch=2, length=200, dtype=dtype)
+    stepwise, parallel = step_by_step(module, x), module(x)[0]
+    torch.testing.assert_close(stepwise, parallel, rtol=0, atol=2e-2)
+
+
+@every_causal_kind
+def test_training_is_causal(kind):
+    """Exploration and drawn rotations included: what is drawn is drawn by position."""
+    module = build(kind, causal=True).train()
+    x = inputs()
+    edited = x.clone()
+    edited[:, LENGTH // 2 :] = torch.randn_like(edited[:, LENGTH // 2 :])
+    outputs = []
+    for text in (x, edited):
+        torch.manual_seed(3)
+        outputs.append(module(text)[0][:, : LENGTH // 2])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
+
+
+@every_kind
+def test_training_observes_and_learns(kind, causal):
+    """In training mode, dropout included, everything that is learned by gradient has one, and
+    what a batch shows changes nothing before it is committed."""
+    module = build(kind, causal=causal, of={"dropout": 0.3}).train()
+    buffers = {name: b.clone() for name, b in module.named_buffers()}
+    out, reports = module(inputs())
+    losses = [r.clustering_loss for r in reports if r.clustering_loss is not None]
+    losses += [r.sorting_loss for r in reports if r.sorting_loss is not None]
+    sum(losses, out.square().sum()).backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0, msg=name)
+
+
+@every_causal_kind
+@torch.no_grad()
+def test_lengths_of_several_tiles(kind):
+    """Three tiles and a bit, and a window of more than one: the kernels against the plain one."""
+    module = build(kind, causal=True, window=70)
+    x = inputs(batch=2, length=203)
+    outputs = []
+    for impl in ("blocks", "reference"):
+        module.impl = impl
+        outputs.append(module(x)[0])
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
+    stepwise = step_by_step(module, x)
+    torch.testing.assert_close(stepwise, outputs[1], rtol=0, atol=1e-12)
+
+
+@every_causal_kind
+def test_a_window_is_of_as_many_keys_in_every_kind(kind):
+    """W keys, the query's own included, and besides them what a gap shows by position; lsh sees as
+    many in each round of hashing."""
+    if kind == "full":
+        pytest.skip("full attention has no window")
+    module = build(kind, causal=True, clusters=1, rounds=1, stride=1, window=7)
+    seen = tokens_seen(module, inputs(batch=1, length=60))
+    for router, of_kind in zip(module.routers, seen.values(), strict=True):
+        most = 7 + max(router.gap, 1) - 1
+        # One that counts only where nothing else is seen is seen by the first token alone.
+        assert of_kind.sum(-1).max() == most - (router.own == "last")
 
 
 @every_kind
@@ -298,7 +375,7 @@ def test_heads_of_several_kinds_compute_what_they_would_alone():
 
 @every_bidirectional_kind_and_kernel
 def test_an_encoder_sees_both_sides(impl, kind):
-    module = build(kind, impl=impl, causal=False, window=LENGTH, num_clusters=1)
+    module = build(kind, impl=impl, causal=False, window=LENGTH, clusters=1)
     x = inputs()
     edited = x.clone()
     edited[:, -1] += 1
@@ -306,8 +383,8 @@ def test_an_encoder_sees_both_sides(impl, kind):
 
 
 def test_the_leaking_rule_leaks_and_cannot_generate():
-    config = AttentionConfig(window=WINDOW, num_clusters=CLUSTERS, cluster_rule="leaking-chunk")
-    module = MultiheadAttention(WIDTH, HEADS, kinds=("neural",), config=config, causal=True)
+    kinds = parse_layer("neural(rule=leaking-chunk)", window=WINDOW, clusters=CLUSTERS)
+    module = MultiheadAttention(WIDTH, HEADS, kinds=kinds, causal=True)
     module = module.double().eval()
     x = inputs()
     edited = x.clone()
@@ -319,16 +396,19 @@ def test_the_leaking_rule_leaks_and_cannot_generate():
         module.step(x[:, :1], {})
 
 
-@pytest.mark.parametrize(("causal", "rule"), [(True, "chunk"), (False, "leaking-chunk")])
-def test_rules_are_refused_where_they_do_not_belong(causal, rule):
-    with pytest.raises(ValueError, match=f"cluster rule is '{rule}'.*allowed"):
-        MultiheadAttention(
-            WIDTH,
-            HEADS,
-            kinds=("neural",),
-            config=AttentionConfig(cluster_rule=rule),
-            causal=causal,
-        )
+@pytest.mark.parametrize(
+    ("causal", "spec", "message"),
+    [
+        (True, "neural(rule=chunk)", "rule is chunk; allowed: recent, leaking-chunk in a causal"),
+        (False, "neural(rule=leaking-chunk)", "rule is leaking-chunk; allowed: recent, chunk in"),
+        (True, "kmeans(rule=chunk)", "rule is chunk; allowed: recent in a causal model"),
+        (False, "lsh(rule=chunk,gap=4)", "gap is 4; allowed: 0 with the rule chunk"),
+        (True, "gated(window=1)", "window is 1; allowed: 2 or more, the query's own included"),
+    ],
+)
+def test_what_does_not_belong_is_refused(causal, spec, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MultiheadAttention(WIDTH, HEADS, kinds=spec, causal=causal)
 
 
 @pytest.mark.parametrize("kind", BIDIRECTIONAL)

@@ -1,42 +1,28 @@
 """Which tokens see which: a file for each kind of attention, registered by name."""
 
-from .base import (
-    AttentionConfig,
-    Ring,
-    Router,
-    Routing,
-    Step,
-    attention_kinds,
-    build_router,
-    register_attention,
-)
-from .gated import Gated
-from .kmeans import KMeans
-from .lsh import Lsh
+from . import gated, kmeans, lsh, neural, routing, strided, window  # noqa: F401 (they register)
+from .batch import Batch
+from .kind import Assignment, Kind, Shape, Tokens, attention_kinds, register_attention
 from .multihead import MultiheadAttention
-from .neural import Neural
-from .routing import RoutingAttention
-from .spec import parse_attention
-from .strided import Strided
-from .window import Full, Window
+from .options import ClusterOptions, OptionError, Options, WindowOptions, option
+from .spec import AttentionPlan, Heads, parse_attention, parse_layer
 
 __all__ = [
-    "AttentionConfig",
-    "Full",
-    "Gated",
-    "KMeans",
-    "Lsh",
+    "Assignment",
+    "AttentionPlan",
+    "Batch",
+    "ClusterOptions",
+    "Heads",
+    "Kind",
     "MultiheadAttention",
-    "Neural",
-    "Ring",
-    "Router",
-    "Routing",
-    "RoutingAttention",
-    "Step",
-    "Strided",
-    "Window",
+    "OptionError",
+    "Options",
+    "Shape",
+    "Tokens",
+    "WindowOptions",
     "attention_kinds",
-    "build_router",
+    "option",
     "parse_attention",
+    "parse_layer",
     "register_attention",
 ]

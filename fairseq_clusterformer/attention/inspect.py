@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
-from .base import Router, Routing
-from .layout import LAST_RESORT
+from .kind import Kind
+from .rules import LAST_RESORT, Routing
 
 T = TypeVar("T")
 
@@ -59,9 +59,7 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
     Raises:
         ValueError: a router ran more than once.
     """
-    return _of_routers(
-        lambda routing: _seen_by_any(routing.layouts), model, *inputs, **named_inputs
-    )
+    return _of_routers(_seen_by_any, model, *inputs, **named_inputs)
 
 
 def seen_keys(layout: Layout) -> Tensor:
@@ -85,21 +83,17 @@ def seen_keys(layout: Layout) -> Tensor:
     return seen.tril() if layout.earlier_only else seen
 
 
-def _seen_by_any(layouts: tuple[Layout, ...]) -> Tensor:
-    """What a query sees by several layouts that are joined."""
-    first, last = [], []
-    for layout in layouts:
-        seen = seen_keys(layout)
-        if layout.key_bias is None:
-            first.append(seen)
-            continue
-        resort = (layout.key_bias <= LAST_RESORT).unsqueeze(-2)
-        first.append(seen & ~resort)
-        last.append(seen & resort)
-    seen = torch.stack(torch.broadcast_tensors(*first)).any(0)
-    for more in last:
-        seen = seen | (more & ~seen.any(-1, keepdim=True))
-    return seen
+def _seen_by_any(routing: Routing) -> Tensor:
+    """What a query sees by the layouts and as its own key."""
+    seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, routing.layouts))).any(0)
+    if routing.own is None:
+        return seen
+    own = torch.eye(seen.size(-1), dtype=torch.bool, device=seen.device)
+    if routing.own.hidden is not None:
+        own = own & ~routing.own.hidden.unsqueeze(-1)
+    if routing.own.bias <= LAST_RESORT:
+        own = own & ~seen.any(-1, keepdim=True)
+    return seen | own
 
 
 def _of_routers(
@@ -118,7 +112,7 @@ def _of_routers(
     hooks = [
         module.register_forward_hook(partial(keep, name))
         for name, module in model.named_modules()
-        if isinstance(module, Router)
+        if isinstance(module, Kind)
     ]
     try:
         model(*inputs, **named_inputs)

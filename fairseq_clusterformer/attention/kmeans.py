@@ -1,14 +1,42 @@
 """Attention within clusters that K-Means finds from time to time (CF20)."""
 
-from torch import Tensor
+from dataclasses import dataclass
 
 from ..clustering import KMeansClustering, Report, State, cluster_sizes
-from .base import AttentionConfig, Ring, Router, Routing, Step, check_rule, register_attention
-from .layout import cluster_layout, own_chunk_layout
+from .kind import Assignment, Kind, Shape, Tokens, register_attention
+from .options import ClusterOptions, OptionError, option
 
 
-@register_attention("kmeans")
-class KMeans(Router):
+@dataclass(frozen=True)
+class KMeansOptions(ClusterOptions):
+    """Options of K-Means."""
+
+    rule: str = option(
+        "recent",
+        "which tokens of its cluster a query sees",
+        flag="cluster_rule",
+        choices=("recent", "chunk"),
+    )
+    bank_size: int = option(
+        100_000, "number of latest states that kmeans heads cluster", flag="kmeans_bank_size"
+    )
+    interval: int = option(
+        0,
+        "updates between two runs of K-Means; 0: one run per epoch",
+        flag="kmeans_interval",
+        at_least=0,
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.bank_size < self.clusters:
+            raise OptionError(
+                "bank_size", self.bank_size, f"{self.clusters} or more, the clusters"
+            )
+
+
+@register_attention("kmeans", KMeansOptions)
+class KMeans(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike.
 
     Rule "chunk" (the paper's, for encoders): the tokens sorted by cluster and cut into chunks of
@@ -16,49 +44,23 @@ class KMeans(Router):
     the W nearest on either side.
     """
 
-    observes_alone = True
+    chunks, learner, observes_alone = "own", "clustering", True
 
-    def __init__(self, config: AttentionConfig, *, embed_dim: int, causal: bool, **kwargs):
-        super().__init__(config, embed_dim=embed_dim, causal=causal, **kwargs)
-        check_rule("kmeans", config.cluster_rule, causal=causal)
-        self.window = config.window
-        self.num_rings = config.num_clusters
+    def __init__(self, options: KMeansOptions, shape: Shape):
+        super().__init__(options, shape)
         self.clustering = KMeansClustering(
-            embed_dim,
-            config.num_clusters,
-            bank_size=config.kmeans_bank_size,
-            interval=config.kmeans_interval,
+            shape.embed_dim,
+            options.clusters,
+            bank_size=options.bank_size,
+            interval=options.interval,
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        padding_mask: Tensor | None = None,
-        centroids: Tensor | None = None,
-    ) -> Routing:
-        num_clusters, window = self.config.num_clusters, self.config.window
+    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
+        x, mask = tokens.x, tokens.padding_mask
         clusters = self.clustering(x).unsqueeze(1)
-        if self.config.cluster_rule == "recent":
-            layout = cluster_layout(
-                clusters, num_clusters, window, causal=self.causal, padding_mask=padding_mask
-            )
-        else:
-            layout = own_chunk_layout(clusters, num_clusters, window, padding_mask=padding_mask)
-        sizes = cluster_sizes(clusters, num_clusters, padding_mask)[0]
-        observation = self.clustering.observation(x, padding_mask) if self.training else None
-        report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
-        return Routing((layout,), report)
-
-    def step(
-        self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
-    ) -> Step:
-        clusters = self.clustering(x)
-        return Step((Ring(clusters, clusters),), state)
-
-    def observe(self, observation: Tensor) -> None:
-        self.clustering.observe(observation)
-
-    def commit(self) -> None:
-        self.clustering.commit()
+        report = Report(
+            cluster_sizes=cluster_sizes(clusters, self.num_clusters, mask)[0],
+            clusters=clusters,
+            observation=self.clustering.observation(x, mask) if self.training else None,
+        )
+        return Assignment(clusters, report=report), state

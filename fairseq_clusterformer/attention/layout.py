@@ -11,49 +11,45 @@ from torch import Tensor
 
 from ..kernels.layout import Layout
 from ..kernels.sorting import sort_by_cluster
-
-# Bias of a key that counts only where a query sees nothing else: next to any other its weight is
-# 0, and float16 still holds the logit.
-LAST_RESORT = -5e4
+from .batch import Batch
 
 
-def window_layout(
-    length: int,
-    window: int | None,
-    *,
-    causal: bool,
-    padding_mask: Tensor | None = None,
-    device: torch.device | None = None,
-) -> Layout:
+def window_layouts(
+    x: Tensor, window: int | None, *, causal: bool, batch: Batch
+) -> tuple[Layout, ...]:
     """Identity order: each query sees its neighbours.
 
     Args:
-        length: N.
+        x: [B, N, ...], for its length and device.
         window: W. Causal: the last W tokens, the query's own included. Otherwise W tokens on
             either side and the query's own. None: all (full attention).
-        padding_mask: bool [B, N], True where a token is padding, on any side; distances count
-            real tokens only.
+        batch: distances count real tokens, and no document sees another.
     """
-    if padding_mask is not None:
-        zeros = torch.zeros_like(padding_mask, dtype=torch.long).unsqueeze(1)
-        return cluster_layout(zeros, 1, window, causal=causal, padding_mask=padding_mask)
-    slot = torch.arange(length, device=device).view(1, 1, length)
-    reach = length if window is None else window
-    if causal:
-        return Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1)
-    return Layout(lo=(slot - reach).clamp(min=0), hi=(slot + reach + 1).clamp(max=length))
+
+    def make() -> tuple[Layout, ...]:
+        length = x.size(1)
+        if not batch.is_plain:
+            alike = torch.zeros(x.size(0), 1, length, dtype=torch.long, device=x.device)
+            return recent_layouts(alike, 1, window, causal=causal, batch=batch)
+        slot = torch.arange(length, device=x.device).view(1, 1, length)
+        reach = length if window is None else window
+        if causal:
+            return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1),)
+        return (Layout(lo=(slot - reach).clamp(min=0), hi=(slot + reach + 1).clamp(max=length)),)
+
+    return batch.once(("window", window, causal), make)
 
 
-def cluster_layout(
+def recent_layouts(
     clusters: Tensor,
     num_clusters: int,
     window: int | None,
     *,
     causal: bool,
-    own: bool = True,
-    padding_mask: Tensor | None = None,
+    gap: int = 0,
+    batch: Batch,
     key_clusters: Tensor | None = None,
-) -> Layout:
+) -> tuple[Layout, ...]:
     """Recent rule: a query sees the W latest keys of its cluster up to its own position.
 
     Strictly causal if the clusters are: the rank of a key within its cluster counts earlier tokens
@@ -64,10 +60,18 @@ def cluster_layout(
         num_clusters: K.
         window: W; None: the whole cluster. Not causal: W keys on either side of the query's
             place among the keys of its cluster, and what stands at that place.
-        own: False: only earlier keys, not the query's own; causal only.
-        padding_mask: bool [B, N], True where a token is padding.
+        gap: keys nearer than that are not seen; 0: all are, the query's own included.
+        batch: padding is not seen, nor is another document.
         key_clusters: cluster of each key if keys are clustered apart from queries.
+
+    Returns:
+        One layout; not causal, with a gap: one of what stands before, and one of what follows.
     """
+    if batch.documents is not None:  # a cluster of another document is another cluster
+        first = num_clusters * batch.documents.unsqueeze(1)
+        clusters, num_clusters = clusters + first, num_clusters * batch.num_documents
+        key_clusters = None if key_clusters is None else key_clusters + first
+    padding_mask = batch.padding_mask
     query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
     key_order = query_order
     if key_clusters is not None:
@@ -77,49 +81,27 @@ def cluster_layout(
 
     # Slots are sorted by code = cluster * N + position: a cluster's first slot, the slot after its
     # last, and the number of its keys up to a position are all found by bisection.
-    def slots_below(code: Tensor) -> Tensor:
-        return torch.searchsorted(key_code, code.contiguous())
+    def slots_below(position: Tensor | int) -> Tensor:
+        return torch.searchsorted(key_code, (query_cluster * length + position).contiguous())
 
-    begin = slots_below(query_cluster * length)
-    up_to_here = slots_below(query_cluster * length + query_order + 1)
+    def layout(lo: Tensor, hi: Tensor) -> Layout:
+        return _without_padding(lo, hi, query_order, key_order, padding_mask)
+
+    begin = slots_below(0)
+    up_to = slots_below((query_order + 1 - gap).clamp(min=0))
+    before = begin if window is None else torch.maximum(begin, up_to - window)
     if causal:
-        lo = begin
-        hi = up_to_here if own else slots_below(query_cluster * length + query_order)
-        if window is not None:
-            lo = torch.maximum(begin, hi - window)
-    else:
-        end = slots_below((query_cluster + 1) * length)
+        return (layout(before, up_to),)
+    end = slots_below(length)
+    if gap == 0:
         lo, hi = begin, end
         if window is not None:
-            lo = torch.maximum(begin, up_to_here - 1 - window)
-            hi = torch.minimum(end, up_to_here + window)
-    return _without_padding(lo, hi, query_order, key_order, padding_mask)
-
-
-def own_layout(
-    like: Tensor,
-    *,
-    key_bias: Tensor | None = None,
-    hidden: Tensor | None = None,
-    padding_mask: Tensor | None = None,
-) -> Layout:
-    """Each query sees its own key, and nothing else.
-
-    Args:
-        like: [B, N, ...], for its length and device.
-        key_bias: [B, 1 or H, N].
-        hidden: of queries that do not see even that, bool [B, G, N]; None: no query.
-        padding_mask: bool [B, N].
-    """
-    if hidden is None and padding_mask is None:
-        layout = window_layout(like.size(1), 1, causal=True, device=like.device)
-        return replace(layout, key_bias=key_bias)
-    alike = torch.zeros_like(padding_mask[:, None] if hidden is None else hidden).long()
-    layout = cluster_layout(alike, 1, 1, causal=True, padding_mask=padding_mask)
-    if hidden is not None:
-        unseen = hidden.gather(-1, layout.query_order)
-        layout = replace(layout, hi=torch.where(unseen, layout.lo, layout.hi))
-    return replace(layout, key_bias=key_bias)
+            lo = torch.maximum(begin, up_to - 1 - window)
+            hi = torch.minimum(end, up_to + window)
+        return (layout(lo, hi),)
+    after = slots_below((query_order + gap).clamp(max=length))
+    until = end if window is None else torch.minimum(end, after + window)
+    return layout(before, up_to), layout(after, until)
 
 
 def without_own(layout: Layout) -> tuple[Layout, Layout]:

@@ -1,33 +1,47 @@
 """Multi-head self-attention whose heads may be of several kinds.
 
-Shape letters: B batch, N tokens, D model width, H heads, E head width.
+Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ..clustering import Report, State
 from ..kernels import join, ranged_attention
-from .base import AttentionConfig, Router, build_router
-from .rings import attend_step
+from ..precision import full_float32, is_exact
+from .batch import Batch
+from .kind import Kind, Shape, Tokens, registered
+from .projections import ShortConvolution, rotated
+from .rings import Ring, attend_step
+from .rules import own_bias, own_part
+from .spec import Heads, parse_layer
+
+PROJECTIONS = ("q", "k", "v")
 
 
 class MultiheadAttention(nn.Module):
-    """Projections, one router for each kind, and ranged attention.
+    """Projections, one kind for each share of the heads, and ranged attention.
 
     The projections have the names and the initialisation of fairseq's ``MultiheadAttention``, so
-    that a dense checkpoint fits; all that is new lies under ``routers``.
+    that a dense checkpoint fits; all that is new lies under ``routers`` and ``convolutions``.
 
     Args:
         embed_dim: D.
         num_heads: H, divided equally among the kinds.
-        kinds: names of registered kinds, as :func:`parse_attention` returns for a layer.
-        config: options of the kinds.
+        kinds: as a layer of a spec ("window(64)+gated(clusters=32)"), or as
+            :func:`parse_attention` returns a layer.
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
+        kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
+        rotary: queries and keys carry rotary positions.
+        short_convolution: width of the convolutions over queries, keys and values; 0: none.
+        kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
-        ValueError: D is not a multiple of H, or H not of the number of kinds.
+        ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.
     """
 
     def __init__(
@@ -35,43 +49,52 @@ class MultiheadAttention(nn.Module):
         embed_dim: int,
         num_heads: int,
         *,
-        kinds: tuple[str, ...],
-        config: AttentionConfig,
+        kinds: str | Sequence[Heads],
         causal: bool,
         dropout: float = 0.0,
+        kv_heads: int | None = None,
+        rotary: bool = False,
+        short_convolution: int = 0,
+        kernel: str = "auto",
     ):
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(
-                f"the width of {embed_dim} does not divide among {num_heads} heads; "
-                "allowed: a number of heads that divides the width"
-            )
-        if num_heads % len(kinds):
-            raise ValueError(
-                f"{num_heads} heads do not divide among the {len(kinds)} kinds of "
-                f"{'+'.join(kinds)}; allowed: a number of kinds that divides {num_heads}"
-            )
-        self.kinds = kinds
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
+        if isinstance(kinds, str):
+            kinds = parse_layer(kinds)
+        kv_heads = num_heads if kv_heads is None else kv_heads
+        names = "+".join(heads.kind for heads in kinds)
+        for number, of, divides, what in (
+            (num_heads, "heads", embed_dim, f"the width of {embed_dim}"),
+            (len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads"),
+            (kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads"),
+            (len(kinds), f"kinds of {names}", kv_heads, f"{kv_heads} heads of keys and values"),
+        ):
+            if number < 1 or divides % number:
+                raise ValueError(
+                    f"{what} do not divide among {number} {of}; allowed: a number that divides "
+                    f"{divides}"
+                )
+        self.kinds = tuple(kinds)
+        self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
         self.head_dim = embed_dim // num_heads
-        self.dropout = dropout
-        self.impl = config.kernel
+        if rotary and self.head_dim % 2:
+            raise ValueError(f"rotary positions with heads {self.head_dim} wide; allowed: even")
+        self.dropout, self.rotary, self.impl = dropout, rotary, kernel
+        kv_dim = kv_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, embed_dim)
-        self.k_proj = nn.Linear(embed_dim, embed_dim)
-        self.v_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, kv_dim)
+        self.v_proj = nn.Linear(embed_dim, kv_dim)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         self.reset_parameters()
+        widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
+        self.convolutions = nn.ModuleDict(
+            {
+                name: ShortConvolution(n, short_convolution, causal=causal)
+                for name, n in widths.items()
+            }
+        )
+        shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
         self.routers = nn.ModuleList(
-            build_router(
-                kind,
-                config,
-                embed_dim=embed_dim,
-                num_heads=num_heads // len(kinds),
-                head_dim=self.head_dim,
-                causal=causal,
-            )
-            for kind in kinds
+            registered(heads.kind).kind(heads.options, shape) for heads in kinds
         )
 
     def reset_parameters(self) -> None:
@@ -81,35 +104,102 @@ class MultiheadAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, centroids: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: Batch | Tensor | None = None,
+        centroids: Tensor | None = None,
     ) -> tuple[Tensor, list[Report]]:
-        """Attend within each row.
+        """Attend within each row, or within each document of it.
 
         Args:
             x: [B, N, D].
-            padding_mask: bool [B, N], True where a token is padding; its output has no meaning.
+            batch: which tokens are real and which documents they belong to; or the padding mask,
+                bool [B, N], True where a token is padding; its output has no meaning.
             centroids: handed on by the layer before, for kinds that take them, [B, K, D].
 
         Returns:
-            The output [B, N, D], and a report for each router.
+            The output [B, N, D], and a report for each kind.
         """
-        q, k, v = self._project(x)
+        batch = Batch.of(batch)
+        q, k, v = (
+            self._heads(self._convolved(name, self._projected(name, x), batch))
+            for name in PROJECTIONS
+        )
+        exact = self._exactly(x, q, k, lambda name, y: self._convolved(name, y, batch))
         outputs, reports = [], []
-        for router, q_part, k_part, v_part in self._by_kind(q, k, v):
-            q_part, k_part = router.project(q_part, k_part)
-            routing = router(x, q_part, k_part, padding_mask, centroids)
-            dropout = self.dropout if self.training else 0.0
-            out, _ = join(
-                [
-                    ranged_attention(
-                        q_part, k_part, v_part, layout, dropout=dropout, impl=self.impl
-                    )
-                    for layout in routing.layouts
-                ]
-            )
+        for i, router in enumerate(self.routers):
+            parts = (self._share(i, q), *(self._share(i, self._repeated(t)) for t in (k, v)))
+            out, report = self._attend(router, i, x, parts, exact, batch, centroids)
             outputs.append(out)
-            reports.append(routing.report)
+            reports.append(report)
         return self._merge(outputs), reports
+
+    def _attend(
+        self,
+        router: Kind,
+        i: int,
+        x: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
+        exact: Callable[[], tuple[Tensor, Tensor]],
+        batch: Batch,
+        centroids: Tensor | None,
+    ) -> tuple[Tensor, Report]:
+        """Values that the heads of a kind attend to [B, H, N, E], and its report."""
+        if batch.documents is not None and (router.rule != "recent" or not router.alone):
+            return self._attend_apart(router, i, x, heads, exact, batch, centroids)
+        q, k, v = heads
+        q, k = router.project(q, k)
+
+        def of_kind() -> tuple[Tensor, Tensor]:
+            if is_exact(q):
+                return q, k
+            return router.project(*(self._share(i, t) for t in exact()))
+
+        routing = router(Tokens(x, of_kind, batch, lambda: batch.positions(x), centroids))
+        if self.rotary:
+            q, k = (rotated(t, batch.positions(x)) for t in (q, k))
+        dropout = self.dropout if self.training else 0.0
+        parts = [
+            ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
+            for layout in routing.layouts
+        ]
+        if routing.own is not None:
+            parts.append(own_part(q, k, v, routing.own, batch.padding_mask, dropout))
+        return join(parts)[0], routing.report
+
+    def _attend_apart(self, router, i, x, heads, exact, batch, centroids) -> tuple[Tensor, Report]:
+        """The same for a kind that looks at whole rows: each document is a row of its own."""
+        place, documents = batch.apart
+        if centroids is not None and router.needs_centroids:
+            raise ValueError(
+                "centroids that are handed on from layer to layer, in rows of several documents; "
+                "allowed: each layer owns its centroids"
+            )
+
+        def apart(t: Tensor) -> Tensor:  # [B, H, N, E]
+            return t.transpose(1, 2).flatten(0, 1)[place].transpose(1, 2)
+
+        out, report = self._attend(
+            router,
+            i,
+            x.flatten(0, 1)[place],
+            tuple(apart(t) for t in heads),
+            lambda: tuple(apart(t) for t in exact()),
+            documents,
+            None,
+        )
+        real = place if documents.padding_mask is None else place[~documents.padding_mask]
+
+        def together(t: Tensor) -> Tensor:  # [D, G, M, ...] to [B, G, N, ...]
+            t = t.transpose(1, 2)
+            t = t.flatten(0, 1) if documents.padding_mask is None else t[~documents.padding_mask]
+            whole = t.new_zeros(x.size(0) * x.size(1), *t.shape[1:])
+            whole = whole.index_copy(0, real.flatten(), t)
+            return whole.unflatten(0, x.shape[:2]).transpose(1, 2)
+
+        if report.clusters is not None:
+            report = report._replace(clusters=together(report.clusters))
+        return together(out), report
 
     @property
     def can_step(self) -> bool:
@@ -118,14 +208,15 @@ class MultiheadAttention(nn.Module):
 
     @torch.no_grad()
     def step(
-        self, x: Tensor, state: State, padding_mask: Tensor | None = None
+        self, x: Tensor, state: State, batch: Batch | Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Attend from one more token of a causal sequence, without gradients.
 
         Args:
             x: [B, 1, D].
             state: what the last call returned, which is used up; empty at first.
-            padding_mask: bool [B, 1].
+            batch: the padding mask, bool [B, 1], and to which document of its row each token
+                belongs, [B, 1]: where that is another than the last call's, a document begins.
 
         Returns:
             The output [B, 1, D], equal to the last position of ``forward``, and the state.
@@ -136,59 +227,172 @@ class MultiheadAttention(nn.Module):
         for router in self.routers:
             if not router.can_step:
                 raise ValueError(router.why_no_steps)
-        q, k, v = self._project(x)
-        outputs, new_state = [], {}
-        for i, (router, q_part, k_part, v_part) in enumerate(self._by_kind(q, k, v)):
-            routing, kept = _under(state, f"{i}.routing."), _under(state, f"{i}.kept.")
+        batch = Batch.of(batch)
+        mask, new_state = batch.padding_mask, {}
+        position, restart = self._position(x, state, batch, new_state)
+        real = Batch(mask)
+
+        def convolved(name: str, y: Tensor, exact: str = "") -> Tensor:
+            if name not in self.convolutions:
+                return y
+            key = f"{name}.{exact}before"
+            y, new_state[key] = self.convolutions[name].step(y, state.get(key), real, restart)
+            return y
+
+        q, k, v = (self._heads(convolved(name, self._projected(name, x))) for name in PROJECTIONS)
+        exact = self._exactly(x, q, k, lambda name, y: convolved(name, y, "exact."))
+        if self.convolutions and not is_exact(q):
+            exact()  # its convolutions look back, whether or not this token asks for them
+        outputs = []
+        for i, router in enumerate(self.routers):
+            q_part = self._share(i, q)
+            shared = type(router).project is Kind.project
+            k_part, v_part = (self._share(i, t if shared else self._repeated(t)) for t in (k, v))
             q_part, k_part = router.project(q_part, k_part)
-            step = router.step(x, q_part, k_part, routing, padding_mask)
+
+            def of_kind(router=router, i=i, q_part=q_part, k_part=k_part) -> tuple[Tensor, Tensor]:
+                if is_exact(q_part) and k_part.size(1) == q_part.size(1):
+                    return q_part, k_part
+                return router.project(*(self._share(i, t) for t in exact()))
+
+            routing = _under(state, f"{i}.routing.")
+            if restart is not None and routing:
+                raise ValueError(
+                    f"{self.kinds[i].kind} sums over all tokens so far; allowed in rows of "
+                    "several documents: the normaliser average"
+                )
+            tokens = Tokens(x, of_kind, real, lambda: position)
+            assignment, routing = router.assign(tokens, routing)
+            rings = tuple(
+                Ring(queries, queries if keys is None else keys, bias)
+                for queries, keys, bias in _places(assignment, x)
+            )
+            if rings[0].key.size(1) > k_part.size(1):
+                k_part, v_part = (
+                    self._share(i, self._repeated(k)),
+                    self._share(i, self._repeated(v)),
+                )
+            if self.rotary:
+                q_part, k_part = (rotated(t, position) for t in (q_part, k_part))
             out, kept = attend_step(
                 q_part,
                 k_part,
                 v_part,
-                step.rings,
-                kept,
-                num_rings=router.num_rings,
-                window=router.window,
-                own_apart=router.own_apart,
-                own_bias=step.own_bias,
-                padding_mask=padding_mask,
+                rings,
+                _under(state, f"{i}.kept."),
+                num_rings=router.num_clusters,
+                window=router.by_cluster,
+                gap=router.gap,
+                own_bias=own_bias(router) if router.gap else 0.0,
+                padding_mask=mask,
+                restart=restart,
                 impl=self.impl,
             )
             outputs.append(out)
-            new_state.update({f"{i}.routing.{name}": t for name, t in step.state.items()})
+            new_state.update({f"{i}.routing.{name}": t for name, t in routing.items()})
             new_state.update({f"{i}.kept.{name}": t for name, t in kept.items()})
         return self._merge(outputs), new_state
 
+    def _position(
+        self, x: Tensor, state: State, batch: Batch, new_state: State
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the tokens among the real ones of their documents [B, 1], and which begin one."""
+        position = state.get("position", x.new_zeros(x.size(0), 1, dtype=torch.long))
+        restart = None
+        if batch.documents is not None:
+            restart = batch.documents != state.get("document", batch.documents)
+            new_state["document"] = batch.documents
+            position = position.masked_fill(restart, 0)
+        real = 1 if batch.padding_mask is None else (~batch.padding_mask).long()
+        new_state["position"] = position + real
+        return position, restart
+
     def observe(self, reports: list[Report]) -> None:
-        """Let the routers remember a training batch; called once its forward pass is over."""
+        """Let the kinds remember a training batch; called once its forward pass is over."""
         for router, report in zip(self.routers, reports, strict=True):
             if report.observation is not None:
                 router.observe(report.observation)
 
     def commit(self) -> None:
-        """Let the routers apply what they remembered; called before each update."""
+        """Let the kinds apply what they remembered; called before each update."""
         for router in self.routers:
             router.commit()
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, H, N, E]."""
-        by_head = (*x.shape[:2], self.num_heads, self.head_dim)
-        q, k, v = (
-            projection(x).view(by_head).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return q, k, v
+    def _projected(self, name: str, x: Tensor) -> Tensor:
+        return getattr(self, f"{name}_proj")(x)
 
-    def _by_kind(self, *tensors: Tensor) -> list[tuple[Router, Tensor, Tensor, Tensor]]:
-        if len(self.routers) == 1:
-            return [(self.routers[0], *tensors)]
-        share = self.num_heads // len(self.routers)
-        return list(zip(self.routers, *(t.split(share, dim=1) for t in tensors), strict=True))
+    def _convolved(self, name: str, x: Tensor, batch: Batch) -> Tensor:
+        return self.convolutions[name](x, batch) if name in self.convolutions else x
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, N, H * E] to [B, H, N, E]."""
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Heads of keys or values, once for each query."""
+        times = self.num_heads // self.kv_heads
+        return x if times == 1 else x.repeat_interleave(times, dim=1)
+
+    def _exactly(
+        self, x: Tensor, q: Tensor, k: Tensor, convolved: Callable[[str, Tensor], Tensor]
+    ) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Queries and keys of all heads in full float32, where the others are not: made when a
+        kind asks for them, and once."""
+        made: list[tuple[Tensor, Tensor]] = []
+
+        def exact() -> tuple[Tensor, Tensor]:
+            if made:
+                return made[0]
+            if is_exact(q):
+                both = q, k
+            else:
+                with full_float32():
+                    both = tuple(
+                        self._heads(
+                            convolved(name, linear(x.float(), p.weight.float(), p.bias.float()))
+                        )
+                        for name, p in (("q", self.q_proj), ("k", self.k_proj))
+                    )
+            made.append((both[0], self._repeated(both[1])))
+            return made[0]
+
+        return exact
+
+    def _share(self, i: int, x: Tensor) -> Tensor:
+        """The heads of a kind."""
+        return x if len(self.routers) == 1 else x.chunk(len(self.routers), dim=1)[i]
 
     def _merge(self, outputs: list[Tensor]) -> Tensor:
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        """Also take a dense checkpoint: what is clustered or convolved starts anew, and heads of
+        keys and values that are now shared are averaged (Ainslie et al. 2023)."""
+        for part in ("routers", "convolutions"):
+            mine = {f"{prefix}{part}.{n}": t for n, t in getattr(self, part).state_dict().items()}
+            if mine and not mine.keys() & state_dict.keys():
+                if part == "convolutions":
+                    for convolution in self.convolutions.values():
+                        convolution.identity_()
+                state_dict.update(mine)
+        for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
+            given = state_dict.get(prefix + name)
+            own = self.get_parameter(name) if given is not None else None
+            if given is not None and len(given) > len(own) and not len(given) % len(own):
+                heads = given.view(self.kv_heads, -1, self.head_dim, *given.shape[1:])
+                state_dict[prefix + name] = heads.mean(1).flatten(0, 1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _places(assignment, x: Tensor):
+    """Cluster of the query, of the key, and bias, each [B, G], for each time it is assigned."""
+    bias = None if assignment.key_bias is None else assignment.key_bias.squeeze(-1)
+    for queries, keys in assignment.pairs():
+        if queries is None:
+            queries = x.new_zeros(x.size(0), 1, 1, dtype=torch.long)
+        queries = queries.squeeze(-1)
+        yield queries, queries if keys is None else keys.squeeze(-1), bias
 
 
 def _under(state: State, prefix: str) -> State:

@@ -1,94 +1,91 @@
 """Neural clustering attention (CF22): a query sees tokens of its own, learned cluster."""
 
-from torch import Tensor
+from dataclasses import dataclass
 
 from ..clustering import NeuralClustering, State
-from .base import AttentionConfig, Ring, Router, Routing, Step, register_attention
-from .layout import chunk_layout, cluster_layout
+from ..clustering.fuzzy import SIMILARITIES
+from .kind import Assignment, Kind, Shape, Tokens, register_attention
+from .options import ClusterOptions, OptionError, option
 
 
-@register_attention("neural")
-class Neural(Router):
+@dataclass(frozen=True)
+class FuzzyOptions(ClusterOptions):
+    """Options of kinds that assign by a similarity over a temperature (CF22 eq. 2)."""
+
+    similarity: str = option(
+        "cosine",
+        "similarity of tokens and centroids",
+        flag="cluster_similarity",
+        choices=SIMILARITIES,
+    )
+    temperature: float | None = option(
+        None,
+        "number that divides the similarity before the softmax (default: 0.2 for gated heads, 0.1 "
+        "for the others)",
+        flag="cluster_temperature",
+        above=0,
+    )
+
+    def temperature_or(self, suits: float) -> float:
+        """The temperature, or what suits the kind."""
+        return suits if self.temperature is None else self.temperature
+
+
+@dataclass(frozen=True)
+class NeuralOptions(FuzzyOptions):
+    """Options of neural clustering."""
+
+    rule: str = option(
+        "recent",
+        "which tokens of its cluster a query sees",
+        flag="cluster_rule",
+        choices=("recent", "chunk", "leaking-chunk"),
+    )
+    normalizer: str = option(
+        "average",
+        "what normalises the softmax over tokens in causal neural heads: an average over training "
+        "batches, or the tokens so far",
+        flag="cluster_normalizer",
+        choices=("average", "running"),
+    )
+    own_centroids: bool = option(
+        True, "each layer owns the centroids that it starts from", flag="own_centroids"
+    )
+
+
+@register_attention("neural", NeuralOptions)
+class Neural(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike."""
 
-    def __init__(self, config: AttentionConfig, *, embed_dim: int, causal: bool, **kwargs):
-        super().__init__(config, embed_dim=embed_dim, causal=causal, **kwargs)
-        if causal and config.cluster_rule == "chunk":
-            raise ValueError(
-                "the cluster rule is 'chunk', which is not causal: where a chunk begins depends "
-                "on later tokens; allowed in a causal model: recent, or leaking-chunk to compare"
+    learner = "clustering"
+
+    def __init__(self, options: NeuralOptions, shape: Shape):
+        super().__init__(options, shape)
+        if shape.causal and not options.own_centroids:
+            raise OptionError(
+                "own_centroids",
+                False,
+                "True in a causal model, for centroids that are handed on sum over later tokens",
             )
-        if not causal and config.cluster_rule == "leaking-chunk":
-            raise ValueError(
-                "the cluster rule is 'leaking-chunk', which is for causal models only; "
-                "allowed in an encoder: chunk, recent"
-            )
-        if causal and not config.own_centroids:
-            raise ValueError(
-                "centroids handed on from layer to layer sum over later tokens; "
-                "allowed in a causal model: each layer owns its centroids"
-            )
-        self.needs_centroids = not config.own_centroids
-        self.window = config.window
-        self.num_rings = config.num_clusters
-        self.can_step = causal and config.cluster_rule == "recent"
+        self.needs_centroids = not options.own_centroids
+        # What depends on later tokens anyway uses the normaliser of the paper.
+        normalizer = options.normalizer if self.can_step else "sentence"
+        self.alone = normalizer == "average"
         self.clustering = NeuralClustering(
-            embed_dim,
-            config.num_clusters,
-            similarity=config.cluster_similarity,
-            temperature=config.temperature(0.1),
-            # What depends on later tokens anyway uses the normaliser of the paper.
-            normalizer=(config.cluster_normalizer if self.can_step else "sentence"),
-            own_centroids=config.own_centroids,
+            shape.embed_dim,
+            options.clusters,
+            similarity=options.similarity,
+            temperature=options.temperature_or(0.1),
+            normalizer=normalizer,
+            own_centroids=options.own_centroids,
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        padding_mask: Tensor | None = None,
-        centroids: Tensor | None = None,
-    ) -> Routing:
-        clusters, report = self.clustering(x, padding_mask, centroids)
+    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
+        clusters, report, state = self.clustering.assign(
+            tokens.x,
+            tokens.padding_mask,
+            tokens.centroids if self.needs_centroids else None,
+            state,
+        )
         clusters = clusters.unsqueeze(1)
-        if self.config.cluster_rule == "recent":
-            layout = cluster_layout(
-                clusters,
-                self.config.num_clusters,
-                self.config.window,
-                causal=self.causal,
-                padding_mask=padding_mask,
-            )
-        else:
-            layout = chunk_layout(
-                clusters,
-                self.config.num_clusters,
-                earlier_only=self.causal,
-                padding_mask=padding_mask,
-            )
-        return Routing((layout,), report._replace(clusters=clusters))
-
-    @property
-    def why_no_steps(self) -> str:
-        if not self.causal:
-            return super().why_no_steps
-        return (
-            f"the cluster rule is {self.config.cluster_rule!r}: it lets later tokens change "
-            "earlier outputs, so text cannot be generated with it; train with the rule recent"
-        )
-
-    def step(
-        self, x: Tensor, q: Tensor, k: Tensor, state: State, padding_mask: Tensor | None = None
-    ) -> Step:
-        clusters, state = self.clustering.step(x, state, padding_mask)
-        return Step((Ring(clusters, clusters),), state)
-
-    def nothing_observed(self) -> Tensor | None:
-        return self.clustering.nothing_observed()
-
-    def observe(self, observation: Tensor) -> None:
-        self.clustering.observe(observation)
-
-    def commit(self) -> None:
-        self.clustering.commit()
+        return Assignment(clusters, report=report._replace(clusters=clusters)), state

@@ -1,50 +1,92 @@
 """The grammar that says which layer uses which attention.
 
 ``window*3,neural`` is a list of layers, cycled to the model's depth; a layer is a kind or several
-joined by ``+``, which divide its heads; ``*n`` repeats a layer.
+joined by ``+``, which divide its heads; ``*n`` repeats a layer. A kind may be given options:
+``window(64)*2,window(64)+gated(clusters=32,gap=64)``; a value without a name is the first's.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
 
-from .base import attention_kinds
+from .kind import attention_kinds, registered
+from .options import OptionError, Options, flag_of, parse
 
-_LAYER = re.compile(r"(?P<kinds>[^*,]+)(\*(?P<times>\d+))?")
+_LAYER = re.compile(r"(?P<kinds>(?:[^*()]|\([^()]*\))+?)(?:\*(?P<times>\d+))?")
+_KIND = re.compile(r"(?P<name>[^()=*+,]+)(?:\((?P<options>[^()]*)\))?")
+_OUTSIDE = r"(?![^()]*\))"  # of parentheses
+
+
+class Heads(NamedTuple):
+    """The kind of some heads of a layer.
+
+    Attributes:
+        kind: name of a registered kind.
+        options: of that kind.
+        written: as a spec names it.
+    """
+
+    kind: str
+    options: Options
+    written: str
+
+
+class AttentionPlan(NamedTuple):
+    """The attention of an encoder's or a decoder's layers; made once, and handed down.
+
+    Attributes:
+        layers: kinds of each layer's heads.
+        kv_heads, rotary, short_convolution, kernel: as of
+            :class:`~fairseq_clusterformer.attention.MultiheadAttention`.
+    """
+
+    layers: tuple[tuple[Heads, ...], ...]
+    kv_heads: int | None = None
+    rotary: bool = False
+    short_convolution: int = 0
+    kernel: str = "auto"
 
 
 def parse_attention(
-    spec: str, *, num_layers: int, num_heads: int, option: str = "--attention"
-) -> list[tuple[str, ...]]:
+    spec: str,
+    *,
+    num_layers: int,
+    num_heads: int,
+    option: str = "--attention",
+    defaults: Mapping[str, Any] | None = None,
+) -> list[tuple[Heads, ...]]:
     """The kinds of each layer, one for each equal share of its heads.
 
     Args:
-        spec: for example "neural", "window*3,neural", "window+neural".
+        spec: for example "neural", "window*3,neural", "window(64)+neural(clusters=16)".
         num_layers: depth of the model; the list is cycled or cut to it.
         num_heads: H of every layer.
         option: name of the option in error messages.
+        defaults: values of options that the spec leaves open, by name or by flag; a kind takes
+            those that mean something to it.
 
     Raises:
-        ValueError: a spec outside the grammar, an unknown kind, ``*0``, or heads that do not
-            divide.
+        ValueError: a spec outside the grammar, an unknown kind or option, ``*0``, or heads that
+            do not divide.
 
     Example:
-        >>> parse_attention("window*2,window+full", num_layers=4, num_heads=8)
-        [('window',), ('window',), ('window', 'full'), ('window',)]
+        >>> layers = parse_attention("window*2,window+full", num_layers=4, num_heads=8)
+        >>> [[heads.kind for heads in layer] for layer in layers]
+        [['window'], ['window'], ['window', 'full'], ['window']]
     """
-    layers: list[tuple[str, ...]] = []
-    for part in spec.replace(" ", "").split(","):
+    layers: list[tuple[Heads, ...]] = []
+    for part in re.split("," + _OUTSIDE, spec.replace(" ", "")):
         match = _LAYER.fullmatch(part)
         if match is None:
             raise ValueError(
-                f"{option} is {spec}: {part!r} is not a layer; allowed: KIND, KIND+KIND or "
-                "KIND*TIMES, separated by commas, such as window*3,neural"
+                f"{option} is {spec}: {part!r} is not a layer; allowed: KIND, KIND(OPTION=VALUE), "
+                "KIND+KIND or KIND*TIMES, separated by commas, such as window*3,neural"
             )
-        kinds = tuple(match["kinds"].split("+"))
-        for kind in kinds:
-            if kind not in attention_kinds():
-                raise ValueError(
-                    f"{option} is {spec}: unknown kind {kind!r}; "
-                    f"allowed: {', '.join(attention_kinds())}"
-                )
+        kinds = tuple(
+            _heads(text, f"{option} is {spec}", defaults or {})
+            for text in re.split(r"\+" + _OUTSIDE, match["kinds"])
+        )
         if num_heads % len(kinds):
             raise ValueError(
                 f"{option} is {spec}: {num_heads} heads do not divide among the {len(kinds)} "
@@ -55,3 +97,49 @@ def parse_attention(
             raise ValueError(f"{option} is {spec}: {part!r} repeats {times} times; allowed: 1 up")
         layers += [kinds] * min(times, num_layers)
     return [layers[i % len(layers)] for i in range(num_layers)]
+
+
+def parse_layer(spec: str, **defaults: Any) -> tuple[Heads, ...]:
+    """The kinds of one layer, such as "window(64)+gated"; ``defaults`` as of
+    :func:`parse_attention`, each an option of one of the kinds or more."""
+    count = len(re.split(r"\+" + _OUTSIDE, spec))
+    (layer,) = parse_attention(
+        spec, num_layers=1, num_heads=count, option="kinds", defaults=defaults
+    )
+    known = {
+        name for heads in layer for f in fields(heads.options) for name in (f.name, flag_of(f))
+    }
+    for name in defaults.keys() - known:
+        raise ValueError(f"{spec} has no option {name!r}; allowed: {', '.join(sorted(known))}")
+    return layer
+
+
+def _heads(text: str, where: str, defaults: Mapping[str, Any]) -> Heads:
+    match = _KIND.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{where}: {text!r} is not a kind; allowed: KIND or KIND(OPTION=VALUE)")
+    name = match["name"]
+    if name not in attention_kinds():
+        raise ValueError(
+            f"{where}: unknown kind {name!r}; allowed: {', '.join(attention_kinds())}"
+        )
+    kind = registered(name).options
+    own = {item.name: item for item in fields(kind)}
+    given = {}
+    for part in filter(None, (match["options"] or "").split(",")):
+        option, _, value = part.rpartition("=")
+        option = option or next(iter(own), "")
+        if option not in own:
+            raise ValueError(
+                f"{where}: {name} has no option {option!r}; allowed: {', '.join(own) or 'none'}"
+            )
+        given[option] = parse(own[option], kind, value)
+    taken = {name: value for name, value in defaults.items() if name not in given}
+    for option in given:
+        taken.pop(flag_of(own[option]), None)
+    try:
+        return Heads(name, kind.of({**taken, **given}), text)
+    except OptionError as error:
+        if error.name not in given:
+            raise
+        raise ValueError(f"{where}: {name}: {error}") from None

@@ -27,7 +27,7 @@ class AverageNormalizer(Float32Buffers):
 
     def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9):
         super().__init__()
-        self.averages = shape is not None
+        self.learns = shape is not None
         self.momentum = momentum
         if shape is not None:
             self.register_buffer("log_normalizer", torch.zeros(shape))
@@ -39,16 +39,16 @@ class AverageNormalizer(Float32Buffers):
     def observation(self, log_mass: Tensor, tokens: Tensor) -> Tensor | None:
         """What :meth:`observe` takes: the log of the sum of exp(s) over a batch's tokens, of
         ``shape``, and the number of tokens, a scalar; None if nothing is kept."""
-        if not self.averages:
+        if not self.learns:
             return None
         return torch.cat([log_mass.flatten(), tokens.view(1)])
 
-    def nothing_observed(self) -> Tensor | None:
-        """The observation of a batch without tokens; None if nothing is kept."""
-        if not self.averages:
-            return None
-        empty = torch.full_like(self.log_normalizer, -math.inf)
-        return self.observation(empty, empty.new_zeros(()))
+    @torch.no_grad()
+    def take(self) -> Tensor:
+        """What was observed since the last update, as one observation; it is forgotten here."""
+        taken = self.observation(self.pending_log_mass, self.pending_tokens)
+        self._forget()
+        return taken
 
     @torch.no_grad()
     def observe(self, observation: Tensor) -> None:
@@ -63,7 +63,7 @@ class AverageNormalizer(Float32Buffers):
 
         What is not finite (an overflow that a loss scaler skips) is dropped.
         """
-        if not self.averages:
+        if not self.learns:
             return
         seen = self.pending_log_mass - self.pending_tokens.log()
         usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
@@ -72,5 +72,8 @@ class AverageNormalizer(Float32Buffers):
         moved = torch.lerp(self.log_normalizer, seen, share)
         self.log_normalizer.copy_(torch.where(usable, moved, self.log_normalizer))
         self.updates += usable
+        self._forget()
+
+    def _forget(self) -> None:
         self.pending_log_mass.fill_(-math.inf)
         self.pending_tokens.zero_()

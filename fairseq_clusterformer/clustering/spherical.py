@@ -23,6 +23,8 @@ class SphericalMeans(Float32Buffers):
         momentum: of the moving average; the paper's 0.999 is for hundreds of thousands of updates.
     """
 
+    learns = True
+
     def __init__(
         self, num_heads: int, num_clusters: int, head_dim: int, *, momentum: float = 0.99
     ):
@@ -63,6 +65,13 @@ class SphericalMeans(Float32Buffers):
         sums.index_add_(0, index.flatten(), unit.flatten(0, 2))
         count = cluster_sizes(clusters, num_clusters, padding_mask).to(sums.dtype)
         return torch.cat([sums.view(heads, num_clusters, width), count.unsqueeze(-1)], dim=-1)
+
+    @torch.no_grad()
+    def take(self) -> Tensor:
+        """What was observed since the last update, as one observation; it is forgotten here."""
+        taken = self.pending.flatten().clone()
+        self.pending.zero_()
+        return taken
 
     @torch.no_grad()
     def observe(self, sums: Tensor) -> None:

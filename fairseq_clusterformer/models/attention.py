@@ -1,15 +1,11 @@
 """fairseq's face of multi-head attention over layouts."""
 
-import logging
-
 import fairseq.modules
 from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor
 
-from fairseq_clusterformer.attention import MultiheadAttention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention
 from fairseq_clusterformer.clustering import Report
-
-logger = logging.getLogger(__name__)
 
 
 @with_incremental_state
@@ -21,7 +17,7 @@ class SelfAttention(MultiheadAttention):
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
+        key_padding_mask: Batch | Tensor | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = False,
         static_kv: bool = False,
@@ -34,7 +30,8 @@ class SelfAttention(MultiheadAttention):
         Args:
             query: [N, B, D]; with ``incremental_state``, the newest token alone, N = 1.
             key, value: None or ``query`` itself.
-            key_padding_mask: bool [B, N], True where a token is padding.
+            key_padding_mask: bool [B, N], True where a token is padding; or the batch, which also
+                says what belongs to which document.
             attn_mask: ignored: the kinds of attention know what is causal.
             centroids: handed on by the layer before, [B, K, D].
 
@@ -61,14 +58,6 @@ class SelfAttention(MultiheadAttention):
 
     # q, k and v of checkpoints that have them as one in_proj_weight
     upgrade_state_dict_named = fairseq.modules.MultiheadAttention.upgrade_state_dict_named
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        """Also take a dense checkpoint: routers that are wholly absent start anew."""
-        mine = {f"{prefix}routers.{name}": t for name, t in self.routers.state_dict().items()}
-        if mine and not mine.keys() & state_dict.keys():
-            logger.info("%s: the checkpoint has no clusters; they start anew", prefix[:-1])
-            state_dict.update(mine)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor

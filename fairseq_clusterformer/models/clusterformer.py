@@ -5,7 +5,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass, make_data
 from typing import Optional
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import (
     DEFAULT_MAX_SOURCE_POSITIONS,
     DEFAULT_MAX_TARGET_POSITIONS,
@@ -24,7 +24,7 @@ from .decoder import ClusterformerDecoder
 from .encoder import ClusterformerEncoder
 from .options import (
     EncoderClusteringOptions,
-    attention_of,
+    attention_plan,
     complete,
     set_defaults,
 )
@@ -48,6 +48,9 @@ class ClusterformerOptions(EncoderClusteringOptions):
     decoder_attention: str = field(
         default="window*2,window+neural",
         metadata={"help": "attention of each decoder layer, written as --encoder-attention is"},
+    )
+    decoder_kv_heads: int = field(
+        default=0, metadata={"help": "as --encoder-kv-heads, in each decoder layer"}
     )
     decoder_cluster_rule: str = field(
         default="recent",
@@ -106,7 +109,9 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     @classmethod
     def add_args(cls, parser):
         """Add fairseq's options of a Transformer, and ours."""
-        gen_parser_from_dataclass(parser, ClusterformerConfig(), delete_default=True)
+        gen_parser_from_dataclass(
+            parser, MODEL_DATACLASS_REGISTRY["clusterformer"](), delete_default=True
+        )
 
     @classmethod
     def build_model(cls, args, task):
@@ -118,8 +123,14 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         base_architecture(args)
         complete(args, ClusterformerOptions)
         attention = {
-            "encoder": attention_of(args, "encoder", own_centroids=args.own_centroids),
-            "decoder": attention_of(args, "decoder"),
+            side: attention_plan(
+                args,
+                side,
+                spec=f"{side}_attention",
+                rule=f"{side}_cluster_rule",
+                own_centroids=side == "decoder" or args.own_centroids,
+            )
+            for side in ("encoder", "decoder")
         }
         cfg = TransformerConfig.from_namespace(args)
         cfg.attention = attention
@@ -136,19 +147,16 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):
-        kinds, attention = cfg.attention["encoder"]
-        return ClusterformerEncoder(cfg, src_dict, embed_tokens, kinds=kinds, attention=attention)
+        return ClusterformerEncoder(cfg, src_dict, embed_tokens, plan=cfg.attention["encoder"])
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        kinds, attention = cfg.attention["decoder"]
         return ClusterformerDecoder(
             cfg,
             tgt_dict,
             embed_tokens,
             no_encoder_attn=cfg.no_cross_attention,
-            kinds=kinds,
-            attention=attention,
+            plan=cfg.attention["decoder"],
         )
 
     def forward(

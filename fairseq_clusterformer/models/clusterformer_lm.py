@@ -18,10 +18,8 @@ from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .options import (
     ClusteringOptions,
-    attention_config,
-    check_heads,
+    attention_plan,
     complete,
-    kinds_of_layers,
     set_defaults,
 )
 
@@ -42,6 +40,20 @@ class LanguageModelOptions(ClusteringOptions):
         metadata={
             "help": "which tokens of its cluster a query sees: recent, the latest ones; or "
             "leaking-chunk, for comparison, where later tokens change earlier outputs"
+        },
+    )
+    decoder_kv_heads: int = field(
+        default=0,
+        metadata={
+            "help": "heads of keys and values in each layer, each shared by some heads of "
+            "queries; 0: as many"
+        },
+    )
+    separate_documents: bool = field(
+        default=False,
+        metadata={
+            "help": "tokens do not see other documents of their row: each end-of-sentence symbol "
+            "ends one, and positions start again"
         },
     )
 
@@ -67,14 +79,12 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             ValueError: an option of the attention that is not allowed.
         """
         complete(args, LanguageModelOptions)
-        check_heads(args, "decoder")
         if args.cluster_rule == "chunk":
             raise ValueError(
                 "--cluster-rule is chunk, which is not causal: where a chunk begins depends on "
                 "later tokens; allowed: recent, or leaking-chunk to compare with"
             )
-        attention = attention_config(args, args.cluster_rule)
-        kinds = kinds_of_layers(args, "decoder", "attention")
+        plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
         if utils.safe_getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = utils.safe_getattr(
                 args, "tokens_per_sample", DEFAULT_MAX_TARGET_POSITIONS
@@ -84,8 +94,8 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             task.target_dictionary,
             cls._build_input(args, task.source_dictionary),
             no_encoder_attn=True,
-            kinds=kinds,
-            attention=attention,
+            plan=plan,
+            separate_documents=args.separate_documents,
         )
         return cls(decoder)
 

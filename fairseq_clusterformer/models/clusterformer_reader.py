@@ -10,15 +10,12 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import AnswerLogits
-from fairseq_clusterformer.attention import attention_kinds
 
 from .answer_heads import AnswerHeads
 from .encoder_only import EncoderOnlyModel, EncoderOptions
 from .options import (
     ClusteringOptions,
-    attention_config,
-    check_heads,
-    check_rule,
+    attention_plan,
     complete,
     set_defaults,
 )
@@ -120,15 +117,20 @@ class ClusterformerReader(EncoderOnlyModel):
         Raises:
             ValueError: an option that is not allowed.
         """
-        check_heads(args, "encoder")
         _check_windows(args)
-        if args.cluster_attention not in attention_kinds():
-            raise ValueError(
-                f"--cluster-attention is {args.cluster_attention}; "
-                f"allowed: {', '.join(attention_kinds())}"
-            )
-        rule = check_rule(args, "encoder", "cluster_rule")
-        chunk = args.attention_window or args.window_stride
+        for name, plain in (("positions", None), ("short_convolution", 0)):
+            if (value := getattr(args, name)) != plain:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {value}; allowed in a reader: none, for most "
+                    "of its layers are RoBERTa's"
+                )
+        plan = attention_plan(
+            args,
+            "encoder",
+            spec="cluster_attention",
+            rule="cluster_rule",
+            attention_window=args.attention_window or args.window_stride,
+        )
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = args.window_positions
         # what RoBERTa has: learned positions, their sum with the embeddings normalised
@@ -147,7 +149,7 @@ class ClusterformerReader(EncoderOnlyModel):
             stride=args.window_stride,
             cluster_layers=_cluster_layers(args),
             cluster_attention=args.cluster_attention,
-            attention=attention_config(args, rule, window=chunk),
+            plan=plan,
         )
         encoder.embed_scale = args.embedding_scale
         return encoder

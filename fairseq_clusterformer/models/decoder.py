@@ -6,6 +6,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
+from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import Report
 
 from .stack import ClusteredLayer, ClusteredStack, pack, unpack
@@ -24,7 +25,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         encoder_out: Tensor | None = None,
         encoder_padding_mask: Tensor | None = None,
         incremental_state: IncrementalState | None = None,
-        self_attn_padding_mask: Tensor | None = None,
+        batch: Batch | None = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor | None, ...]:
@@ -34,7 +35,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             x: [N, B, D].
             encoder_out: [S, B, D of the encoder].
             encoder_padding_mask: bool [B, S].
-            self_attn_padding_mask: bool [B, N].
+            batch: which tokens are real, and which documents they belong to.
             need_attn, need_head_weights: return the weights of the attention to the encoder.
 
         Returns:
@@ -46,7 +47,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             x = self.self_attn_layer_norm(x)
         x, reports = self.self_attn(
             query=x,
-            key_padding_mask=self_attn_padding_mask,
+            key_padding_mask=batch,
             incremental_state=incremental_state,
         )
         if self.c_attn is not None:  # NormFormer
@@ -92,7 +93,16 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
 
 
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
-    """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made."""
+    """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made.
+
+    Args:
+        separate_documents: an end-of-sentence symbol begins a document of its own, which sees
+            nothing of those before; positions start again.
+    """
+
+    def __init__(self, *args, separate_documents: bool = False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.separate_documents = separate_documents
 
     @property
     def leaks_future(self) -> bool:
@@ -129,7 +139,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")
         )
-        x, padding_mask = self._embed(prev_output_tokens, incremental_state)
+        x, batch = self._embed(prev_output_tokens, incremental_state)
 
         weights = None
         by_layer: dict[int, list[Report]] = {}
@@ -140,7 +150,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 encoder,
                 encoder_padding_mask,
                 incremental_state,
-                self_attn_padding_mask=padding_mask,
+                batch=batch,
                 need_attn=i == alignment_layer,
                 need_head_weights=i == alignment_layer,
             )
@@ -166,13 +176,20 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
     def _embed(
         self, tokens: Tensor, incremental_state: IncrementalState | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Input of the first layer [N, B, D], and the mask [B, N] if anything is padding."""
+    ) -> tuple[Tensor, Batch]:
+        """Input of the first layer [N, B, D], and what the layers know of its tokens."""
+        documents = None
+        if self.separate_documents:  # an end-of-sentence symbol stands before what follows it
+            documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
         positions = None
         if self.embed_positions is not None:
-            positions = self.embed_positions(tokens, incremental_state=incremental_state)
+            if documents is None:
+                positions = self.embed_positions(tokens, incremental_state=incremental_state)
+            else:
+                positions = self._positions_in(tokens, documents)
         if incremental_state is not None:
             tokens = tokens[:, -1:].contiguous()
+            documents = None if documents is None else documents[:, -1:]
             if positions is not None:
                 positions = positions[:, -1:]
 
@@ -188,4 +205,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         x = self.dropout_module(x).transpose(0, 1)
 
         padding_mask = tokens.eq(self.padding_idx)
-        return x, padding_mask if padding_mask.any() else None
+        return x, Batch(padding_mask if padding_mask.any() else None, documents)
+
+    def _positions_in(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        """Embeddings of the positions [B, N, D], which start again in each document."""
+        positions = Batch(tokens.eq(self.padding_idx), documents).positions(tokens).clamp(min=0)
+        some = tokens.new_full((1, tokens.size(1)), self.dictionary.unk())
+        return self.embed_positions(some)[0][positions]

@@ -7,6 +7,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor
 
+from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import Report, initial_centroids
 
 from .stack import ClusteredLayer, ClusteredStack, at_once_in, pack, unpack
@@ -20,14 +21,14 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
     def forward(
         self,
         x: Tensor,
-        encoder_padding_mask: Tensor | None = None,
+        encoder_padding_mask: Batch | Tensor | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         """One layer.
 
         Args:
             x: [N, B, D].
-            encoder_padding_mask: bool [B, N].
+            encoder_padding_mask: bool [B, N], or the batch that has it.
             centroids: handed on by the layer before, [B, K, D].
 
         Returns:
@@ -70,11 +71,16 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
 
     def __init__(self, cfg: TransformerConfig, *args, **kwargs):
         super().__init__(cfg, *args, **kwargs)
-        routers = (r for layer in self.all_layers() for r in layer.self_attn.routers)
+        routers = [r for layer in self.all_layers() for r in layer.self_attn.routers]
+        clusters = {router.num_clusters for router in routers if router.needs_centroids}
         self.centroids = None
-        if any(router.needs_centroids for router in routers):
-            clusters = self.attention_config.num_clusters
-            self.centroids = initial_centroids(clusters, cfg.encoder.embed_dim)
+        if len(clusters) > 1:
+            raise ValueError(
+                f"layers of {sorted(clusters)} clusters hand on their centroids; allowed: one "
+                "number of clusters, or --own-centroids"
+            )
+        for number in clusters:
+            self.centroids = initial_centroids(number, cfg.encoder.embed_dim)
 
     def build_encoder_layer(self, cfg):
         return self.build_layer(ClusterformerEncoderLayer, cfg)
@@ -108,10 +114,11 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
         centroids = self.centroids
         if centroids is not None:
             centroids = centroids.expand(x.size(1), -1, -1)
+        batch = Batch(padding_mask if has_pads else None)
         by_layer: dict[int, list[Report]] = {}
         states = [x] if return_all_hiddens else []
         for layer in self.layers:
-            x, *fields = layer(x, padding_mask if has_pads else None, centroids)
+            x, *fields = layer(x, batch, centroids)
             by_layer[id(layer)] = unpack(fields)
             for report in by_layer[id(layer)]:
                 if self.centroids is not None and report.centroids is not None:

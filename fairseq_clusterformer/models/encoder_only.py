@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .checkpoints import CheckpointError, ExplainedCheckpoints, read_model
 from .encoder import ClusterformerEncoder
-from .options import EncoderClusteringOptions, attention_of
+from .options import EncoderClusteringOptions, attention_plan
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,13 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         Raises:
             ValueError: an option of the attention that is not allowed.
         """
-        attention = attention_of(args, "encoder", own_centroids=args.own_centroids)
+        plan = attention_plan(
+            args,
+            "encoder",
+            spec="encoder_attention",
+            rule="encoder_cluster_rule",
+            own_centroids=args.own_centroids,
+        )
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = task.max_positions()
         dictionary = task.source_dictionary
@@ -102,9 +108,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         )
         nn.init.normal_(embedding.weight, std=args.encoder_embed_dim**-0.5)
         nn.init.zeros_(embedding.weight[dictionary.pad()])
-        return ClusterformerEncoder(
-            cfg, dictionary, embedding, kinds=attention.kinds, attention=attention.config
-        )
+        return ClusterformerEncoder(cfg, dictionary, embedding, plan=plan)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's.

@@ -1,93 +1,106 @@
 """Options of the attention, which all architectures share."""
 
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Optional
+from dataclasses import Field, dataclass, field, fields, make_dataclass
+from typing import Any, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_clusterformer.attention import AttentionConfig, parse_attention
-from fairseq_clusterformer.attention.base import (
-    KERNELS,
-    NORMALIZERS,
-    SIMILARITIES,
-    STRIDED_PATTERNS,
-)
+from fairseq_clusterformer.attention import AttentionPlan, OptionError, attention_kinds
+from fairseq_clusterformer.attention.kind import Registered, listen, registered
+from fairseq_clusterformer.attention.options import flag_of
+from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 
-_DEFAULTS = AttentionConfig()
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
+# What each architecture names itself: an encoder and a decoder differ there.
+_BY_SIDE = ("cluster_rule", "own_centroids")
+POSITIONS = ("learned", "sinusoidal", "rotary")
+
+
+def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]:
+    """Name, type and field of each option of some kinds, once, as fairseq's dataclasses want."""
+    found = set()
+    for kind in kinds:
+        options = registered(kind).options
+        hints = get_type_hints(options)
+        for item in fields(options):
+            flag = flag_of(item)
+            if flag in found or flag in _BY_SIDE:
+                continue
+            found.add(flag)
+            types = [t for t in get_args(hints[item.name]) if t is not type(None)]
+            hint = Optional[types[0]] if types else hints[item.name]  # noqa: UP045
+            help_text, choices = item.metadata["help"], item.metadata["choices"]
+            if choices:
+                help_text += f": {', '.join(choices)}"
+            yield flag, hint, field(default=item.default, metadata={"help": help_text})
 
 
 @dataclass
-class ClusteringOptions(FairseqDataclass):
-    """Options of every architecture whose layers cluster."""
-
-    attention_window: int = field(
-        default=_DEFAULTS.window,
-        metadata={"help": "W: tokens that a query sees: the latest, or those of its cluster"},
-    )
+class _CommonOptions(FairseqDataclass):
     attention_kernel: str = field(
-        default=_DEFAULTS.kernel,
+        default="auto",
         metadata={
-            "help": f"implementation of the attention: {', '.join(KERNELS)}; auto is triton on "
-            "CUDA and blocks elsewhere"
+            "help": f"implementation of the attention: auto, {', '.join(IMPLEMENTATIONS)}; auto "
+            "is the fastest that the device and what is installed allow"
         },
     )
-    num_clusters: int = field(
-        default=_DEFAULTS.num_clusters,
-        metadata={"help": "K: clusters in each clustering layer"},
-    )
-    cluster_similarity: str = field(
-        default=_DEFAULTS.cluster_similarity,
-        metadata={"help": f"similarity of tokens and centroids: {', '.join(SIMILARITIES)}"},
-    )
-    cluster_temperature: Optional[float] = field(  # noqa: UP045 (what fairseq reads)
-        default=_DEFAULTS.cluster_temperature,
+    positions: Optional[str] = field(  # noqa: UP045 (what fairseq reads)
+        default=None,
         metadata={
-            "help": "number that divides the similarity before the softmax (default: 0.2 for "
-            "gated heads, 0.1 for the others)"
+            "help": f"positions of tokens: {', '.join(POSITIONS)} (default: what fairseq's "
+            "options say)"
         },
     )
-    cluster_normalizer: str = field(
-        default=_DEFAULTS.cluster_normalizer,
+    short_convolution: int = field(
+        default=0,
         metadata={
-            "help": "what normalises the softmax over tokens in causal routing: "
-            f"{' or '.join(NORMALIZERS)} (over training batches, or over the tokens so far)"
+            "help": "width of a depthwise convolution over queries, keys and values; 0: none"
         },
     )
-    cluster_exploration: float = field(
-        default=_DEFAULTS.cluster_exploration,
-        metadata={
-            "help": "share of the keys of gated heads that training puts into a random cluster"
-        },
-    )
-    hash_rounds: int = field(
-        default=_DEFAULTS.hash_rounds,
-        metadata={"help": "hashes of each token in lsh heads"},
-    )
-    stride: int = field(
-        default=_DEFAULTS.stride,
-        metadata={"help": "stride of strided heads; 0: --num-clusters"},
-    )
-    strided_pattern: str = field(
-        default=_DEFAULTS.strided_pattern,
-        metadata={
-            "help": f"{' or '.join(STRIDED_PATTERNS)}: strided heads see every stride-th token, "
-            "or the last token of each block of so many tokens"
-        },
-    )
-    kmeans_bank_size: int = field(
-        default=_DEFAULTS.kmeans_bank_size,
-        metadata={"help": "number of latest states that kmeans heads cluster"},
-    )
-    kmeans_interval: int = field(
-        default=_DEFAULTS.kmeans_interval,
-        metadata={"help": "updates between two runs of K-Means; 0: one run per epoch"},
-    )
+
+
+ClusteringOptions = make_dataclass(
+    "ClusteringOptions",
+    options_of_kinds(attention_kinds()),
+    bases=(_CommonOptions,),
+    namespace={
+        "__doc__": "Options of every architecture whose layers cluster: those of all kinds.",
+        "__module__": __name__,
+    },
+)
+
+
+def _offer(kind: Registered) -> None:
+    """Give the options of a plug-in's kind to every model, as if they had always been there."""
+    name = next(n for n in attention_kinds() if registered(n) is kind)
+    for model, options in list(MODEL_DATACLASS_REGISTRY.items()):
+        if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
+            continue
+        there = {item.name for item in fields(options)}
+        new = [option for option in options_of_kinds((name,)) if option[0] not in there]
+        if not new:
+            continue
+        more = make_dataclass(
+            options.__name__,
+            new,
+            bases=(options,),
+            namespace={"__doc__": options.__doc__, "__module__": options.__module__},
+        )
+        MODEL_DATACLASS_REGISTRY[model] = MODEL_REGISTRY[model].__dataclass = more
+        node = more()
+        node._name = model
+        ConfigStore.instance().store(name=model, group="model", node=node, provider="fairseq")
+
+
+listen(_offer)
 
 
 @dataclass
@@ -99,6 +112,13 @@ class EncoderClusteringOptions(ClusteringOptions):
         metadata={
             "help": "attention of each encoder layer, separated by commas and cycled to the "
             "depth: + divides a layer's heads among kinds, *n repeats a layer"
+        },
+    )
+    encoder_kv_heads: int = field(
+        default=0,
+        metadata={
+            "help": "heads of keys and values in each encoder layer, each shared by some heads "
+            "of queries; 0: as many"
         },
     )
     num_clusters: int = field(default=3, metadata={"help": "K: clusters in each clustering layer"})
@@ -115,35 +135,6 @@ class EncoderClusteringOptions(ClusteringOptions):
             "help": "give every encoder layer its own centroids, instead of the centroids that "
             "the layer before has updated"
         },
-    )
-
-
-def attention_config(
-    options, cluster_rule: str, *, own_centroids: bool = True, window: int | None = None
-) -> AttentionConfig:
-    """The options in the terms of the attention.
-
-    Args:
-        window: instead of ``options.attention_window``.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
-    return AttentionConfig(
-        window=options.attention_window if window is None else window,
-        num_clusters=options.num_clusters,
-        cluster_rule=cluster_rule,
-        cluster_similarity=options.cluster_similarity,
-        cluster_temperature=options.cluster_temperature,
-        cluster_normalizer=options.cluster_normalizer,
-        cluster_exploration=options.cluster_exploration,
-        own_centroids=own_centroids,
-        hash_rounds=options.hash_rounds,
-        stride=options.stride,
-        strided_pattern=options.strided_pattern,
-        kmeans_bank_size=options.kmeans_bank_size,
-        kmeans_interval=options.kmeans_interval,
-        kernel=options.attention_kernel,
     )
 
 
@@ -191,8 +182,16 @@ def check_heads(args: Namespace, side: str) -> None:
         )
 
 
-def kinds_of_layers(args: Namespace, side: str, spec: str) -> list[tuple[str, ...]]:
-    """The kinds of each layer of the encoder or the decoder.
+def attention_plan(
+    args: Namespace,
+    side: str,
+    *,
+    spec: str,
+    rule: str,
+    own_centroids: bool = True,
+    **instead: object,
+) -> AttentionPlan:
+    """The attention of an encoder's or a decoder's layers.
 
     Where layers are pruned (``--decoder-layers-to-keep 1,3``), those that are kept keep their
     kinds: ``args`` is left with the kept layers' number, and with a spec that names each.
@@ -200,34 +199,60 @@ def kinds_of_layers(args: Namespace, side: str, spec: str) -> list[tuple[str, ..
     Args:
         args: fairseq's options.
         side: "encoder" or "decoder".
-        spec: name of the option in ``args``.
+        spec, rule: names of the options in ``args`` that have them.
+        own_centroids: each layer owns the centroids that it starts from.
+        instead: values that count instead of those in ``args``, by the names there.
 
     Raises:
         ValueError: naming the option.
     """
-    layers, keep = (getattr(args, f"{side}_{name}") for name in ("layers", "layers_to_keep"))
-    kinds = parse_attention(
-        getattr(args, spec),
-        num_layers=layers,
-        num_heads=getattr(args, f"{side}_attention_heads"),
-        option="--" + spec.replace("_", "-"),
+    check_heads(args, side)
+    values = {
+        f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
+    }
+    values |= {"cluster_rule": check_rule(args, side, rule), "own_centroids": own_centroids}
+    layers, keep = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", "")
+    flags = {
+        item.name: flag_of(item)
+        for kind in attention_kinds()
+        for item in fields(registered(kind).options)
+    }
+    try:
+        kinds = parse_attention(
+            getattr(args, spec),
+            num_layers=layers,
+            num_heads=getattr(args, f"{side}_attention_heads"),
+            option=_flag(spec),
+            defaults=values | instead,
+        )
+    except OptionError as error:
+        flag = rule if error.name == "rule" else flags[error.name]
+        raise ValueError(f"{_flag(flag)} {error.text}") from None
+    if keep:
+        kept = sorted({int(number) for number in keep.split(",")})
+        if not 0 <= kept[0] <= kept[-1] < layers:
+            raise ValueError(
+                f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}"
+            )
+        kinds = [kinds[number] for number in kept]
+        setattr(args, spec, ",".join("+".join(h.written for h in layer) for layer in kinds))
+        setattr(args, f"{side}_layers", len(kinds))
+    if args.attention_kernel not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(
+            f"--attention-kernel is {args.attention_kernel}; allowed: auto, "
+            f"{', '.join(IMPLEMENTATIONS)}"
+        )
+    if args.short_convolution < 0:
+        raise ValueError(
+            f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
+        )
+    return AttentionPlan(
+        tuple(kinds),
+        kv_heads=_kv_heads(args, side),
+        rotary=_positions(args, side),
+        short_convolution=args.short_convolution,
+        kernel=args.attention_kernel,
     )
-    if not keep:
-        return kinds
-    kept = sorted({int(number) for number in keep.split(",")})
-    if not 0 <= kept[0] <= kept[-1] < layers:
-        raise ValueError(f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}")
-    kinds = [kinds[number] for number in kept]
-    setattr(args, spec, ",".join("+".join(layer) for layer in kinds))
-    setattr(args, f"{side}_layers", len(kinds))
-    return kinds
-
-
-class LayerAttention(NamedTuple):
-    """The attention of an encoder's or a decoder's layers."""
-
-    kinds: list[tuple[str, ...]]
-    config: AttentionConfig
 
 
 def check_rule(args: Namespace, side: str, option: str) -> str:
@@ -238,18 +263,31 @@ def check_rule(args: Namespace, side: str, option: str) -> str:
     """
     rule, allowed = getattr(args, option), _RULES[side]
     if rule not in allowed:
-        name = option.replace("_", "-")
-        raise ValueError(f"--{name} is {rule}; allowed: {', '.join(allowed)}")
+        raise ValueError(f"{_flag(option)} is {rule}; allowed: {', '.join(allowed)}")
     return rule
 
 
-def attention_of(args: Namespace, side: str, own_centroids: bool = True) -> LayerAttention:
-    """Return the attention of the encoder or the decoder.
+def _kv_heads(args: Namespace, side: str) -> int | None:
+    heads = getattr(args, f"{side}_attention_heads")
+    shared = getattr(args, f"{side}_kv_heads", 0) or heads
+    if shared < 1 or heads % shared:
+        raise ValueError(
+            f"--{side}-kv-heads is {shared}; allowed: a number that divides "
+            f"--{side}-attention-heads, which is {heads}"
+        )
+    return shared
 
-    Raises:
-        ValueError: naming the option.
-    """
-    check_heads(args, side)
-    rule = check_rule(args, side, f"{side}_cluster_rule")
-    kinds = kinds_of_layers(args, side, f"{side}_attention")
-    return LayerAttention(kinds, attention_config(args, rule, own_centroids=own_centroids))
+
+def _positions(args: Namespace, side: str) -> bool:
+    """Whether positions are rotary; fairseq's options of positions are set to what was chosen."""
+    if args.positions is None:
+        return False
+    if args.positions not in POSITIONS:
+        raise ValueError(f"--positions is {args.positions}; allowed: {', '.join(POSITIONS)}")
+    args.no_token_positional_embeddings = args.positions == "rotary"
+    setattr(args, f"{side}_learned_pos", args.positions == "learned")
+    return args.positions == "rotary"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

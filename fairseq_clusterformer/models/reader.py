@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention import AttentionConfig
+from fairseq_clusterformer.attention import AttentionPlan
 from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
@@ -56,7 +56,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         cluster_attention: a kind of attention; "window": these layers are sliding-window layers
             too; "strided": they attend among the tokens that have the same place in their windows
             (both CF20 section 4.3).
-        attention: options of the kind.
+        plan: its attention, for each of these layers.
     """
 
     def __init__(
@@ -69,15 +69,14 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         stride: int,
         cluster_layers: tuple[int, ...],
         cluster_attention: str,
-        attention: AttentionConfig,
+        plan: AttentionPlan,
     ):
         self.size = size
         self.stride = stride
         self.same_place = cluster_attention == "strided"
         self.cluster_layers = () if cluster_attention == "window" else cluster_layers
         self._built = 0
-        kinds = [(cluster_attention,)] * len(cluster_layers)
-        super().__init__(cfg, dictionary, embed_tokens, kinds=kinds, attention=attention)
+        super().__init__(cfg, dictionary, embed_tokens, plan=plan)
 
     def build_encoder_layer(self, cfg):
         number, self._built = self._built, self._built + 1

@@ -1,5 +1,6 @@
 """What encoders and decoders over clustered layers share: reports, averages, checkpoints."""
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention import AttentionConfig
+from fairseq_clusterformer.attention import AttentionPlan
 from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
@@ -24,16 +25,15 @@ class ClusteredLayer:
 
     Args:
         cfg, *args: of the layer.
-        kinds: of self-attention, dividing the heads.
-        attention: options of the kinds.
+        plan: of the attention.
+        number: of the layer in the plan, counted from 0.
     """
 
     #: of a decoder's layers
     causal: bool
 
-    def __init__(self, cfg, *args, kinds: tuple[str, ...], attention: AttentionConfig):
-        self.kinds = kinds
-        self.attention_config = attention
+    def __init__(self, cfg, *args, plan: AttentionPlan, number: int):
+        self.plan, self.kinds = plan, plan.layers[number]
         super().__init__(cfg, *args)
 
     def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
@@ -42,9 +42,12 @@ class ClusteredLayer:
             embed_dim,
             side.attention_heads,
             kinds=self.kinds,
-            config=self.attention_config,
             causal=self.causal,
             dropout=cfg.attention_dropout,
+            kv_heads=self.plan.kv_heads,
+            rotary=self.plan.rotary,
+            short_convolution=self.plan.short_convolution,
+            kernel=self.plan.kernel,
         )
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             projection = getattr(module, name)
@@ -58,22 +61,18 @@ class ClusteredStack:
 
     Args:
         *args, **kwargs: of the encoder or decoder.
-        kinds: of attention, for each layer.
-        attention: options of the kinds.
+        plan: of the attention of its clustered layers.
     """
 
     num_updates: int | None = None
 
-    def __init__(self, *args, kinds: list[tuple[str, ...]], attention: AttentionConfig, **kwargs):
-        self._kinds_to_build = iter(kinds)
-        self.attention_config = attention
+    def __init__(self, *args, plan: AttentionPlan, **kwargs):
+        self.plan, self._numbers = plan, itertools.count()
         super().__init__(*args, **kwargs)
 
     def build_layer(self, layer: type[ClusteredLayer], cfg: TransformerConfig, *args) -> nn.Module:
         """The next layer, as fairseq wraps it for activation checkpointing and FSDP."""
-        built = layer(
-            cfg, *args, kinds=next(self._kinds_to_build), attention=self.attention_config
-        )
+        built = layer(cfg, *args, plan=self.plan, number=next(self._numbers))
         if cfg.checkpoint_activations:
             built = checkpoint_wrapper(built, offload_to_cpu=cfg.offload_activations)
         # As in fairseq: a checkpointed layer is wrapped for FSDP whatever its size.
@@ -85,37 +84,45 @@ class ClusteredStack:
         return self.layers.children()
 
     def observe(self, by_layer: dict[int, list[Report]]) -> None:
-        """Let the routers remember what those of all workers observed in this batch.
-
-        One exchange for all layers, of the same size everywhere: LayerDrop may have dropped other
-        layers elsewhere.
+        """Let the kinds remember what they observed in this batch.
 
         Args:
             by_layer: reports of the layers that ran, by their ``id``.
         """
-        routers, observations = [], []
         for layer in self.all_layers():
-            reports = by_layer.get(id(layer), [Report()] * len(layer.self_attn.routers))
-            for router, report in zip(layer.self_attn.routers, reports, strict=True):
-                if router.observes_alone:
-                    if report.observation is not None:
-                        router.observe(report.observation)
-                    continue
-                nothing = router.nothing_observed()
-                if nothing is not None:
-                    seen = report.observation
-                    observations.append(nothing if seen is None else seen.detach().to(nothing))
-                    routers.append(router)
-        if not routers:
+            if id(layer) in by_layer:
+                layer.self_attn.observe(by_layer[id(layer)])
+
+    def exchange(self) -> None:
+        """Let each worker remember what all have observed since the last update.
+
+        Called by all of them at once: one exchange for all layers, of the same size everywhere,
+        whichever layers LayerDrop left out. What is remembered are sums, of which the learners
+        take means, so that exchanging twice changes nothing.
+        """
+        routers = [router for layer in self.all_layers() for router in layer.self_attn.routers]
+        learners = [
+            getattr(router, router.learner)
+            for router in routers
+            if router.learner and not router.observes_alone
+        ]
+        learners = [learner for learner in learners if learner.learns]
+        if not learners or workers() == 1:
             return
-        sizes = [len(observation) for observation in observations]
-        for everything in gather(torch.cat(observations)):
-            for router, observation in zip(routers, everything.split(sizes), strict=True):
-                router.observe(observation)
+        pending = [learner.take() for learner in learners]
+        sizes = [len(observation) for observation in pending]
+        for everything in gather(torch.cat(pending)):
+            for learner, observation in zip(learners, everything.split(sizes), strict=True):
+                learner.observe(observation)
+
+    def consolidate(self) -> None:
+        """Called by all workers before the first saves the model: it saves what all observed."""
+        self.exchange()
 
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq before every forward pass: a new number begins a new update."""
         if num_updates != self.num_updates:
+            self.exchange()
             for layer in self.all_layers():
                 layer.self_attn.commit()
         self.num_updates = num_updates
@@ -149,10 +156,13 @@ def unpack(fields: list[Tensor | None]) -> list[Report]:
     return [Report(*fields[j : j + size]) for j in range(0, len(fields), size)]
 
 
+def workers() -> int:
+    """How many processes train the model."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def gather(tensor: Tensor) -> list[Tensor]:
-    """The tensor of each worker, in the order of their ranks; alone: one's own."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return [tensor]
-    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    """The tensor of each worker, in the order of their ranks."""
+    everyone = [torch.empty_like(tensor) for _ in range(workers())]
     dist.all_gather(everyone, tensor)
     return everyone

@@ -48,10 +48,10 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     layers = []
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
-        recent = router.causal and router.config.cluster_rule == "recent"
+        recent = router.can_step and router.gap == 0
         # Heads that cluster apart may cluster keys apart from queries.
         window = router.window if recent and head is None else None
-        number = router.config.num_clusters
+        number = router.num_clusters
         described = describe(rows, clusters, number, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
         layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))
@@ -135,4 +135,4 @@ def _label(model, name: str, head: int | None) -> tuple[int, str]:
     which = f"head {first}" if first == last else f"heads {first} to {last}"
     which = "all heads" if last - first + 1 == heads else f"{which} of heads 0 to {heads - 1}"
     layer = f"layer {number} of layers 0 to {len(layers) - 1}"
-    return int(number), f"{layer}, {which}, {kinds[int(router)]}"
+    return int(number), f"{layer}, {which}, {kinds[int(router)].written}"

@@ -28,7 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from fairseq_clusterformer.attention import AttentionConfig, build_router
+from fairseq_clusterformer.attention import Batch, Shape, Tokens, parse_attention
+from fairseq_clusterformer.attention.kind import registered
+from fairseq_clusterformer.attention.rules import Routing, own_part
 from fairseq_clusterformer.kernels import Layout, join, ranged_attention
 from scripts.benchmarks.common import DTYPES, Unavailable, require_memory
 
@@ -126,42 +128,42 @@ class Clustered(Attention):
     def __init__(self, setting: Setting, kind: str, losses: bool = False):
         super().__init__(setting)
         self.losses = losses
-        config = AttentionConfig(
-            window=setting.window,
-            num_clusters=setting.clusters,
-            cluster_rule="recent" if setting.causal else "chunk",
-            cluster_exploration=0.0,  # or each call would route differently
-        )
-        self.router = build_router(
-            kind,
-            config,
-            embed_dim=setting.heads * setting.width,
-            head_dim=setting.width,
-            num_heads=setting.heads,
-            causal=setting.causal,
-        )
+        options = {
+            "window": setting.window,
+            "clusters": setting.clusters,
+            "rule": "recent" if setting.causal else "chunk",
+            "exploration": 0.0,  # or each call would route differently
+        }
+        ((heads,),) = parse_attention(kind, num_layers=1, num_heads=1, defaults=options)
+        shape = Shape(setting.heads * setting.width, setting.heads, setting.width, setting.causal)
+        self.router = registered(kind).kind(heads.options, shape)
 
-    def route(self, x: Tensor, q: Tensor, k: Tensor) -> tuple[tuple[Layout, ...], list[Tensor]]:
-        """Layouts, and the losses that teach the clusters."""
-        layouts, report = self.router(x, q, k)
-        return layouts, [report.clustering_loss, report.sorting_loss] if self.losses else []
+    def route(self, x: Tensor, q: Tensor, k: Tensor) -> Routing:
+        """Who sees whom."""
+        batch = Batch()
+        return self.router(Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x)))
 
     def forward(self, x, q, k, v):
-        layouts, losses = self.route(x, q, k)
-        impl = self.setting.impl
-        out, _ = join([ranged_attention(q, k, v, layout, impl=impl) for layout in layouts])
-        return out, losses
+        routing = self.route(x, q, k)
+        impl, report = self.setting.impl, routing.report
+        parts = [ranged_attention(q, k, v, layout, impl=impl) for layout in routing.layouts]
+        if routing.own is not None:
+            parts.append(own_part(q, k, v, routing.own, None, 0.0))
+        losses = [report.clustering_loss, report.sorting_loss] if self.losses else []
+        return join(parts)[0], losses
 
     def visible(self, x, q, k, queries):
-        layouts, _ = self.route(x, q, k)
-        weighted = len(layouts) > 1 or layouts[0].key_bias is not None
-        return None if weighted else visible_tokens(layouts[0], queries)
+        routing = self.route(x, q, k)
+        alone = len(routing.layouts) == 1 and routing.own is None
+        layout = routing.layouts[0]
+        return visible_tokens(layout, queries) if alone and layout.key_bias is None else None
 
     def pairs(self, x, q, k):
-        layouts, _ = self.route(x, q, k)
-        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in layouts]
+        routing = self.route(x, q, k)
+        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in routing.layouts]
         shape = (self.setting.batch, self.setting.heads, -1)
-        return sum(int(count.expand(*shape).sum()) for count in seen)
+        pairs = sum(int(count.expand(*shape).sum()) for count in seen)
+        return pairs + (0 if routing.own is None else q[..., 0].numel())
 
 
 def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ Shape letters: B batch, N tokens, Q queries, G groups of heads that share an ord
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -29,11 +30,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fairseq_clusterformer.attention import (
-    AttentionConfig,
+    Heads,
     MultiheadAttention,
-    Window,
     parse_attention,
-    register_attention,
 )
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.common import Parser, whole_number
@@ -50,15 +49,6 @@ NEAR, WINDOW = 8, 24  # all layers together reach less than GAP
 CLUSTERS = 8
 BATCH, LEARNING_RATE, WARMUP = 32, 1e-3, 100
 TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
-
-
-@register_attention("near")
-class Near(Window):
-    """A window of 8, whatever ``--attention-window`` says."""
-
-    def __init__(self, config: AttentionConfig, **kwargs):
-        super().__init__(config, **kwargs)
-        self.window = NEAR
 
 
 class Rows(NamedTuple):
@@ -102,23 +92,32 @@ class Setting:
     steps: int = 2000
     seed: int = 1
 
-    def attention(self) -> AttentionConfig:
-        return AttentionConfig(
-            window=WINDOW,
-            num_clusters=CLUSTERS,
-            cluster_temperature=self.cluster_temperature,
-            cluster_exploration=self.cluster_exploration,
-            cluster_normalizer=self.cluster_normalizer,
-            kernel="reference",
+    def layers(self) -> list[tuple[Heads, ...]]:
+        """The kinds of each layer; ``near`` is a window of 8."""
+        options = {
+            "window": WINDOW,
+            "clusters": CLUSTERS,
+            "cluster_temperature": self.cluster_temperature,
+            "cluster_exploration": self.cluster_exploration,
+            "cluster_normalizer": self.cluster_normalizer,
+        }
+        return parse_attention(
+            re.sub(r"\bnear\b", f"window({NEAR})", self.kind),
+            num_layers=LAYERS,
+            num_heads=HEADS,
+            option="KIND",
+            defaults=options,
         )
 
 
 class Layer(nn.Module):
     """A pre-norm Transformer layer over ``MultiheadAttention``."""
 
-    def __init__(self, kinds: tuple[str, ...], config: AttentionConfig):
+    def __init__(self, kinds: tuple[Heads, ...]):
         super().__init__()
-        self.attention = MultiheadAttention(WIDTH, HEADS, kinds=kinds, config=config, causal=True)
+        self.attention = MultiheadAttention(
+            WIDTH, HEADS, kinds=kinds, causal=True, kernel="reference"
+        )
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(
             nn.LayerNorm(WIDTH),
@@ -142,8 +141,7 @@ class Model(nn.Module):
         rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
         angle = torch.arange(LENGTH).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
-        kinds = parse_attention(setting.kind, num_layers=LAYERS, num_heads=HEADS, option="KIND")
-        self.layers = nn.ModuleList(Layer(k, setting.attention()) for k in kinds)
+        self.layers = nn.ModuleList(Layer(kinds) for kinds in setting.layers())
         self.norm = nn.LayerNorm(WIDTH)
         self.classify = nn.Linear(WIDTH, SYMBOLS)
 

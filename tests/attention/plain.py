@@ -6,21 +6,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
 
 BATCH, HEADS, WIDTH = 2, 2, 8  # each head is 4 wide
 
 
 def layer(kind: str, *, causal: bool, **options) -> MultiheadAttention:
     """In float64 and evaluation."""
-    config = AttentionConfig(**options)
-    module = MultiheadAttention(WIDTH, HEADS, kinds=(kind,), config=config, causal=causal)
+    kinds = parse_layer(kind, **options)
+    module = MultiheadAttention(WIDTH, HEADS, kinds=kinds, causal=causal, kernel="blocks")
     return module.double().eval()
 
 
 def projected(module: MultiheadAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, N, E] that the layer's only kind attends."""
-    q, k, v = module._project(x)
+    q, k, v = (module._heads(module._projected(name, x)) for name in "qkv")
     return *module.routers[0].project(q, k), v
 
 

@@ -1,0 +1,86 @@
+"""Which tokens of a batch are real, and which documents they belong to.
+
+Shape letters: B batch, N tokens, D documents of all rows, M tokens of the longest one.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Batch:
+    """Made once for all layers, which share what they compute from it.
+
+    Args:
+        padding_mask: bool [B, N], True where a token is padding, at either end of a row; None:
+            none is.
+        documents: which document of its row a token belongs to, int64 [B, N], counted from 0 and
+            never falling; tokens see those of their own document only. None: each row is one.
+    """
+
+    def __init__(self, padding_mask: Tensor | None = None, documents: Tensor | None = None):
+        self.padding_mask = padding_mask
+        self.documents = documents
+        self._made: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, given: "Batch | Tensor | None") -> "Batch":
+        """What a layer was given: a batch, a padding mask, or nothing."""
+        return given if isinstance(given, Batch) else cls(given)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all tokens are real, and each row is one document."""
+        return self.padding_mask is None and self.documents is None
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned the first time it was called for the key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    @cached_property
+    def num_documents(self) -> int:
+        """Most documents of a row."""
+        return 1 if self.documents is None else int(self.documents.max()) + 1
+
+    def positions(self, x: Tensor) -> Tensor:
+        """Places of x [B, N, ...] among the real tokens of their documents, int64 [1 or B, N]."""
+        return self.once("positions", lambda: self._positions(x))
+
+    def _positions(self, x: Tensor) -> Tensor:
+        if self.is_plain:
+            return torch.arange(x.size(1), device=x.device).unsqueeze(0)
+        real = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+        if self.padding_mask is not None:
+            real = (~self.padding_mask).long()
+        position = real.cumsum(1) - 1
+        if self.documents is None:
+            return position
+        begins = self.documents.diff(dim=1, prepend=self.documents[:, :1] - 1) > 0
+        first = torch.where(begins, position, 0).cummax(1).values
+        return position - first
+
+    @cached_property
+    def apart(self) -> tuple[Tensor, "Batch"]:
+        """The documents as rows of their own: the place of each token in the batch's B * N, int64
+        [D, M], and the batch that they are."""
+        batch, length = self.documents.shape
+        numbers = self.documents + self.num_documents * torch.arange(
+            batch, device=self.documents.device
+        ).unsqueeze(-1)
+        numbers = numbers.flatten()
+        if self.padding_mask is not None:
+            numbers = numbers.masked_fill(self.padding_mask.flatten(), batch * self.num_documents)
+        sizes = numbers.bincount(minlength=batch * self.num_documents + 1)[:-1]
+        first = sizes.cumsum(0) - sizes
+        used = sizes > 0
+        first, sizes = first[used], sizes[used]
+        order = numbers.argsort(stable=True)
+        slot = torch.arange(max(int(sizes.max()) if len(sizes) else 1, 1), device=order.device)
+        padding_mask = slot >= sizes.unsqueeze(-1)
+        place = order[(first.unsqueeze(-1) + slot).clamp(max=batch * length - 1)]
+        return place, Batch(padding_mask if bool(padding_mask.any()) else None)

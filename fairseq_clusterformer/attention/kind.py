@@ -1,0 +1,304 @@
+"""What a kind of attention is: one function that assigns tokens to clusters, and its options.
+
+A kind never touches softmax. From what it assigns, :mod:`rules` makes layouts, by which one ranged
+attention does the rest, in training; and, token by token, places among the keys that are kept,
+in decoding.
+
+Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
+G groups of heads that are assigned apart (1 or H), W window.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..clustering.report import Report, State
+from .batch import Batch
+from .options import OptionError, Options
+
+
+class Shape(NamedTuple):
+    """What a kind is built for.
+
+    Attributes:
+        embed_dim: D.
+        num_heads: H, heads of this kind.
+        head_dim: E.
+        causal: a query sees no later token.
+    """
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    causal: bool
+
+
+class Tokens:
+    """What a kind may read: a batch in training, one more token of each row in decoding.
+
+    Attributes:
+        x: input of the attention layer [B, N, D].
+        batch: which tokens are real, and of which document; in decoding, padding alone.
+        positions: of each token among the real ones of its document, int64 [1 or B, N].
+        centroids: handed on by the layer before, [B, K, D], or None.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        heads: Callable[[], tuple[Tensor, Tensor]],
+        batch: Batch,
+        positions: Callable[[], Tensor],
+        centroids: Tensor | None = None,
+    ):
+        self.x, self.batch, self.centroids = x, batch, centroids
+        self._heads, self._positions = heads, positions
+        self._q_and_k: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def padding_mask(self) -> Tensor | None:
+        """Bool [B, N], True where a token is padding; None: none is."""
+        return self.batch.padding_mask
+
+    @property
+    def positions(self) -> Tensor:
+        return self._positions()
+
+    @property
+    def q(self) -> Tensor:
+        """Queries [B, H, N, E] as ``Kind.project`` returned them, without positions, in full
+        float32 or float64: what is assigned must not depend on how a product was rounded."""
+        return self._both()[0]
+
+    @property
+    def k(self) -> Tensor:
+        """Keys, likewise."""
+        return self._both()[1]
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        if self._q_and_k is None:
+            self._q_and_k = self._heads()
+        return self._q_and_k
+
+
+class Assignment(NamedTuple):
+    """To which cluster each token belongs, as a query and as a key.
+
+    Attributes:
+        query: int64 [B, G, N] in [0, K), anything at padding; several of them, in a tuple, where
+            tokens are assigned several times; None: all tokens are in one cluster.
+        key: the same of the keys; None: as the queries.
+        key_bias: added to the logits of a key that is seen by its cluster, floating point
+            [B, G, N].
+        similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
+            nearest keys of its cluster.
+        report: for the losses, the log and the layer above.
+    """
+
+    query: Tensor | tuple[Tensor, ...] | None = None
+    key: Tensor | None = None
+    key_bias: Tensor | None = None
+    similarity: Tensor | None = None
+    report: Report = Report()
+
+    def pairs(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
+        """Clusters of queries and of keys, for each time that tokens are assigned."""
+        if isinstance(self.query, tuple):
+            return tuple((clusters, None) for clusters in self.query)
+        return ((self.query, self.key),)
+
+
+class Kind(nn.Module, ABC):
+    """A kind of attention for some heads of a layer.
+
+    Subclasses define ``assign``. What a kind learns from data other than by gradient must not
+    change while a batch runs, or activation checkpointing would compute the batch twice in
+    different ways: ``assign`` reports an observation, ``observe`` stores it once the forward pass
+    is over, and ``commit`` applies it before the next update. The attribute that ``learner`` names
+    does all three.
+
+    Args:
+        options: of the dataclass that the kind was registered with.
+        shape: what it is built for.
+    """
+
+    #: how a query sees its own key: "cluster" (as any other of its cluster), "always", or "last"
+    #: (only where it sees nothing else, for kinds whose query and key are one vector)
+    own = "cluster"
+    #: least gap: 1 where a query's own key may lie in another cluster than the query
+    least_gap = 0
+    #: what a query sees by the rule "chunk": "neighbours" (CF22), "own" (CF20) or "top" (Routing
+    #: Transformer)
+    chunks = "neighbours"
+    #: name of the attribute that learns from observations; "": none
+    learner = ""
+    #: whether each worker's observations stay with it; else all workers' are exchanged
+    observes_alone = False
+    #: whether it must be given the centroids of the layer before
+    needs_centroids = False
+    #: whether a token is assigned without regard to other tokens of its row
+    alone = True
+
+    def __init__(self, options: Options, shape: Shape):
+        super().__init__()
+        self.counts_own = True
+        self.options, self.shape = options, shape
+        self.causal = shape.causal
+        self.rule = getattr(options, "rule", "recent")
+        self.gap = max(getattr(options, "gap", 0), self.least_gap)
+        allowed = ("recent", "leaking-chunk") if self.causal else ("chunk", "recent")
+        if self.rule not in allowed:
+            rules = type(options).__dataclass_fields__["rule"].metadata["choices"]
+            where = "a causal model" if self.causal else "an encoder"
+            raise OptionError(
+                "rule", self.rule, f"{', '.join(r for r in rules if r in allowed)} in {where}"
+            )
+        if self.gap > self.least_gap and self.rule != "recent":
+            raise OptionError("gap", self.gap, f"{self.least_gap} with the rule {self.rule}")
+        if self.by_cluster == 0:
+            raise OptionError("window", self.window, "2 or more, the query's own included")
+        # Checkpoints from before W counted the query's own key do not have this number.
+        if self.causal and self.least_gap:
+            self.register_buffer("own_in_window", torch.ones(()))
+
+    @property
+    def window(self) -> int | None:
+        """W, keys that a query sees, its own included, and besides them ``gap - 1`` near ones;
+        None: all. Not causal: on either side. By the rule "chunk" of CF20, tokens of a chunk."""
+        return self.options.window
+
+    @property
+    def by_cluster(self) -> int | None:
+        """Keys that a query sees by its cluster: all of W, or without its own."""
+        apart = self.causal and self.gap > 0 and self.window is not None and self.counts_own
+        return self.window - 1 if apart else self.window
+
+    @property
+    def num_clusters(self) -> int:
+        """K."""
+        return getattr(self.options, "clusters", 1)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether it can decode step by step: no output depends on a later token."""
+        return self.causal and self.rule == "recent"
+
+    @property
+    def why_no_steps(self) -> str:
+        """The error for a user who asks for steps although ``can_step`` is false."""
+        if self.causal:
+            return (
+                f"the cluster rule is {self.rule!r}: it lets later tokens change earlier outputs, "
+                "so text cannot be generated with it; train with the rule recent"
+            )
+        return (
+            f"attention of kind {type(self).__name__} cannot decode step by step, for it sees "
+            "later tokens; allowed: a causal one"
+        )
+
+    def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [B, H, N, E] as this kind assigns and attends them, made from the
+        projected ones, separately for each token."""
+        return q, k
+
+    @abstractmethod
+    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
+        """Assign the tokens of a batch, or one more token of each row.
+
+        Args:
+            tokens: what may be read of them.
+            state: what this function returned for the tokens before; empty at first.
+
+        Returns:
+            The assignment, and the state for the next tokens: tensors with the batch first.
+        """
+
+    def forward(self, tokens: Tokens):
+        """Who sees whom in a batch: :class:`~fairseq_clusterformer.attention.rules.Routing`."""
+        from .rules import route
+
+        return route(self, tokens, self.assign(tokens, {})[0])
+
+    def observe(self, observation: Tensor) -> None:
+        """Store a training batch's observation; called outside of any activation checkpoint."""
+        if self.learner:
+            getattr(self, self.learner).observe(observation)
+
+    def commit(self) -> None:
+        """Apply what was observed since the last call; called before each update."""
+        if self.learner:
+            getattr(self, self.learner).commit()
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        """Also take a checkpoint from before W counted the query's own key."""
+        name = prefix + "own_in_window"
+        if "own_in_window" in self._buffers and name not in state_dict:
+            state_dict[name] = torch.zeros(())
+        if name in state_dict:
+            self.counts_own = bool(state_dict[name])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def shared_vector(q: Tensor, k: Tensor) -> Tensor:
+    """One vector a token [B, H, N, E] for kinds whose query and key are the same: of both
+    projections, so that each is trained, and of the variance of one."""
+    return (q + k) * 0.5**0.5
+
+
+class Registered(NamedTuple):
+    """A kind, and the dataclass of its options."""
+
+    kind: type[Kind]
+    options: type[Options]
+
+
+_KINDS: dict[str, Registered] = {}
+_LISTENERS: list[Callable[[Registered], None]] = []
+
+
+def register_attention(
+    name: str, options: type[Options] = Options
+) -> Callable[[type[Kind]], type[Kind]]:
+    """Class decorator: make a kind available in attention specs under ``name``.
+
+    Args:
+        name: of the kind.
+        options: dataclass of its options; each becomes an option of the command line.
+
+    Raises:
+        ValueError: the name is taken, or holds a character of the spec's grammar.
+    """
+
+    def register(cls: type[Kind]) -> type[Kind]:
+        if name in _KINDS:
+            raise ValueError(
+                f"attention kind {name!r} is registered already, by {_KINDS[name].kind}"
+            )
+        if not name or set(name) & set(",+*()= "):
+            raise ValueError(f"attention kind {name!r}: a name has none of ',+*()= '")
+        _KINDS[name] = Registered(cls, options)
+        for listener in _LISTENERS:
+            listener(_KINDS[name])
+        return cls
+
+    return register
+
+
+def listen(listener: Callable[[Registered], None]) -> None:
+    """Call ``listener`` for each kind that is registered, and for those that will be."""
+    _LISTENERS.append(listener)
+    for registered in _KINDS.values():
+        listener(registered)
+
+
+def attention_kinds() -> tuple[str, ...]:
+    """Registered names, sorted."""
+    return tuple(sorted(_KINDS))
+
+
+def registered(name: str) -> Registered:
+    """The kind of a registered name."""
+    return _KINDS[name]

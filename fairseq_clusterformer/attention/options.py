@@ -1,0 +1,153 @@
+"""Options of the kinds of attention: a frozen dataclass beside each kind.
+
+Whoever builds a model from a command line finds there what each option is called, what it means
+and what it allows; see :mod:`fairseq_clusterformer.models.options`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+
+class OptionError(ValueError):
+    """An option's value that is not allowed.
+
+    Attributes:
+        name: of the option, as it stands in its dataclass.
+        text: the message without the name.
+    """
+
+    def __init__(self, name: str, value: object, allowed: str):
+        self.name, self.text = name, f"is {value}; allowed: {allowed}"
+        super().__init__(f"{name} {self.text}")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a kind's options.
+
+    Args:
+        default: its value where none is given.
+        help: one line for the command line.
+        flag: what the option is called where options of all kinds stand side by side, in the form
+            of a Python name; None: as in the dataclass.
+        at_least, above, below: limits of a number; None as a value is not held to them.
+        choices: allowed values.
+    """
+    limits = {"at_least": at_least, "above": above, "below": below, "choices": choices}
+    return field(default=default, metadata={"help": help, "flag": flag, **limits})
+
+
+def flag_of(option: Field) -> str:
+    """What an option is called among those of all kinds."""
+    return option.metadata.get("flag") or option.name
+
+
+def parse(option: Field, kind: type, text: str) -> Any:
+    """The value that an option's text stands for, by the option's type.
+
+    Raises:
+        OptionError: a text of another type.
+    """
+    hint = get_type_hints(kind)[option.name]
+    types = get_args(hint) or (hint,)
+    if text.lower() == "none" and type(None) in types:
+        return None
+    for kind_of_value in types:
+        try:
+            if kind_of_value is bool:
+                return {"true": True, "false": False}[text.lower()]
+            if kind_of_value is not type(None):
+                return kind_of_value(text)
+        except (ValueError, KeyError):
+            continue
+    names = " or ".join(t.__name__ for t in types if t is not type(None))
+    raise OptionError(
+        option.name, text, {"int": "a whole number", "float": "a number"}.get(names, names)
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all options have in common: they are checked.
+
+    Raises:
+        OptionError: a value outside of what its field allows.
+    """
+
+    def __post_init__(self):
+        for item in fields(self):
+            value, limits = getattr(self, item.name), item.metadata
+            allowed = _allowed(limits)
+            if value is not None and allowed and not _within(value, limits):
+                raise OptionError(item.name, value, allowed)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Options":
+        """Those of the values that are options of this dataclass, by name or by flag."""
+        found = {}
+        for item in fields(cls):
+            for name in (flag_of(item), item.name):
+                if name in values:
+                    found[item.name] = values[name]
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class WindowOptions(Options):
+    """Options of kinds that see so many keys."""
+
+    window: int = option(
+        128,
+        "W: tokens that a query sees: the latest, or those of its cluster",
+        flag="attention_window",
+        at_least=1,
+    )
+
+
+@dataclass(frozen=True)
+class ClusterOptions(WindowOptions):
+    """Options of kinds that see keys of a cluster."""
+
+    clusters: int = option(
+        8, "K: clusters in each clustering layer", flag="num_clusters", at_least=1
+    )
+    gap: int = option(
+        0,
+        "heads that cluster see the G latest tokens by position, and older ones by cluster; 0: "
+        "all by cluster",
+        flag="cluster_gap",
+        at_least=0,
+    )
+
+
+def _allowed(limits: Mapping[str, Any]) -> str:
+    if limits.get("choices"):
+        return ", ".join(limits["choices"])
+    parts = []
+    if limits.get("at_least") is not None:
+        parts.append(f"{limits['at_least']} or more")
+    if limits.get("above") is not None:
+        parts.append(f"above {limits['above']}")
+    if limits.get("below") is not None:
+        parts.append(f"below {limits['below']}")
+    return ", ".join(parts)
+
+
+def _within(value: Any, limits: Mapping[str, Any]) -> bool:
+    if limits["choices"]:
+        return value in limits["choices"]
+    at_least, above, below = (limits[name] for name in ("at_least", "above", "below"))
+    return (
+        (at_least is None or value >= at_least)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )

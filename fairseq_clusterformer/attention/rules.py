@@ -1,0 +1,145 @@
+"""From an assignment to layouts: which keys of its cluster a query sees.
+
+The rule "recent" is the one that is causal, and that decoding follows token by token
+(:mod:`fairseq_clusterformer.attention.rings`).
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..clustering.report import Report
+from ..kernels import Layout
+from .kind import Assignment, Kind, Tokens
+from .layout import (
+    chunk_layout,
+    own_chunk_layout,
+    recent_layouts,
+    top_layout,
+    window_layouts,
+    without_own,
+)
+
+# Bias of a key that counts only where a query sees nothing else: next to any other its weight is
+# 0, and float16 still holds the logit.
+LAST_RESORT = -5e4
+
+
+class Own(NamedTuple):
+    """Each query's own key, seen besides the layouts: in closed form.
+
+    Attributes:
+        bias: added to its logit; 0 or ``LAST_RESORT``.
+        hidden: of queries that do not see it so, bool [B, G, N]; None: no query.
+    """
+
+    bias: float = 0.0
+    hidden: Tensor | None = None
+
+
+class Routing(NamedTuple):
+    """Who sees whom in a batch.
+
+    Attributes:
+        layouts: the results of several are joined by their log-sum-exp, as if each query had one
+            softmax over all that it sees (what two layouts show it counts twice).
+        own: the query's own key, where no layout shows it.
+        report: for the losses, the log and the layer above.
+    """
+
+    layouts: tuple[Layout, ...]
+    own: Own | None
+    report: Report
+
+
+def own_bias(kind: Kind) -> float:
+    """Bias of the query's own key where it is seen besides others."""
+    return LAST_RESORT if kind.own == "last" else 0.0
+
+
+def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
+    """The layouts of a batch."""
+    of_rule = _recent if kind.rule == "recent" else _chunk
+    layouts, own = of_rule(kind, tokens, assignment)
+    if assignment.key_bias is not None:
+        layouts[0] = replace(layouts[0], key_bias=assignment.key_bias)
+        if not kind.causal and kind.gap:
+            layouts[1] = replace(layouts[1], key_bias=assignment.key_bias)
+    return Routing(tuple(layouts), own, assignment.report)
+
+
+def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Layout], Own | None]:
+    """The W latest keys of its cluster that are ``gap`` tokens back or more, and all later ones;
+    not causal: on either side."""
+    x, batch, gap = tokens.x, tokens.batch, kind.gap
+    if assignment.query is None:
+        return list(window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch)), None
+    layouts: list[Layout] = []
+    for queries, keys in assignment.pairs():
+        layouts += recent_layouts(
+            queries,
+            kind.num_clusters,
+            kind.by_cluster,
+            causal=kind.causal,
+            gap=gap,
+            batch=batch,
+            key_clusters=keys,
+        )
+    if gap == 0:
+        own = None
+        if kind.own == "always" and not kind.causal:
+            own = Own(hidden=assignment.query == assignment.key)
+        elif kind.own == "last":
+            own = Own(LAST_RESORT)
+        return layouts, own
+    if gap == 1:
+        return layouts, Own(own_bias(kind))
+    near = gap if kind.causal else gap - 1
+    (window,) = window_layouts(x, near, causal=kind.causal, batch=batch)
+    if kind.own != "last":
+        return [*layouts, window], None
+    sides = without_own(window)
+    return [*layouts, *(sides[:1] if kind.causal else sides)], Own(LAST_RESORT)
+
+
+def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Layout], Own | None]:
+    """A chunk of the tokens sorted by cluster: not causal, for where it begins depends on all."""
+    mask, layouts = tokens.padding_mask, []
+    for queries, _ in assignment.pairs():
+        if kind.chunks == "top":
+            layouts.append(top_layout(queries, assignment.similarity, padding_mask=mask))
+        elif kind.chunks == "own":
+            layouts.append(
+                own_chunk_layout(queries, kind.num_clusters, kind.window, padding_mask=mask)
+            )
+        else:
+            layouts.append(
+                chunk_layout(
+                    queries, kind.num_clusters, earlier_only=kind.causal, padding_mask=mask
+                )
+            )
+    if kind.own != "last" or kind.chunks == "top":
+        return layouts, None
+    return [side for layout in layouts for side in without_own(layout)], Own(LAST_RESORT)
+
+
+def own_part(
+    q: Tensor, k: Tensor, v: Tensor, own: Own, padding_mask: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """What :func:`~fairseq_clusterformer.kernels.ranged_attention` would return where each query
+    sees its own key alone: its value, and its logit [B, H, N]."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = (q.to(wide) * k.to(wide)).sum(-1) * q.size(-1) ** -0.5 + own.bias
+    hidden = own.hidden
+    if padding_mask is not None:
+        padding = padding_mask.unsqueeze(1)
+        hidden = padding if hidden is None else hidden | padding
+        v = v.masked_fill(padding.unsqueeze(-1), 0.0)
+    if hidden is not None:
+        lse = lse.masked_fill(hidden, -torch.inf)
+    if dropout > 0:
+        kept = torch.empty_like(lse).bernoulli_(1 - dropout).div_(1 - dropout)
+        v = v * kept.unsqueeze(-1).to(v.dtype)
+    return v, lse
