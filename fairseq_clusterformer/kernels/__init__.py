@@ -15,12 +15,14 @@ that cannot do what it is asked raises and names one that can: none falls back t
 from collections.abc import Callable
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from .blocks import blocks_attention
 from .cpu import cpu_attention, is_available
 from .join import join
 from .layout import Layout
+from .op import TRACED, traced_attention
 from .reference import reference_attention
 from .validation import validate
 
@@ -107,10 +109,13 @@ def ranged_attention(
     Raises:
         ValueError: an unknown ``impl``, or tensors that do not fit each other or the layout.
     """
-    impl = chosen(impl, q)
+    traced = impl in TRACED and torch.compiler.is_compiling()
+    impl = impl if traced else chosen(impl, q)
     if layout.key_bias is not None:
         if key_bias is not None:
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
         key_bias = layout.key_bias
     validate(q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    if traced:
+        return traced_attention(q, k, v, layout, key_bias=key_bias, dropout=dropout, impl=impl)
     return IMPLEMENTATIONS[impl](q, k, v, layout, key_bias=key_bias, dropout=dropout)

@@ -1,0 +1,87 @@
+"""Ranged attention as an operator of torch: what torch.compile makes of it, against eager."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.kernels import Layout, ranged_attention
+from fairseq_clusterformer.kernels.op import ranged_attention as operator
+
+from ..kinds import pads
+from .test_ranged_attention import LAYOUTS
+
+IMPLEMENTATIONS = ["blocks", "cpu", "triton"]
+
+
+def inputs_of(length: int, dtype=torch.float64):
+    q, k, v = (torch.randn(2, length, 2, 8, dtype=dtype).transpose(1, 2) for _ in range(3))
+    return [t.requires_grad_() for t in (q, k, v, torch.randn(2, 1, length, dtype=dtype))]
+
+
+def layout_of(name: str, length: int) -> Layout:
+    mask = pads([length, length - 7], length, "right")
+    return LAYOUTS[name](torch.randint(5, (2, 1, length)), mask)
+
+
+def learn(function, inputs):
+    out, lse = function(*inputs)
+    loss = (out * torch.linspace(-1, 1, out.size(-1))).sum()
+    return out, lse, *torch.autograd.grad(loss + lse[lse.isfinite()].sum(), inputs)
+
+
+@pytest.mark.parametrize(
+    ("impl", "dtype"),
+    [
+        ("auto", torch.float64),
+        ("blocks", torch.float64),
+        ("cpu", torch.float16),
+        ("triton", torch.float64),
+    ],
+)
+def test_one_graph_with_equal_results_and_gradients(impl, dtype):
+    inputs, layout = inputs_of(20, dtype), layout_of("chunks, leaking", 20)
+
+    def attend(q, k, v, bias):
+        out, lse = ranged_attention(2.0 * q, k, v, layout, key_bias=bias, impl=impl)
+        return out + 1.0, lse
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for got, want in zip(learn(compiled, inputs), learn(attend, inputs), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_dropout_in_a_graph_is_drawn_anew_and_replayed_backwards(impl):
+    q, k, v, _ = inputs_of(12)
+    layout = layout_of("clusters, causal", 12)
+
+    def attend(v):
+        return ranged_attention(q, k, v, layout, dropout=0.4, impl=impl)[0]
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    out, other = compiled(v), compiled(v)
+    assert not torch.equal(out, other)
+    # Outputs are linear in v.
+    (gradient,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close((gradient * v).sum(), out.sum())
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_the_operator_keeps_its_promises(impl):
+    """Its schema, its fake outputs, its gradient; where that is quick with dynamic shapes too."""
+    layout = layout_of("chunks", 9)
+    q, k, v, bias = inputs_of(9)
+    tensors = (layout.lo, layout.hi, layout.query_order, layout.key_order)
+    tensors += (layout.num_queries, layout.num_keys, bias, torch.tensor(5))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    if impl == "blocks":
+        checks += ("test_aot_dispatch_dynamic",)
+    torch.library.opcheck(operator, (q, k, v, *tensors, 0.3, False, 7, impl), test_utils=checks)
+
+
+def test_what_cannot_be_done_is_said_by_a_graph_too():
+    q, k, v, _ = inputs_of(9)
+    compiled = torch.compile(
+        lambda q: ranged_attention(q, k, v, layout_of("chunks", 9), impl="fast"), backend="eager"
+    )
+    with pytest.raises(Exception, match="impl is 'fast'; allowed"):
+        compiled(q)
