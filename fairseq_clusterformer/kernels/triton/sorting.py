@@ -62,11 +62,11 @@ def counting_sort(clusters: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     length = clusters.size(-1)
     flat = clusters.contiguous().view(-1, length)
     rows, tiles = flat.size(0), triton.cdiv(length, TILE)
-    counts = torch.zeros(rows, num_clusters * tiles, dtype=torch.long, device=clusters.device)
+    counts = torch.zeros(rows, num_clusters * tiles, dtype=torch.int32, device=clusters.device)
     order, codes = torch.empty_like(flat), torch.empty_like(flat)
     grid = (tiles * rows,)
     with torch.cuda.device_of(flat):
         _count[grid](flat, counts, length, num_clusters, tiles, TILE=TILE)
-        begins = counts.cumsum(-1) - counts
+        begins = counts.cumsum(-1, dtype=torch.int32) - counts
         _place[grid](flat, begins, order, codes, length, num_clusters, tiles, TILE=TILE)
     return order.view(clusters.shape), codes.view(clusters.shape)
