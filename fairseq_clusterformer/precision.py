@@ -1,8 +1,8 @@
 """The precision that routing and attention weights are computed in."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 
 import torch
@@ -26,28 +26,60 @@ def is_exact(x: Tensor) -> bool:
     return x.dtype not in HALF
 
 
-@contextmanager
-def full_float32() -> Iterator[None]:
+class full_float32:  # noqa: N801  a context manager, as torch.no_grad
     """Context, or decorator, in which products of float32 matrices are computed in float32 even
     where TF32 or bfloat16 is allowed, and autocast is off.
 
     Contexts may be nested, and several threads be in one: the last to leave restores what was. A
-    compiled graph cannot hold the setting: compiling breaks the graph where products are reduced.
+    compiled graph cannot hold the setting: where products are reduced, it breaks at the context,
+    or leaves out the function.
     """
-    with ExitStack() as stack:
+
+    def __enter__(self) -> None:
+        self._within = ExitStack()
         for device in _PRODUCTS:
             if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        if not torch.compiler.is_compiling() or _reduced("cuda") or _reduced("cpu"):
+                self._within.enter_context(torch.autocast(device, enabled=False))
+        if not torch.compiler.is_compiling() or _any_reduced():
             _full.enter()
-            stack.callback(_full.leave)
-        yield
+            self._within.callback(_full.leave)
+
+    def __exit__(self, *error) -> None:
+        self._within.close()
+
+    def __call__(self, function: Callable) -> Callable:
+        def within(*args, **kwargs):
+            with full_float32():
+                return function(*args, **kwargs)
+
+        def not_compiled(*args, **kwargs):
+            return torch.compiler.disable(within)(*args, **kwargs)
+
+        # What the compiler's own decorator says; it takes long to import.
+        not_compiled._torchdynamo_disable = True
+
+        @wraps(function)
+        def run(*args, **kwargs):
+            alone = torch.compiler.is_compiling() and _any_reduced()
+            return (not_compiled if alone else within)(*args, **kwargs)
+
+        return run
 
 
-@torch.compiler.assume_constant_result
+def _constant(function: Callable) -> Callable:
+    """Decorator: as torch.compiler.assume_constant_result, which would import the compiler."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_constant
 def _reduced(device: str) -> bool:
     """Whether float32 products on such a device may be of less than float32."""
     return device in _PRODUCTS and _PRODUCTS[device].fp32_precision not in ("ieee", "none")
+
+
+def _any_reduced() -> bool:
+    return _reduced("cuda") or _reduced("cpu")
 
 
 class _Full:
@@ -57,11 +89,10 @@ class _Full:
         self.lock, self.users = threading.Lock(), 0
         self.kept: tuple[str | None, list[str]] | None = None
 
-    @torch.compiler.disable
     def enter(self) -> None:
         with self.lock:
             self.users += 1
-            if self.users > 1 or not any(_reduced(device) for device in _PRODUCTS):
+            if self.users > 1 or not _any_reduced():
                 return
             products = [of_device.fp32_precision for of_device in _PRODUCTS.values()]
             try:  # what was set by the older interface stays readable by it
@@ -72,7 +103,6 @@ class _Full:
             self.kept = older, products
             self._set("ieee", "ieee")
 
-    @torch.compiler.disable
     def leave(self) -> None:
         with self.lock:
             self.users -= 1

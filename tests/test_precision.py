@@ -1,5 +1,7 @@
 """Products in full float32, whatever is allowed outside."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -111,13 +113,36 @@ def square(x):
         return (x @ x).sin()
 
 
-def test_a_compiled_caller_is_one_graph():
+@full_float32()
+def decorated(x):
+    return (x @ x).sin()
+
+
+@pytest.mark.parametrize("square", [square, decorated])
+def test_a_compiled_caller_is_one_graph(square):
     torch._dynamo.reset()
     x = torch.randn(4, 4)
     assert torch.equal(torch.compile(square, backend="eager", fullgraph=True)(x), square(x))
 
 
-def test_a_compiled_caller_computes_in_full_what_others_reduce():
+def test_where_products_are_reduced_a_decorated_function_is_one_break_of_the_graph():
+    older("high")
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(lambda x: decorated(x + 1) + 1)(torch.randn(4, 4))
+    assert found.graph_count == 2
+
+
+def test_the_compiler_is_not_imported():
+    """It takes longer than all else."""
+    code = "import sys, fairseq_clusterformer.clustering; print('torch._dynamo' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize("square", [square, decorated])
+def test_a_compiled_caller_computes_in_full_what_others_reduce(square):
     older("high")
     torch._dynamo.reset()
     x = torch.randn(4, 4)

@@ -153,7 +153,7 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
             order = torch.randperm(len(x), generator=generator)
             # The rest of an epoch is left out: eq. 2 over a handful of vectors is another one.
             for batch in order.split(batch_size)[: len(x) // batch_size]:
-                _, report = learner(x[batch].unsqueeze(0))
+                _, report, _ = learner.assign(x[batch].unsqueeze(0))
                 loss = report.clustering_loss + options.sorting_weight * report.sorting_loss
                 optimizer.zero_grad()
                 loss.backward()
@@ -163,7 +163,7 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
     fitted.load_state_dict(learner.state_dict(), strict=False)
     with torch.no_grad():
         for part in x.split(AT_ONCE):
-            fitted.observe(fitted(part.unsqueeze(0))[1].observation)
+            fitted.observe(fitted.assign(part.unsqueeze(0))[1].observation)
     fitted.commit()
     return NeuralClusters(fitted)
 

@@ -54,7 +54,9 @@ class NeuralClusters:
             InputError: vectors of another width.
         """
         parts = _vectors(x, self.centroids).split(AT_ONCE)
-        return torch.cat([self.clustering(part.unsqueeze(0))[0].squeeze(0) for part in parts])
+        return torch.cat(
+            [self.clustering.assign(part.unsqueeze(0))[0].squeeze(0) for part in parts]
+        )
 
     def save(self, file: Path | str | IO[bytes]) -> None:
         """Write all that :meth:`assign` needs as an npz file of arrays."""

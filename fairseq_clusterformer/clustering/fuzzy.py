@@ -51,6 +51,24 @@ class Similarity(NamedTuple):
         return d_vectors.mul_(scale)
 
 
+class FuzzyClusters(NamedTuple):
+    """What :func:`fuzzy_clusters` finds.
+
+    Attributes:
+        clusters: of each token, int64 [B, N] (0 at padding).
+        log_mass: log of eq. 2's denominator over the row [B, K] (-inf for a row of padding alone).
+        updated: centroids Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and
+            ``centroids``.
+        so_far: log of the running denominator after the last token, float64 [B, 1, K].
+    """
+
+    clusters: Tensor
+    log_mass: Tensor | None
+    updated: Tensor | None
+    so_far: Tensor | None
+
+
+@full_float32()
 def fuzzy_clusters(
     keys: Tensor,
     centroids: Tensor,
@@ -59,7 +77,9 @@ def fuzzy_clusters(
     temperature: float,
     normalizer: str | Tensor,
     padding_mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    so_far: Tensor | None = None,
+    update: bool = True,
+) -> FuzzyClusters:
     """Assignments and updated centroids (CF22 eq. 2 to 4).
 
     Args:
@@ -70,77 +90,103 @@ def fuzzy_clusters(
         normalizer: denominator of eq. 2 in assignments: "sentence" (all of the row), "running"
             (the tokens so far), or the log of one for each cluster [K].
         padding_mask: bool [B, N], True where a token is padding.
-
-    Returns:
-        The cluster of each token, int64 [B, N] (0 at padding); the log of eq. 2's denominator
-        over the row [B, K] (-inf for a row of padding alone); and the updated centroids
-        Chat [B, K, D] (0 for such a row), differentiable in ``keys`` and ``centroids``.
+        so_far: of the running normaliser, what was returned for the tokens before; None: the
+            first is the row's first.
+        update: False: clusters alone, with nothing to differentiate.
     """
     vectors = similarity.vectors(centroids)
     if isinstance(normalizer, Tensor):
         normalizer = normalizer.to(keys.dtype)
-    updated, clusters, log_mass = _FuzzyClusters.apply(
-        keys, vectors, padding_mask, similarity, temperature, normalizer
-    )
-    return clusters, log_mass, updated
+    args = (keys, vectors, padding_mask, similarity, temperature, normalizer, so_far)
+    if not update:
+        clusters, so_far, *_ = _assigned(*args, update=False)
+        return FuzzyClusters(clusters, None, None, so_far)
+    updated, clusters, log_mass, so_far = _FuzzyClusters.apply(*args)
+    return FuzzyClusters(clusters, log_mass, updated, so_far)
+
+
+@torch.no_grad()
+def _assigned(
+    keys: Tensor,
+    vectors: Tensor,
+    padding_mask: Tensor | None,
+    similarity: Similarity,
+    temperature: float,
+    normalizer: str | Tensor,
+    so_far: Tensor | None,
+    *,
+    update: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Clusters, the running normaliser, the log of eq. 2's denominator and updated centroids; the
+    last two have no meaning where neither ``update`` nor the normaliser asks for them."""
+    batch, length, width = keys.shape
+    num_clusters = vectors.size(-2)
+    sentence = isinstance(normalizer, str) and normalizer == "sentence"
+    lowest = torch.finfo(keys.dtype).min
+    peak = keys.new_full((batch, num_clusters), -math.inf)
+    total = keys.new_zeros(batch, num_clusters)
+    updated = keys.new_zeros(batch, num_clusters, width if update else 0)
+    clusters = torch.zeros(batch, length, dtype=torch.long, device=keys.device)
+    parts = list(chunks(keys, num_clusters))
+
+    def scores_of(part: slice) -> Tensor:
+        unit = keys[:, part] * similarity.scale(keys[:, part])
+        return _scores(unit, vectors, temperature, padding_mask, part)
+
+    for part in parts:
+        scores = scores_of(part)
+        if isinstance(normalizer, Tensor):
+            clusters[:, part] = lowest_argmax(scores - normalizer, normalizer)
+        elif not sentence:
+            # In float64, or step by step it drifts until rounding decides ties.
+            running = _running(scores.double(), so_far)
+            clusters[:, part] = lowest_argmax(scores - running, running)
+            so_far = running[:, -1:]
+        if not (update or sentence):
+            continue
+        higher = torch.maximum(peak, scores.amax(1))
+        shift = higher.clamp(min=lowest)  # finite where nothing was seen
+        decay = (peak - shift).exp_()
+        weights = (scores - shift.unsqueeze(1)).exp_()
+        total.mul_(decay).add_(weights.sum(1))
+        if update:
+            updated.mul_(decay.unsqueeze(-1)).baddbmm_(weights.transpose(1, 2), keys[:, part])
+        peak = higher
+    log_mass = peak + total.log()
+    updated.div_(total.clamp(min=torch.finfo(keys.dtype).tiny).unsqueeze(-1))
+    if sentence:
+        mass = log_mass.unsqueeze(1)
+        for part in parts:
+            of_row = scores if len(parts) == 1 else scores_of(part)
+            clusters[:, part] = lowest_argmax(of_row - mass, mass)
+    if padding_mask is not None:
+        clusters.masked_fill_(padding_mask, 0)
+    return clusters, so_far, log_mass, updated
 
 
 class _FuzzyClusters(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, keys, vectors, padding_mask, similarity, temperature, normalizer):
-        batch, length, width = keys.shape
-        num_clusters = vectors.size(-2)
-        lowest = torch.finfo(keys.dtype).min
-        peak = keys.new_full((batch, num_clusters), -math.inf)
-        total = keys.new_zeros(batch, num_clusters)
-        updated = keys.new_zeros(batch, num_clusters, width)
-        clusters = torch.zeros(batch, length, dtype=torch.long, device=keys.device)
-        so_far = None
-        parts = list(chunks(keys, num_clusters))
-        for part in parts:
-            unit = keys[:, part] * similarity.scale(keys[:, part])
-            scores = _scores(unit, vectors, temperature, padding_mask, part)
-            if isinstance(normalizer, Tensor):
-                clusters[:, part] = lowest_argmax(scores - normalizer, normalizer)
-            elif normalizer == "running":
-                # In float64, or step by step it drifts until rounding decides ties.
-                so_far = _running(scores.double(), so_far)
-                clusters[:, part] = lowest_argmax(scores - so_far, so_far)
-            higher = torch.maximum(peak, scores.amax(1))
-            shift = higher.clamp(min=lowest)  # finite where nothing was seen
-            decay = (peak - shift).exp_()
-            weights = (scores - shift.unsqueeze(1)).exp_()
-            total.mul_(decay).add_(weights.sum(1))
-            updated.mul_(decay.unsqueeze(-1)).baddbmm_(weights.transpose(1, 2), keys[:, part])
-            peak = higher
-        log_mass = peak + total.log()
-        updated.div_(total.clamp(min=torch.finfo(keys.dtype).tiny).unsqueeze(-1))
-        if isinstance(normalizer, str) and normalizer == "sentence":
-            for part in parts:
-                if len(parts) > 1:
-                    unit = keys[:, part] * similarity.scale(keys[:, part])
-                    scores = _scores(unit, vectors, temperature, padding_mask, part)
-                clusters[:, part] = lowest_argmax(
-                    scores - log_mass.unsqueeze(1), log_mass.unsqueeze(1)
-                )
-        if padding_mask is not None:
-            clusters.masked_fill_(padding_mask, 0)
+    def forward(ctx, keys, vectors, padding_mask, similarity, temperature, normalizer, so_far):
+        args = (keys, vectors, padding_mask, similarity, temperature, normalizer, so_far)
+        clusters, so_far, log_mass, updated = _assigned(*args, update=True)
         ctx.save_for_backward(keys, vectors, padding_mask, log_mass, updated)
-        ctx.similarity, ctx.temperature, ctx.parts = similarity, temperature, parts
+        ctx.similarity, ctx.temperature = similarity, temperature
         ctx.mark_non_differentiable(clusters, log_mass)
-        return updated, clusters, log_mass
+        if so_far is not None:
+            ctx.mark_non_differentiable(so_far)
+        return updated, clusters, log_mass, so_far
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @full_float32()
-    def backward(ctx, d_updated, _d_clusters, _d_log_mass):
+    def backward(ctx, d_updated, *_):
         keys, vectors, padding_mask, log_mass, updated = ctx.saved_tensors
         d_keys = torch.empty_like(keys)
         d_vectors = torch.zeros_like(updated)
         # Softmax backward: dS = U * (dU - delta), delta = sum over tokens of U * dU.
         delta = (updated * d_updated).sum(-1).unsqueeze(1)
         shift = log_mass.masked_fill(torch.isinf(log_mass), 0.0).unsqueeze(1)
-        for part in ctx.parts:
+        for part in chunks(keys, vectors.size(-2)):
             chunk = keys[:, part]
             scale = ctx.similarity.scale(chunk)
             unit = chunk * scale
@@ -154,7 +200,7 @@ class _FuzzyClusters(torch.autograd.Function):
             d_keys[:, part] = d_chunk.baddbmm_(weights, d_updated)
         if vectors.dim() == 2:
             d_vectors = d_vectors.sum(0)
-        return d_keys, d_vectors, None, None, None, None
+        return d_keys, d_vectors, None, None, None, None, None
 
 
 def cluster_sums(
@@ -233,9 +279,11 @@ def _scores(
 
 
 def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
-    """Log-sum-exp over the tokens up to each one, [B, n, K], after those of earlier chunks."""
-    sums = torch.logcumsumexp(scores, dim=1)
-    return sums if so_far is None else torch.logaddexp(sums, so_far[:, -1:])
+    """Log-sum-exp over the tokens up to each one, [B, n, K], after those before [B, 1, K]."""
+    if so_far is None:
+        return torch.logcumsumexp(scores, dim=1)
+    # One sum, as if it had never been interrupted: the same to the last bit.
+    return torch.logcumsumexp(torch.cat([so_far, scores], dim=1), dim=1)[:, 1:]
 
 
 def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:

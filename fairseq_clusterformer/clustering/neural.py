@@ -3,14 +3,12 @@
 Shape letters: B batch, N tokens, D width, K clusters.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from ..precision import at_least_float32
+from ..precision import at_least_float32, full_float32
 from .average import AverageNormalizer
-from .fuzzy import Similarity, cluster_sums, exponents, fuzzy_clusters, lowest_argmax
+from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
 from .report import Report, State
 
 
@@ -30,7 +28,7 @@ class NeuralClustering(AverageNormalizer):
             "average": an exponential moving average of the mean over training batches, a constant
             for each cluster. The last two keep an assignment independent of later tokens.
         momentum: of that average.
-        own_centroids: False: the centroids are given to each ``forward``.
+        own_centroids: False: the centroids are given to each ``assign``.
 
     Parameters learn through the two losses alone: the argmax of eq. 4 carries no gradient.
     """
@@ -55,89 +53,90 @@ class NeuralClustering(AverageNormalizer):
         self.w_c = nn.Linear(embed_dim, embed_dim, bias=False)
         nn.init.xavier_uniform_(self.w_c.weight)
 
-    def forward(
+    @full_float32()
+    def assign(
         self,
         x: Tensor,
         padding_mask: Tensor | None = None,
         centroids: Tensor | None = None,
-    ) -> tuple[Tensor, Report]:
-        """Assign the tokens of a batch.
+        state: State | None = None,
+    ) -> tuple[Tensor, Report, State]:
+        """Assign the tokens of a batch, or those that follow on tokens assigned before.
+
+        In evaluation without gradients nothing is computed that only teaches: the report has the
+        cluster sizes alone, and the updated centroids if they are handed on.
 
         Args:
             x: [B, N, D].
             padding_mask: bool [B, N], True where a token is padding.
             centroids: [B, K, D] used instead of this module's own; needed if it owns none.
+            state: what was returned for the tokens before; None or empty: there are none.
 
         Returns:
-            The cluster of each token, int64 [B, N] (0 at padding), and a report: both losses, the
+            The cluster of each token, int64 [B, N] (0 at padding); a report: both losses, the
             cluster sizes, the updated centroids, and the observation for :meth:`observe`, if the
-            normalizer is an average.
+            normalizer is an average; and the state, which the normalizer "running" carries on.
 
         Raises:
             ValueError: no centroids, owned or given.
         """
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
-        with torch.autocast(x.device.type, enabled=False):
-            x = at_least_float32(x)
-            if padding_mask is not None:
-                x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
-            centroids = self.centroids if centroids is None else centroids
-            normalizer = self.normalizer
-            if normalizer == "average":
-                normalizer = self.log_normalizer
-            clusters, log_mass, updated = fuzzy_clusters(
-                self._keys(x),
-                centroids.to(x.dtype),
-                similarity=self.similarity,
-                temperature=self.temperature,
-                normalizer=normalizer,
-                padding_mask=padding_mask,
-            )
-            return clusters, self._report(x, clusters, log_mass, updated, padding_mask)
+        # An activation checkpoint trains without gradients at first.
+        learns = self.training or torch.is_grad_enabled()
+        state = {} if state is None else state
+        x = at_least_float32(x)
+        if padding_mask is not None:
+            x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+        centroids = self.centroids if centroids is None else centroids
+        found = fuzzy_clusters(
+            self._keys(x),
+            centroids.to(x.dtype),
+            similarity=self.similarity,
+            temperature=self.temperature,
+            normalizer=self.log_normalizer if self.normalizer == "average" else self.normalizer,
+            padding_mask=padding_mask,
+            so_far=state.get("log_sum"),
+            update=learns or self.centroids is None,
+        )
+        if self.normalizer == "running":
+            state = state | {"log_sum": found.so_far}
+        real = x.new_ones(x.shape[:2])
+        if padding_mask is not None:
+            real = real.masked_fill(padding_mask, 0.0)
+        sizes = x.new_zeros(self.num_clusters)
+        sizes.index_add_(0, found.clusters.flatten(), real.flatten())
+        report = Report(cluster_sizes=sizes, centroids=found.updated)
+        if learns:
+            report = self._taught(report, x, found, real)
+        return found.clusters, report, state
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        centroids: Tensor | None = None,
+    ) -> tuple[Tensor, Report]:
+        """Clusters and report of ``assign``."""
+        return self.assign(x, padding_mask, centroids)[:2]
 
     def step(
         self, x: Tensor, state: State, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Assign one more token: x [B, 1, D] to clusters int64 [B, 1], as ``forward`` would."""
-        with torch.autocast(x.device.type, enabled=False), torch.no_grad():
-            x = at_least_float32(x)
-            vectors = self.similarity.vectors(self.centroids.to(x.dtype))
-            scores = exponents(self.similarity.vectors(self._keys(x)), vectors, self.temperature)
-            if self.normalizer == "average":
-                return lowest_argmax(
-                    scores - self.log_normalizer.to(x.dtype), self.log_normalizer
-                ), state
-            log_sum = scores.double()
-            if "log_sum" in state:
-                log_sum = torch.logaddexp(state["log_sum"], log_sum)
-            clusters = lowest_argmax(scores - log_sum, log_sum)
-            if padding_mask is not None:
-                before = state.get("log_sum", torch.full_like(log_sum, -math.inf))
-                log_sum = torch.where(padding_mask.unsqueeze(-1), before, log_sum)
-            return clusters, {"log_sum": log_sum}
+        """Clusters and state of ``assign``."""
+        return self.assign(x, padding_mask, state=state)[::2]
 
     def _keys(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.w_c.weight.to(x.dtype))
 
-    def _report(
-        self,
-        x: Tensor,
-        clusters: Tensor,
-        log_mass: Tensor,
-        updated: Tensor,
-        padding_mask: Tensor | None,
-    ) -> Report:
-        batch, length, _ = x.shape
-        real = x.new_ones(batch, length)
-        if padding_mask is not None:
-            real = real.masked_fill(padding_mask, 0.0)
+    def _taught(self, report: Report, x: Tensor, found: FuzzyClusters, real: Tensor) -> Report:
+        """The report with what teaches: losses, and the normaliser's observation."""
         tokens = real.sum()
-        vectors = self.similarity.vectors(updated)
+        vectors = self.similarity.vectors(found.updated)
 
         # CF22 eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
         sums = cluster_sums(
-            x, clusters, self.num_clusters, similarity=self.similarity, weight=real
+            x, found.clusters, self.num_clusters, similarity=self.similarity, weight=real
         )
         clustering_loss = -(sums * vectors).sum() / tokens.clamp(min=1.0)
 
@@ -145,16 +144,10 @@ class NeuralClustering(AverageNormalizer):
         weight = real.sum(-1) / tokens.clamp(min=1.0)
         sorting_loss = -(neighbours * weight).sum()  # CF22 eq. 11
 
-        with torch.no_grad():
-            sizes = torch.zeros(self.num_clusters, device=x.device, dtype=x.dtype)
-            sizes.index_add_(0, clusters.flatten(), real.flatten())
-            observation = self.observation(torch.logsumexp(log_mass, dim=0), tokens)
-        return Report(
-            clustering_loss,
-            sorting_loss,
-            cluster_sizes=sizes,
-            centroids=updated,
-            observation=observation,
+        return report._replace(
+            clustering_loss=clustering_loss,
+            sorting_loss=sorting_loss,
+            observation=self.observation(torch.logsumexp(found.log_mass, dim=0), tokens),
         )
 
 

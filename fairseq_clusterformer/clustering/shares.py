@@ -38,6 +38,7 @@ class Shares(NamedTuple):
     tokens: Tensor
 
 
+@full_float32()
 def assign_with_shares(
     q: Tensor,
     k: Tensor,
@@ -64,28 +65,24 @@ def assign_with_shares(
         exploration: share of the keys that are put into a cluster drawn at random (by torch's
             generator of the device, so that an activation checkpoint draws the same).
     """
-    with full_float32():
-        dtype = torch.promote_types(k.dtype, torch.float32)
-        vectors = similarity.vectors(centroids.to(dtype)) / temperature
-        offsets = log_normalizer.to(dtype).unsqueeze(2)
-        explored = None
-        if exploration > 0:
-            shape = k.shape[:3]
-            drawn = torch.rand(shape, device=k.device) < exploration
-            cluster = torch.randint(vectors.size(1), shape, device=k.device)
-            explored = cluster.masked_fill(~drawn, -1)
-        args = (similarity, padding_mask)
-        with torch.no_grad():  # an argmax is all that is made of the scores of queries
-            queries, q_mass = _assign(q, vectors, offsets[0], *args)
-        log_share, keys, nearest, k_mass = _LogShares.apply(
-            k, vectors, offsets[1], *args, explored
-        )
-        sizes = [cluster_sizes(of, vectors.size(1), padding_mask) for of in (queries, nearest)]
-        real = torch.ones_like(k[:, 0, :, 0], dtype=dtype)
-        if padding_mask is not None:
-            real = real.masked_fill(padding_mask, 0.0)
-        log_mass, sizes = torch.stack([q_mass, k_mass]), torch.stack(sizes).to(dtype)
-        return Shares(queries, keys, log_share, log_mass, sizes, real.sum())
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    vectors = similarity.vectors(centroids.to(dtype)) / temperature
+    offsets = log_normalizer.to(dtype).unsqueeze(2)
+    explored = None
+    if exploration > 0:
+        shape = k.shape[:3]
+        drawn = torch.rand(shape, device=k.device) < exploration
+        cluster = torch.randint(vectors.size(1), shape, device=k.device)
+        explored = cluster.masked_fill(~drawn, -1)
+    args = (similarity, padding_mask)
+    with torch.no_grad():  # an argmax is all that is made of the scores of queries
+        queries, *of_queries = _assign(q, vectors, offsets[0], *args)
+    log_share, keys, *of_keys = _LogShares.apply(k, vectors, offsets[1], *args, explored)
+    log_mass, sizes = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
+    real = torch.ones_like(k[:, 0, :, 0], dtype=dtype)
+    if padding_mask is not None:
+        real = real.masked_fill(padding_mask, 0.0)
+    return Shares(queries, keys, log_share, log_mass, sizes, real.sum())
 
 
 class _LogShares(torch.autograd.Function):
@@ -104,15 +101,14 @@ class _LogShares(torch.autograd.Function):
             log_total[:, :, part] = total
             log_share[:, :, part] = of_own.sub_(total)
 
-        nearest, log_mass = _assign(k, vectors, offsets, similarity, padding_mask, share)
-        keys = nearest
+        keys, log_mass, sizes = _assign(k, vectors, offsets, similarity, padding_mask, share)
         if explored is not None:
-            keys = torch.where(explored < 0, nearest, explored)
+            keys = torch.where(explored < 0, keys, explored)
             log_share.masked_fill_(explored >= 0, 0.0)
         ctx.save_for_backward(k, vectors, offsets, padding_mask, log_total, keys)
         ctx.similarity = similarity
-        ctx.mark_non_differentiable(keys, nearest, log_mass)
-        return log_share, keys, nearest, log_mass
+        ctx.mark_non_differentiable(keys, log_mass, sizes)
+        return log_share, keys, log_mass, sizes
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -141,8 +137,9 @@ def _assign(
     similarity: Similarity,
     padding_mask: Tensor | None,
     with_chunk: Callable[[slice, Tensor, Tensor], None] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Clusters of x, int64 [B, H, N], and the log of the sum of exp(s) over real tokens [H, K].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Clusters of x, int64 [B, H, N]; of each cluster, the log of the sum of exp(s) over real
+    tokens, and the number of those in it [H, K].
 
     Args:
         with_chunk: called with each slice of tokens, their ``s - offsets``, and their clusters.
@@ -157,7 +154,8 @@ def _assign(
         if padding_mask is not None:
             scores.masked_fill_(padding_mask[:, None, part, None], -math.inf)
         log_mass = torch.logaddexp(log_mass, scores.logsumexp((0, 2)))
-    return clusters, log_mass + offsets.squeeze(1)
+    sizes = cluster_sizes(clusters, vectors.size(1), padding_mask)
+    return clusters, log_mass + offsets.squeeze(1), sizes.to(log_mass.dtype)
 
 
 def _scores(

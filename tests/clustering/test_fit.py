@@ -112,7 +112,7 @@ def test_neural_learning_lowers_its_loss(blobs):
     def loss(fitted) -> float:
         clustering = Unprojected(6, 8)
         clustering.load_state_dict(fitted.clustering.state_dict(), strict=False)
-        return float(clustering(torch.from_numpy(x).unsqueeze(0))[1].clustering_loss)
+        return float(clustering.assign(torch.from_numpy(x).unsqueeze(0))[1].clustering_loss)
 
     begun = fit("neural", x, 8, options=replace(NEURAL, epochs=1, learning_rate=1e-9))
     assert loss(fit("neural", x, 8, options=NEURAL)) < loss(begun) - 0.001

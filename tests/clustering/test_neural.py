@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.clustering import NeuralClustering, cluster_use
+from fairseq_clusterformer.clustering import NeuralClustering, cluster_use, fuzzy
+
+from ..kinds import pads
 
 BATCH, LENGTH, WIDTH, CLUSTERS = 2, 9, 6, 4
 SIMILARITIES = ("dot", "scaled-dot", "cosine")
@@ -47,7 +49,7 @@ def test_equations_2_to_6_and_11(similarity, lengths):
     module = make(similarity)
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     mask = torch.arange(LENGTH) >= torch.tensor(lengths).unsqueeze(-1)
-    clusters, report = module(x, mask if mask.any() else None)
+    clusters, report, _ = module.assign(x, mask if mask.any() else None)
     l1 = l2 = 0.0
     sizes = [0] * CLUSTERS
     for row, n in enumerate(lengths):
@@ -68,8 +70,8 @@ def test_equations_2_to_6_and_11(similarity, lengths):
 def test_centroids_can_be_handed_on():
     module = make()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    _, first = module(x)
-    clusters, second = module(x, None, first.centroids)
+    _, first, _ = module.assign(x)
+    clusters, second, _ = module.assign(x, None, first.centroids)
     for row in range(BATCH):
         _, updated, assigned, _, _ = paper(
             x[row], first.centroids[row].detach(), module.w_c.weight.detach(), "cosine", 0.5
@@ -82,7 +84,7 @@ def test_centroids_can_be_handed_on():
 def test_the_running_normaliser_is_equation_2_of_every_prefix(similarity):
     module = make(similarity, "running")
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
-    clusters, _ = module(x)
+    clusters, _, _ = module.assign(x)
     for n in range(2, LENGTH + 1):  # of the first token all memberships are 1
         *_, assigned, _, _ = paper(
             x[0, :n], module.centroids.detach(), module.w_c.weight.detach(), similarity, 0.5
@@ -99,7 +101,7 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
         batches = [torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64) for _ in range(2)]
         before = module.log_normalizer.clone()
         for batch in batches:
-            _, report = module(batch)
+            _, report, _ = module.assign(batch)
             module.observe(report.observation)
         assert torch.equal(module.log_normalizer, before)  # fixed while a batch runs
         module.commit()
@@ -118,26 +120,18 @@ def test_the_average_normaliser_is_the_mean_over_what_was_seen():
 def test_an_overflow_does_not_break_the_average():
     module = make(normalizer="average")
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    module.observe(module(x)[1].observation)
+    module.observe(module.assign(x)[1].observation)
     module.commit()
     good = module.log_normalizer.clone()
     broken = x.clone()
     broken[0, 3] = math.inf
-    module.observe(module(broken)[1].observation)
+    module.observe(module.assign(broken)[1].observation)
     module.commit()
     assert torch.equal(module.log_normalizer, good)
-    module.observe(module(x + 1)[1].observation)
+    module.observe(module.assign(x + 1)[1].observation)
     module.commit()
     assert torch.isfinite(module.log_normalizer).all()
     assert not torch.equal(module.log_normalizer, good)
-
-
-def test_nothing_observed_changes_nothing():
-    module = make(normalizer="average")
-    module.observe(module.nothing_observed())
-    module.commit()
-    assert module.log_normalizer.eq(0).all()
-    assert module.updates == 0
 
 
 @torch.no_grad()
@@ -145,10 +139,10 @@ def test_the_running_normaliser_does_not_drift_in_float32():
     """A constant text is a tie of all clusters at every step, however long."""
     module = make(normalizer="running", temperature=0.1).float()
     x = torch.randn(1, 1, WIDTH)
-    assert module(x.expand(1, 3000, -1))[0].eq(0).all()
+    assert module.assign(x.expand(1, 3000, -1))[0].eq(0).all()
     state = {}
     for _ in range(3000):
-        cluster, state = module.step(x, state)
+        cluster, _, state = module.assign(x, state=state)
         assert cluster == 0
 
 
@@ -159,11 +153,11 @@ def test_the_average_keeps_clusters_in_use():
         module.w_c.weight.copy_(torch.eye(WIDTH))
         module.centroids[0] = 1.0
     x = 0.3 * torch.randn(8, 50, WIDTH, dtype=torch.float64) + 1.0
-    _, report = module(x)
+    _, report, _ = module.assign(x)
     alone = cluster_use(report.cluster_sizes).effective
     module.observe(report.observation)
     module.commit()
-    _, report = module(x)
+    _, report, _ = module.assign(x)
     assert alone < 1.2
     assert cluster_use(report.cluster_sizes).effective > 2.5
 
@@ -174,14 +168,14 @@ def test_ties_go_to_the_lowest_index(normalizer):
     with torch.no_grad():
         module.centroids[:] = module.centroids[0]
         module.centroids[2] *= 1 + 1e-9  # a difference of rounding
-    clusters, _ = module(torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64))
+    clusters, _, _ = module.assign(torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64))
     assert clusters.eq(0).all()
 
 
 def test_equal_first_tokens_are_a_tie_of_the_running_normaliser():
     module = make(normalizer="running").float()
     x = torch.randn(1, 1, WIDTH).expand(1, 5, -1)
-    clusters, _ = module(x)
+    clusters, _, _ = module.assign(x)
     assert clusters.eq(0).all()
 
 
@@ -189,7 +183,7 @@ def test_equal_first_tokens_are_a_tie_of_the_running_normaliser():
 def test_losses_teach_centroids_and_tokens(similarity):
     module = make(similarity)
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    clusters, report = module(x)
+    clusters, report, _ = module.assign(x)
     assert not clusters.is_floating_point()
     for loss in (report.clustering_loss, report.sorting_loss):
         leaves = (x, module.centroids, module.w_c.weight)
@@ -203,11 +197,64 @@ def test_gradients_of_the_losses_against_finite_differences(similarity):
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
 
     def losses(x, centroids):
-        _, report = module(x, None, centroids)
+        _, report, _ = module.assign(x, None, centroids)
         return report.clustering_loss, report.sorting_loss, report.centroids
 
     centroids = torch.randn(BATCH, CLUSTERS, WIDTH, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(losses, (x, centroids))
+
+
+@pytest.mark.parametrize("normalizer", ["running", "average"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@torch.no_grad()
+def test_token_by_token_equals_the_whole(normalizer, dtype, side, monkeypatch):
+    """And portions of several tokens; in evaluation as in training."""
+    monkeypatch.setattr(fuzzy, "CHUNK_NUMBERS_CPU", 1)
+    module = make(normalizer=normalizer).to(dtype)
+    if normalizer == "average":
+        module.log_normalizer.normal_()
+    x = torch.randn(3, 50, WIDTH, dtype=dtype)
+    mask = None if side is None else pads([50, 20, 0], 50, side)
+    whole, _, last = module.assign(x, mask)
+    module.eval()
+    for size in (1, 7):
+        state, found = {"other": x}, []
+        for part in torch.arange(50).split(size):
+            given = None if mask is None else mask[:, part]
+            clusters, _, state = module.assign(x[:, part], given, state=state)
+            found.append(clusters)
+        assert torch.equal(torch.cat(found, dim=1), whole)
+        assert state.pop("other") is x
+        assert state.keys() == last.keys()
+        for name, of_last in last.items():
+            assert of_last.shape == (3, 1, CLUSTERS)
+            tolerance = 0 if dtype == torch.float64 else 1e-5
+            torch.testing.assert_close(state[name], of_last, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("normalizer", ["sentence", "running", "average"])
+def test_nothing_that_teaches_is_computed_in_evaluation(normalizer):
+    module = make(normalizer=normalizer)
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    clusters, taught, _ = module.assign(x)
+    with torch.no_grad():
+        again, same, _ = module.assign(x)  # as in an activation checkpoint
+        module.eval()
+        evaluated, report, _ = module.assign(x)
+    assert torch.equal(clusters, again)
+    assert torch.equal(clusters, evaluated)
+    for one, other in zip(taught, same, strict=True):
+        assert one is other is None or torch.equal(one, other)
+    assert torch.equal(report.cluster_sizes, taught.cluster_sizes)
+    assert [name for name, value in report._asdict().items() if value is not None] == [
+        "cluster_sizes"
+    ]
+    handed_on, module.centroids = module.centroids, None
+    with torch.no_grad():
+        _, report, _ = module.assign(x, None, handed_on)
+    assert torch.equal(report.centroids, taught.centroids)
+    assert report.clustering_loss is None
 
 
 def test_cluster_use():
