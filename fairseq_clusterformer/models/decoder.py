@@ -205,7 +205,11 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         x = self.dropout_module(x).transpose(0, 1)
 
         padding_mask = tokens.eq(self.padding_idx)
-        return x, Batch(padding_mask if padding_mask.any() else None, documents)
+        # A step on a GPU is too short to wait for its answer.
+        waits = incremental_state is None or not tokens.is_cuda
+        if waits and not padding_mask.any():
+            padding_mask = None
+        return x, Batch(padding_mask, documents)
 
     def _positions_in(self, tokens: Tensor, documents: Tensor) -> Tensor:
         """Embeddings of the positions [B, N, D], which start again in each document."""

@@ -1,0 +1,25 @@
+"""A layer under torch.compile: one graph, and what the layer computes without."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import MultiheadAttention
+
+
+@pytest.mark.parametrize(
+    ("spec", "causal"),
+    [("neural(clusters=3)+gated(clusters=3,gap=4)", True), ("lsh+routing", False)],
+)
+def test_a_layer_is_one_graph(spec: str, causal: bool) -> None:
+    module = MultiheadAttention(16, 4, kinds=spec, causal=causal, short_convolution=3).eval()
+    module.rotary = True
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    results = []
+    for layer in (module, compiled):
+        x = torch.linspace(-1, 1, 2 * 40 * 16).cos().view(2, 40, 16).requires_grad_()
+        out, reports = layer(x)
+        losses = [r.clustering_loss for r in reports if r.clustering_loss is not None]
+        sum(losses, out.square().sum()).backward()
+        results.append((out, x.grad, *losses))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
+    torch._dynamo.reset()
