@@ -9,6 +9,7 @@ that cannot do what it is asked raises and names one that can: none falls back t
 ``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) per head
 ``triton``      fused kernels; CUDA, and the CPU under Triton's interpreter
 ``cpu``         a fused kernel in C++, built on first use
+``flex``        PyTorch's flex_attention: compiled on CUDA, dense elsewhere; no dropout
 ==============  ===========================================================================
 """
 
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from .blocks import blocks_attention
-from .cpu import cpu_attention, is_available
+from .cpu import can_attend, cpu_attention
+from .flex import flex_attention
 from .join import join
 from .layout import Layout
 from .op import TRACED, traced_attention
@@ -60,6 +62,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "blocks": blocks_attention,
     "triton": triton_attention,
     "cpu": cpu_attention,
+    "flex": flex_attention,
 }
 
 
@@ -70,7 +73,7 @@ def chosen(impl: str, q: Tensor) -> str:
         ValueError: an unknown name.
     """
     if impl == "auto":
-        if q.device.type == "cpu" and is_available():
+        if can_attend(q):
             return "cpu"
         return "triton" if q.is_cuda else "blocks"
     if impl not in IMPLEMENTATIONS:
@@ -98,7 +101,7 @@ def ranged_attention(
         key_bias: added to the logits of each key, [B, 1 or H, N] in token order; None: the
             layout's own, if it has one.
         dropout: probability of dropping an attention weight (the others are scaled up).
-        impl: "reference", "blocks", "triton", "cpu", or "auto".
+        impl: "reference", "blocks", "triton", "cpu", "flex", or "auto".
 
     Returns:
         Two tensors. The first has the attended values [B, H, N, E] in token order, in q's dtype.
