@@ -44,6 +44,7 @@ class Tokens:
         batch: which tokens are real, and of which document; in decoding, padding alone.
         positions: of each token among the real ones of its document, int64 [1 or B, N].
         centroids: handed on by the layer before, [B, K, D], or None.
+        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Tokens:
         batch: Batch,
         positions: Callable[[], Tensor],
         centroids: Tensor | None = None,
+        impl: str = "auto",
     ):
-        self.x, self.batch, self.centroids = x, batch, centroids
+        self.x, self.batch, self.centroids, self.impl = x, batch, centroids, impl
         self._heads, self._positions = heads, positions
         self._q_and_k: tuple[Tensor, Tensor] | None = None
 

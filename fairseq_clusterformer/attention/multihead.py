@@ -4,6 +4,7 @@ Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and va
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -155,7 +156,9 @@ class MultiheadAttention(nn.Module):
                 return q, k
             return router.project(*(self._share(i, t) for t in exact()))
 
-        routing = router(Tokens(x, of_kind, batch, lambda: batch.positions(x), centroids))
+        routing = router(
+            Tokens(x, of_kind, batch, lambda: batch.positions(x), centroids, self.impl)
+        )
         if self.rotary:
             q, k = (rotated(t, batch.positions(x)) for t in (q, k))
         dropout = self.dropout if self.training else 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from ..clustering import Report, State
+from ..clustering import Report, State, cluster_sizes
 from ..clustering.spherical import SphericalMeans
 from ..precision import at_least_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention, shared_vector
@@ -61,13 +61,19 @@ class RoutingAttention(Kind):
         return shared, shared
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        clusters, _ = self.means(tokens.q)
-        sums = self.means.sums(tokens.q, clusters, tokens.padding_mask)
-        keys = similarity = None
+        mask, keys, similarity = tokens.padding_mask, None, None
+        clusters = self.means.nearest(tokens.q)
+        assigned = [(tokens.q, clusters)]
         if not self.causal:
             keys, similarity = self.means(tokens.k)
-            sums = sums + self.means.sums(tokens.k, keys, tokens.padding_mask)
-        report = Report(cluster_sizes=sums[..., -1], clusters=clusters, observation=sums.flatten())
+            assigned.append((tokens.k, keys))
+        sizes = sum(cluster_sizes(c, self.num_clusters, mask) for _, c in assigned)
+        observation = None
+        if self.training:
+            observation = sum(
+                self.means.sums(vectors, c, mask) for vectors, c in assigned
+            ).flatten()
+        report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
         return Assignment(clusters, keys, similarity=similarity, report=report), state
 
 

@@ -86,6 +86,7 @@ def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[La
             gap=gap,
             batch=batch,
             key_clusters=keys,
+            impl=tokens.impl,
         )
     if gap == 0:
         own = None
@@ -106,19 +107,17 @@ def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[La
 
 def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Layout], Own | None]:
     """A chunk of the tokens sorted by cluster: not causal, for where it begins depends on all."""
-    mask, layouts = tokens.padding_mask, []
+    layouts: list[Layout] = []
+    options = {"padding_mask": tokens.padding_mask, "impl": tokens.impl}
     for queries, _ in assignment.pairs():
         if kind.chunks == "top":
-            layouts.append(top_layout(queries, assignment.similarity, padding_mask=mask))
+            layouts.append(top_layout(queries, assignment.similarity, **options))
         elif kind.chunks == "own":
-            layouts.append(
-                own_chunk_layout(queries, kind.num_clusters, kind.window, padding_mask=mask)
-            )
+            layouts.append(own_chunk_layout(queries, kind.num_clusters, kind.window, **options))
         else:
+            causal = kind.causal
             layouts.append(
-                chunk_layout(
-                    queries, kind.num_clusters, earlier_only=kind.causal, padding_mask=mask
-                )
+                chunk_layout(queries, kind.num_clusters, earlier_only=causal, **options)
             )
     if kind.own != "last" or kind.chunks == "top":
         return layouts, None
