@@ -4,7 +4,6 @@ Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and va
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
