@@ -3,7 +3,7 @@
 Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from ..clustering import Report, State
 from ..kernels import join, ranged_attention
 from ..precision import full_float32, is_exact
 from .batch import Batch
-from .kind import Kind, Shape, Tokens, registered
+from .kind import Assignment, Kind, Shape, Tokens, registered
 from .projections import ShortConvolution, rotated
 from .rings import Ring, attend_step
 from .rules import own_bias, own_part
@@ -265,10 +265,7 @@ class MultiheadAttention(nn.Module):
                 )
             tokens = Tokens(x, of_kind, real, lambda: position)
             assignment, routing = router.assign(tokens, routing)
-            rings = tuple(
-                Ring(queries, queries if keys is None else keys, bias)
-                for queries, keys, bias in _places(assignment, x)
-            )
+            rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
             if rings[0].key.size(1) > k_part.size(1):
                 k_part, v_part = (
                     self._share(i, self._repeated(k)),
@@ -285,6 +282,7 @@ class MultiheadAttention(nn.Module):
                 num_rings=router.num_clusters,
                 window=router.by_cluster,
                 gap=router.gap,
+                key_bias=None if assignment.key_bias is None else assignment.key_bias.squeeze(-1),
                 own_bias=own_bias(router) if router.gap else 0.0,
                 padding_mask=mask,
                 restart=restart,
@@ -387,14 +385,13 @@ class MultiheadAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _places(assignment, x: Tensor):
-    """Cluster of the query, of the key, and bias, each [B, G], for each time it is assigned."""
-    bias = None if assignment.key_bias is None else assignment.key_bias.squeeze(-1)
+def _places(assignment: Assignment, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Clusters of the query and of the key, each [B, G], for each time they are assigned."""
     for queries, keys in assignment.pairs():
         if queries is None:
             queries = x.new_zeros(x.size(0), 1, 1, dtype=torch.long)
         queries = queries.squeeze(-1)
-        yield queries, queries if keys is None else keys.squeeze(-1), bias
+        yield queries, queries if keys is None else keys.squeeze(-1)
 
 
 def _under(state: State, prefix: str) -> State:

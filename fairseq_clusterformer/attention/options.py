@@ -69,10 +69,9 @@ def parse(option: Field, kind: type, text: str) -> Any:
                 return kind_of_value(text)
         except (ValueError, KeyError):
             continue
-    names = " or ".join(t.__name__ for t in types if t is not type(None))
-    raise OptionError(
-        option.name, text, {"int": "a whole number", "float": "a number"}.get(names, names)
-    )
+    words = {int: "a whole number", float: "a number", bool: "true, false"}
+    allowed = [words.get(t, t.__name__) for t in types if t is not type(None)]
+    raise OptionError(option.name, text, ", ".join(allowed))
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,10 @@ class Ring(NamedTuple):
     Attributes:
         query: the ring that the token's query reads, int64 [B, G] in [0, R).
         key: the ring that its key is stored in, the same.
-        key_bias: of its key, floating point [B, G]; None: 0.
     """
 
     query: Tensor
     key: Tensor
-    key_bias: Tensor | None = None
 
 
 def attend_step(
@@ -48,6 +46,7 @@ def attend_step(
     num_rings: int,
     window: int | None,
     gap: int = 0,
+    key_bias: Tensor | None = None,
     own_bias: float = 0.0,
     padding_mask: Tensor | None = None,
     restart: Tensor | None = None,
@@ -65,6 +64,7 @@ def attend_step(
         gap: 0: the token is stored first, and seen if it reads the ring that it was stored in.
             Otherwise it sees itself besides its rings and the ``gap - 1`` tokens before it, which
             are stored in a ring when they are ``gap`` tokens back.
+        key_bias: added to the logits of its key where a ring shows it, floating point [B, G].
         own_bias: added to its logit for itself; only with a gap.
         padding_mask: bool [B, 1]; a padding token is not stored.
         restart: bool [B, 1], rows in which a document begins: what they keep is forgotten.
@@ -77,11 +77,11 @@ def attend_step(
         with "near.".
     """
     groups = rings[0].key.size(1)
-    biased = own_bias != 0.0 or rings[0].key_bias is not None
+    biased = own_bias != 0.0 or key_bias is not None
     shape = (len(q), groups, len(rings), k.size(1) // groups)
     ragged = padding_mask is not None or restart is not None or gap > 1
     numbers = Numbers(*(_by_layout([ring[i] for ring in rings]) for i in (1, 0)))
-    entry = _entry(k, v, rings[0].key_bias, biased, groups)
+    entry = _entry(k, v, key_bias, biased, groups)
     near = Near(state, entry, len(rings), gap) if gap > 1 else None
     kept = _opened(state, q, (*shape, entry.size(-1)), num_rings, window, ragged)
     if restart is not None:
@@ -98,9 +98,7 @@ def attend_step(
             numbers.read,
             kept.state,
             num_rings=num_rings,
-            key_bias=None
-            if rings[0].key_bias is None
-            else _by_layout([r.key_bias for r in rings]),
+            key_bias=None if key_bias is None else _by_layout([key_bias] * len(rings)),
             own_apart=gap > 0,
             own_bias=q.new_full((len(q), 1), own_bias) if own_bias else None,
             padding_mask=padding_mask,

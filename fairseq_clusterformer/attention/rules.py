@@ -62,12 +62,10 @@ def own_bias(kind: Kind) -> float:
 def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
     """The layouts of a batch."""
     of_rule = _recent if kind.rule == "recent" else _chunk
-    layouts, own = of_rule(kind, tokens, assignment)
+    by_cluster, near, own = of_rule(kind, tokens, assignment)
     if assignment.key_bias is not None:
-        layouts[0] = replace(layouts[0], key_bias=assignment.key_bias)
-        if not kind.causal and kind.gap:
-            layouts[1] = replace(layouts[1], key_bias=assignment.key_bias)
-    return Routing(tuple(layouts), own, assignment.report)
+        by_cluster = [replace(layout, key_bias=assignment.key_bias) for layout in by_cluster]
+    return Routing((*by_cluster, *near), own, assignment.report)
 
 
 def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Layout], Own | None]:
@@ -75,7 +73,7 @@ def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[La
     not causal: on either side."""
     x, batch, gap = tokens.x, tokens.batch, kind.gap
     if assignment.query is None:
-        return list(window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch)), None
+        return window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch), (), None
     layouts: list[Layout] = []
     for queries, keys in assignment.pairs():
         layouts += recent_layouts(
@@ -94,18 +92,18 @@ def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[La
             own = Own(hidden=assignment.query == assignment.key)
         elif kind.own == "last":
             own = Own(LAST_RESORT)
-        return layouts, own
+        return layouts, (), own
     if gap == 1:
-        return layouts, Own(own_bias(kind))
+        return layouts, (), Own(own_bias(kind))
     near = gap if kind.causal else gap - 1
-    (window,) = window_layouts(x, near, causal=kind.causal, batch=batch)
+    window = window_layouts(x, near, causal=kind.causal, batch=batch)
     if kind.own != "last":
-        return [*layouts, window], None
-    sides = without_own(window)
-    return [*layouts, *(sides[:1] if kind.causal else sides)], Own(LAST_RESORT)
+        return layouts, window, None
+    sides = without_own(window[0])
+    return layouts, sides[:1] if kind.causal else sides, Own(LAST_RESORT)
 
 
-def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Layout], Own | None]:
+def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
     """A chunk of the tokens sorted by cluster: not causal, for where it begins depends on all."""
     layouts: list[Layout] = []
     options = {"padding_mask": tokens.padding_mask, "impl": tokens.impl}
@@ -120,8 +118,8 @@ def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Lay
                 chunk_layout(queries, kind.num_clusters, earlier_only=causal, **options)
             )
     if kind.own != "last" or kind.chunks == "top":
-        return layouts, None
-    return [side for layout in layouts for side in without_own(layout)], Own(LAST_RESORT)
+        return layouts, (), None
+    return [side for layout in layouts for side in without_own(layout)], (), Own(LAST_RESORT)
 
 
 def own_part(

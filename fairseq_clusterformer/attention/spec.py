@@ -133,12 +133,13 @@ def _heads(text: str, where: str, defaults: Mapping[str, Any]) -> Heads:
             raise ValueError(
                 f"{where}: {name} has no option {option!r}; allowed: {', '.join(own) or 'none'}"
             )
-        given[option] = parse(own[option], kind, value)
+        given[option] = value
     taken = {name: value for name, value in defaults.items() if name not in given}
     for option in given:
         taken.pop(flag_of(own[option]), None)
     try:
-        return Heads(name, kind.of({**taken, **given}), text)
+        parsed = {option: parse(own[option], kind, value) for option, value in given.items()}
+        return Heads(name, kind.of({**taken, **parsed}), text)
     except OptionError as error:
         if error.name not in given:
             raise
