@@ -68,7 +68,6 @@ class FuzzyClusters(NamedTuple):
     so_far: Tensor | None
 
 
-@full_float32()
 def fuzzy_clusters(
     keys: Tensor,
     centroids: Tensor,
@@ -80,7 +79,7 @@ def fuzzy_clusters(
     so_far: Tensor | None = None,
     update: bool = True,
 ) -> FuzzyClusters:
-    """Assignments and updated centroids (CF22 eq. 2 to 4).
+    """Assignments and updated centroids (CF22 eq. 2 to 4); to call within full_float32().
 
     Args:
         keys: X W_c, [B, N, D]; finite at padding.
@@ -116,16 +115,17 @@ def _assigned(
     so_far: Tensor | None,
     *,
     update: bool,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Clusters, the running normaliser, the log of eq. 2's denominator and updated centroids; the
-    last two have no meaning where neither ``update`` nor the normaliser asks for them."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Clusters, the running normaliser, the log of eq. 2's denominator and updated centroids."""
     batch, length, width = keys.shape
     num_clusters = vectors.size(-2)
     sentence = isinstance(normalizer, str) and normalizer == "sentence"
     lowest = torch.finfo(keys.dtype).min
-    peak = keys.new_full((batch, num_clusters), -math.inf)
-    total = keys.new_zeros(batch, num_clusters)
-    updated = keys.new_zeros(batch, num_clusters, width if update else 0)
+    log_mass = updated = None
+    if update or sentence:
+        peak = keys.new_full((batch, num_clusters), -math.inf)
+        total = keys.new_zeros(batch, num_clusters)
+        updated = keys.new_zeros(batch, num_clusters, width if update else 0)
     clusters = torch.zeros(batch, length, dtype=torch.long, device=keys.device)
     parts = list(chunks(keys, num_clusters))
 
@@ -152,8 +152,9 @@ def _assigned(
         if update:
             updated.mul_(decay.unsqueeze(-1)).baddbmm_(weights.transpose(1, 2), keys[:, part])
         peak = higher
-    log_mass = peak + total.log()
-    updated.div_(total.clamp(min=torch.finfo(keys.dtype).tiny).unsqueeze(-1))
+    if update or sentence:
+        log_mass = peak + total.log()
+        updated.div_(total.clamp(min=torch.finfo(keys.dtype).tiny).unsqueeze(-1))
     if sentence:
         mass = log_mass.unsqueeze(1)
         for part in parts:
