@@ -68,9 +68,12 @@ def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
     return Routing((*by_cluster, *near), own, assignment.report)
 
 
-def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> tuple[list[Layout], Own | None]:
-    """The W latest keys of its cluster that are ``gap`` tokens back or more, and all later ones;
-    not causal: on either side."""
+_Seen = tuple[Sequence[Layout], Sequence[Layout], Own | None]  # by cluster, by position, itself
+
+
+def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
+    """The latest keys of its cluster that are ``gap`` tokens back or more, and those that are
+    nearer by position; not causal: on either side."""
     x, batch, gap = tokens.x, tokens.batch, kind.gap
     if assignment.query is None:
         return window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch), (), None
