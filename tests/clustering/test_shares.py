@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import NeuralClustering, fuzzy
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
 from fairseq_clusterformer.clustering.shares import assign_with_shares
+from fairseq_clusterformer.kernels import chosen
 
 from ..kinds import pads
 
@@ -159,3 +161,16 @@ def test_no_scores_are_kept():
     neural = NeuralClustering(heads * width, clusters, normalizer="average")
     assert of_shares < 12.5 * heads * length + 5 * centroids.numel() * 4
     assert of_shares < kept(lambda: neural.assign(x), x)
+
+
+def test_a_gated_layer_keeps_little_more_than_a_neural_one():
+    """With the kernel that keeps queries, keys and values as they are given."""
+    if chosen("auto", torch.zeros(1, 4, 4096, 64)) != "cpu":
+        pytest.skip("no C++ compiler")
+    x, sizes = torch.randn(1, 4096, 256, requires_grad=True), {}
+    for kind in ("neural", "gated"):
+        layer = MultiheadAttention(
+            256, 4, kinds=f"{kind}(128,clusters=64)", causal=True, kernel="cpu"
+        )
+        sizes[kind] = kept(lambda layer=layer: layer(x))
+    assert sizes["gated"] < 1.2 * sizes["neural"]
