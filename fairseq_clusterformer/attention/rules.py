@@ -4,6 +4,7 @@ The rule "recent" is the one that is causal, and that decoding follows token by 
 (:mod:`fairseq_clusterformer.attention.rings`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
