@@ -13,10 +13,20 @@ from torch import Tensor
 from ..layout import Layout
 from .library import is_available, library
 
-__all__ = ["cpu_attention", "is_available"]
+__all__ = ["can_attend", "cpu_attention"]
 
 # Not a fork: the threads of OpenMP do not follow into one, and waiting for them would not end.
 _PROCESS = os.getpid()
+
+
+def can_attend(q: Tensor) -> bool:
+    """Whether q is on a CPU, and the kernel can be built; says once in the log why it cannot."""
+    return q.device.type == "cpu" and is_available(_computed_in(q.dtype), q.size(-1))
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """Not in float16, which not every compiler knows."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def cpu_attention(
@@ -39,8 +49,7 @@ def cpu_attention(
             "blocks takes any device"
         )
     dtype = q.dtype
-    if dtype == torch.float16:  # which not every compiler knows
-        q, k, v = q.float(), k.float(), v.float()
+    q, k, v = (x.to(_computed_in(dtype)) for x in (q, k, v))
     # One number from the global generator names this call's dropout masks, so that the backward
     # pass draws them again and activation checkpointing replays them.
     seed = int(torch.randint(1 << 62, ())) if dropout > 0.0 else 0
@@ -55,7 +64,7 @@ class _Tensor(ctypes.Structure):
 _ORDERS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 _RESULTS = ("out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
 _TENSORS = ("q", "k", "v", "key_bias", *_ORDERS, *_RESULTS)
-_NUMBERS = ("batch", "heads", "length", "slots", "width", "earlier_only", "seed", "threads")
+_NUMBERS = ("batch", "heads", "length", "slots", "earlier_only", "seed", "threads")
 
 
 class _Problem(ctypes.Structure):
@@ -78,7 +87,6 @@ def _run(direction: str, layout: Layout, dropout: float, seed: int, **tensors: T
         heads=heads,
         length=length,
         slots=length if layout.key_order is None else layout.key_order.size(-1),
-        width=width,
         earlier_only=layout.earlier_only,
         seed=seed,
         threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1,
@@ -89,7 +97,7 @@ def _run(direction: str, layout: Layout, dropout: float, seed: int, **tensors: T
             strides = tensor.expand(batch, heads, *tensor.shape[2:]).stride()
             strides = (ctypes.c_int64 * 3)(*strides[:3])
             setattr(problem, name, _Tensor(tensor.data_ptr(), strides))
-    getattr(library(), f"{direction}_{str(q.dtype).removeprefix('torch.')}")(ctypes.byref(problem))
+    getattr(library(q.dtype, width), f"run_{direction}")(ctypes.byref(problem))
 
 
 def _in_rows(x: Tensor) -> Tensor:

@@ -10,7 +10,8 @@
 // alone, and gradients of keys are summed in the order of segments: results do not depend on the
 // number of threads. Logits are kept in units of log 2.
 //
-// Shape letters: E head width, P that width padded to full registers, Q queries of a strip.
+// It is compiled for one type and one width of heads: -DNUMBER=float -DSTORED=BFloat16 -DWIDTH=64.
+// Shape letters: E head width, P that width P to full registers, Q queries of a strip.
 
 #include <algorithm>
 #include <atomic>
@@ -38,7 +39,7 @@ struct Tensor {
 struct Problem {
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, d_out, d_lse, d_q, d_k, d_v, d_bias;
-  int64_t batch, heads, length, slots, width, earlier_only, seed, threads;
+  int64_t batch, heads, length, slots, earlier_only, seed, threads;
   double dropout;
 };
 
@@ -51,9 +52,10 @@ constexpr int BYTES = 32, ROWS = 6;
 #else
 constexpr int BYTES = 16, ROWS = 4;
 #endif
+constexpr int E = WIDTH;
 constexpr int TILE = 64;      // queries that share what is copied of keys
-constexpr int CHUNK = 512;    // keys between two corrections of the online softmax
-constexpr int KEPT = 1024;    // rows of keys that stay copied
+constexpr int CHUNK = 256;    // keys between two corrections of the online softmax
+constexpr int KEPT = 384;     // rows of keys that stay copied
 constexpr int SEGMENTS = 32;  // tasks there are at least, where sequences are long enough
 constexpr double LOG2_E = 1.4426950408889634, LN_2 = 0.6931471805599453;
 
@@ -101,85 +103,148 @@ inline void in_groups(int64_t begin, int64_t end, F f) {
   }
 }
 
-// T computes and accumulates; q, k, v and their gradients are stored as S.
-template <class T, class S>
-struct Attention {
-  using Int = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-  using Bits = std::make_unsigned_t<Int>;
-  typedef T V __attribute__((vector_size(BYTES), may_alias));
-  typedef Int I __attribute__((vector_size(BYTES), may_alias));
-  typedef Bits U __attribute__((vector_size(BYTES), may_alias));
-  static constexpr int L = BYTES / sizeof(T), Q = 2 * L;
-  static constexpr T LOWEST = std::numeric_limits<T>::lowest();
-  static constexpr T INF = std::numeric_limits<T>::infinity();
+using T = NUMBER;  // computes and accumulates
+using S = STORED;  // of q, k, v and their gradients
+using Int = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+using Bits = std::make_unsigned_t<Int>;
+typedef T V __attribute__((vector_size(BYTES), may_alias));
+typedef Int I __attribute__((vector_size(BYTES), may_alias));
+typedef Bits U __attribute__((vector_size(BYTES), may_alias));
+constexpr int L = BYTES / sizeof(T), Q = 2 * L, P = (E + Q - 1) / Q * Q;
+constexpr T LOWEST = std::numeric_limits<T>::lowest();
+constexpr T INF = std::numeric_limits<T>::infinity();
 
-  static V& vec(T* p) { return *reinterpret_cast<V*>(p); }
-  static const V& vec(const T* p) { return *reinterpret_cast<const V*>(p); }
-  static const I& vec(const Int* p) { return *reinterpret_cast<const I*>(p); }
-  static const U& vec(const Bits* p) { return *reinterpret_cast<const U*>(p); }
-  static V max(V a, V b) { return a > b ? a : b; }
+inline V& vec(T* p) { return *reinterpret_cast<V*>(p); }
+inline const V& vec(const T* p) { return *reinterpret_cast<const V*>(p); }
+inline const I& vec(const Int* p) { return *reinterpret_cast<const I*>(p); }
+inline const U& vec(const Bits* p) { return *reinterpret_cast<const U*>(p); }
+// Kept in a register: GCC would read memory again for each product.
+inline V loaded(const T* p) {
+  V x = vec(p);
+#if defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+inline V max(V a, V b) { return a > b ? a : b; }
 
-  // 2^x, 0 below the normal numbers; relative error 2e-9 before rounding.
-  static V exp2(V x) {
-    if constexpr (std::is_same_v<T, float>) {
-      V clamped = x < -125.0f ? V{} - 125.0f : x;
-      V shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the last bits are the nearest integer
-      V f = clamped - (shifted - 12582912.0f);
-      V y = f * 1.534581182902e-4f + 1.339993121824e-3f;
-      y = y * f + 9.618488957769e-3f;
-      y = y * f + 5.550328776968e-2f;
-      y = y * f + 2.402264689063e-1f;
-      y = y * f + 6.931472057373e-1f;
-      y = y * f + 1.0f;
-      y *= (V)(((I)shifted << 23) + (127 << 23));
-      return x < -125.0f ? V{} : y;
-    } else {
-      for (int i = 0; i < L; i++) x[i] = std::exp2(x[i]);
-      return x;
+// 2^x, 0 below the normal numbers; relative error 2e-9 before rounding.
+inline V exp2(V x) {
+  if constexpr (sizeof(T) == 4) {
+    V clamped = x < -125.0f ? V{} - 125.0f : x;
+    V shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the last bits are the nearest integer
+    V f = clamped - (shifted - 12582912.0f);
+    V y = f * 1.534581182902e-4f + 1.339993121824e-3f;
+    y = y * f + 9.618488957769e-3f;
+    y = y * f + 5.550328776968e-2f;
+    y = y * f + 2.402264689063e-1f;
+    y = y * f + 6.931472057373e-1f;
+    y = y * f + 1.0f;
+    y *= (V)(((I)shifted << 23) + (127 << 23));
+    return x < -125.0f ? V{} : y;
+  } else {
+    for (int i = 0; i < L; i++) x[i] = std::exp2(x[i]);
+    return x;
+  }
+}
+
+// products[r] = sum over e of rows[r][e] * columns[e], for the Q queries of columns [E][Q].
+template <int R>
+__attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products)[R][2]) {
+  V sums[R][2] = {};
+  for (int e = 0; e < E; e++) {
+    V left = loaded(columns + e * Q), right = loaded(columns + e * Q + L);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      T x = rows[r * P + e];
+      sums[r][0] += x * left;
+      sums[r][1] += x * right;
     }
   }
+  for (int r = 0; r < R; r++) products[r][0] = sums[r][0], products[r][1] = sums[r][1];
+}
 
-  // products[r] = sum over e of rows[r][e] * columns[e], for the Q queries of columns [E][Q].
-  template <int R>
-  static inline void dot(const T* rows, const T* columns, int64_t padded, int64_t width,
-                         V (&products)[R][2]) {
+// to[r] += sum over n of weights[n * STEP + r * STRIDE] * rows[n]; all rows P wide.
+template <int R, int STEP, int STRIDE>
+__attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int64_t count, T* to) {
+  for (int e = 0; e < P; e += Q) {
     V sums[R][2] = {};
-    for (int64_t e = 0; e < width; e++) {
-      V left = vec(columns + e * Q), right = vec(columns + e * Q + L);
+    const T* w = weights;
+    const T* row = rows + e;
+    for (int64_t n = 0; n < count; n++, w += STEP, row += P) {
+      V left = loaded(row), right = loaded(row + L);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        T x = rows[r * padded + e];
+        T x = w[r * STRIDE];
         sums[r][0] += x * left;
         sums[r][1] += x * right;
       }
     }
-    for (int r = 0; r < R; r++) products[r][0] = sums[r][0], products[r][1] = sums[r][1];
-  }
-
-  // to[r] += sum over n of weights[n * step + r * stride] * rows[n]; all rows P wide.
-  template <int R>
-  static inline void add_weighted(const T* weights, int64_t step, int64_t stride, const T* rows,
-                                  int64_t count, int64_t padded, T* to) {
-    for (int64_t e = 0; e < padded; e += Q) {
-      V sums[R][2] = {};
-      const T* w = weights;
-      const T* row = rows + e;
-      for (int64_t n = 0; n < count; n++, w += step, row += padded) {
-        V left = vec(row), right = vec(row + L);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-          T x = w[r * stride];
-          sums[r][0] += x * left;
-          sums[r][1] += x * right;
-        }
-      }
-      for (int r = 0; r < R; r++) {
-        vec(to + r * padded + e) += sums[r][0];
-        vec(to + r * padded + e + L) += sums[r][1];
-      }
+    for (int r = 0; r < R; r++) {
+      vec(to + r * P + e) += sums[r][0];
+      vec(to + r * P + e + L) += sums[r][1];
     }
   }
+}
 
+// [Q][P] to [P][Q].
+void transpose(const T* from, T* to) {
+#if defined(__clang__)
+  for (int e = 0; e < P; e++)
+    for (int i = 0; i < Q; i++) to[e * Q + i] = from[i * P + e];
+#else
+  // Blocks of L rows: log2(L) times, rows i and i + L / 2 are interleaved.
+  I low, high;
+  for (int i = 0; i < L; i++) low[i] = i / 2 + i % 2 * L, high[i] = low[i] + L / 2;
+  for (int i = 0; i < Q; i += L)
+    for (int e = 0; e < P; e += L) {
+      V rows[L], next[L];
+      for (int r = 0; r < L; r++) rows[r] = vec(from + (i + r) * P + e);
+      for (int done = 1; done < L; done *= 2) {
+        for (int r = 0; r < L / 2; r++) {
+          next[2 * r] = __builtin_shuffle(rows[r], rows[r + L / 2], low);
+          next[2 * r + 1] = __builtin_shuffle(rows[r], rows[r + L / 2], high);
+        }
+        for (int r = 0; r < L; r++) rows[r] = next[r];
+      }
+      for (int r = 0; r < L; r++) vec(to + (e + r) * Q + i) = rows[r];
+    }
+#endif
+}
+
+// Rows that are needed next, far apart in memory: fetched little by little while others are used.
+struct Ahead {
+  const char* rows[6 * TILE];
+  int count = 0, next = 0, at_once = 0;
+  void add(const S* row) { rows[count++] = reinterpret_cast<const char*>(row); }
+  void step() {
+    for (int n = 0; n < at_once && next < count; n++, next++)
+      for (size_t i = 0; i < E * sizeof(S); i += 64) __builtin_prefetch(rows[next] + i, 0, 2);
+  }
+};
+
+// What a segment adds to the gradients of its key slots [begin, end): rows of d_k and d_v, d_bias.
+struct Part {
+  int64_t begin, end;
+  T* memory = nullptr;
+  int64_t clean = begin;  // up to which slot it counts
+  int64_t numbers() const { return (end - begin) * (2 * P + 1); }
+  T* keys() const { return memory; }
+  T* values() const { return memory + (end - begin) * P; }
+  T* bias() const { return memory + (end - begin) * P * 2; }
+  // Slots up to `to` are 0 unless they were used; late, so that they are in the cache.
+  void clear(int64_t to) {
+    if (to <= clean) return;
+    std::fill(keys() + (clean - begin) * P, keys() + (to - begin) * P, T(0));
+    std::fill(values() + (clean - begin) * P, values() + (to - begin) * P, T(0));
+    std::fill(bias() + (clean - begin), bias() + (to - begin), T(0));
+    clean = to;
+  }
+};
+
+struct Attention {
   // Q queries: slots that follow each other.
   struct Strip {
     alignas(64) Int lo[Q], hi[Q], token[Q];
@@ -191,7 +256,6 @@ struct Attention {
   };
 
   const Problem& p;
-  const int64_t padded;
   const T scale, kept_scale;  // of queries; of weights that dropout keeps
   const Int kept_below;
   int64_t row, head;
@@ -200,29 +264,29 @@ struct Attention {
   int64_t first = 0, last = 0;
   Buffer<T> keys, values, biases;
   Buffer<Int> tokens;
+  Ahead ahead;
   // Weights and their gradients, [keys][Q]; what the strips point to.
   Buffer<T> weights, d_logits, rows;
   std::unique_ptr<Strip[]> strips{new Strip[TILE / Q]};
 
   Attention(const Problem& p, bool backward)
       : p(p),
-        padded(rounded_up(p.width, Q)),
-        scale(LOG2_E / std::sqrt(double(p.width))),
+        scale(LOG2_E / std::sqrt(double(E))),
         kept_scale(1 / (1 - p.dropout)),
         kept_below((1 - p.dropout) * 0x1p31 < 0x7fffffff ? (1 - p.dropout) * 0x1p31 : 0x7fffffff),
-        keys(KEPT * padded),
-        values(KEPT * padded),
+        keys(KEPT * P),
+        values(KEPT * P),
         biases(KEPT),
         tokens(KEPT),
         weights(CHUNK * Q),
         d_logits(backward ? CHUNK * Q : 0),
-        rows((backward ? 5 : 3) * TILE * padded) {
+        rows((backward ? 5 : 3) * TILE * P) {
     for (int i = 0; i < TILE / Q; i++) {
-      T* at = rows + i * Q * padded;
+      T* at = rows + i * Q * P;
       T** parts[] = {&strips[i].q, &strips[i].q_columns, &strips[i].sum, &strips[i].d_out,
                      &strips[i].d_out_columns};
       for (int part = 0; part < (backward ? 5 : 3); part++)
-        *parts[part] = at + part * TILE * padded;
+        *parts[part] = at + part * TILE * P;
     }
   }
 
@@ -238,8 +302,8 @@ struct Attention {
     return order.data ? *order.at<int64_t>(row, head, slot) : slot;
   }
 
-  void copy_row(T* to, const S* from, T factor) const {
-    for (int64_t e = 0; e < p.width; e++) to[e] = T(from[e]) * factor;
+  static void copy_row(T* to, const S* from, T factor) {
+    for (int e = 0; e < E; e++) to[e] = T(from[e]) * factor;
   }
 
   // Keys [begin, end) are copied afterwards; they are CHUNK or fewer.
@@ -247,8 +311,8 @@ struct Attention {
     if (begin < first || begin > last) first = last = begin;
     if (end - first > KEPT) {
       int64_t moved = begin - first, left = last - begin;
-      std::memmove(keys, keys + moved * padded, left * padded * sizeof(T));
-      std::memmove(values, values + moved * padded, left * padded * sizeof(T));
+      std::memmove(keys, keys + moved * P, left * P * sizeof(T));
+      std::memmove(values, values + moved * P, left * P * sizeof(T));
       std::memmove(biases, biases + moved, left * sizeof(T));
       std::memmove(tokens, tokens + moved, left * sizeof(Int));
       first = begin;
@@ -258,21 +322,17 @@ struct Attention {
       int64_t from = token(p.key_order, last), to = last - first;
       tokens[to] = from;
       if (last < used) {
-        copy_row(keys + to * padded, p.k.at<S>(row, head, from), 1);
-        copy_row(values + to * padded, p.v.at<S>(row, head, from), 1);
+        copy_row(keys + to * P, p.k.at<S>(row, head, from), 1);
+        copy_row(values + to * P, p.v.at<S>(row, head, from), 1);
       } else {  // holds no token: 0, whatever stands there
-        std::memset(keys + to * padded, 0, p.width * sizeof(T));
-        std::memset(values + to * padded, 0, p.width * sizeof(T));
+        std::memset(keys + to * P, 0, E * sizeof(T));
+        std::memset(values + to * P, 0, E * sizeof(T));
       }
       if (p.key_bias.data)
         biases[to] = last < used ? *p.key_bias.at<T>(row, head, from) * T(LOG2_E) : 0;
     }
   }
 
-  void transpose(const T* from, T* to) const {
-    for (int64_t e = 0; e < p.width; e++)
-      for (int i = 0; i < Q; i++) to[e * Q + i] = from[i * padded + e];
-  }
 
   // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
   void load(Strip& s, int64_t slot, bool backward) {
@@ -298,19 +358,20 @@ struct Attention {
         s.all_end = any ? std::min(s.all_end, hi) : hi;
       }
       any |= sees, all &= sees;
-      if (sees && slot < used) copy_row(s.q + i * padded, p.q.at<S>(row, head, from), scale);
-      else std::memset(s.q + i * padded, 0, p.width * sizeof(T));
+      if (sees && slot < used) copy_row(s.q + i * P, p.q.at<S>(row, head, from), scale);
+      else std::memset(s.q + i * P, 0, E * sizeof(T));
       if (backward) {
         s.delta[i] = 0;
         if (sees) {
-          const S* d_out = p.d_out.at<S>(row, head, from);
-          const S* out = p.out.at<S>(row, head, from);
-          copy_row(s.d_out + i * padded, d_out, 1);
-          T delta = 0;
-          for (int64_t e = 0; e < p.width; e++) delta += T(d_out[e]) * T(out[e]);
-          s.delta[i] = delta - *p.d_lse.at<T>(row, head, from);
+          T *out = s.sum, *d_out = s.d_out + i * P;
+          copy_row(out, p.out.at<S>(row, head, from), 1);
+          copy_row(d_out, p.d_out.at<S>(row, head, from), 1);
+          V delta = {};
+          for (int e = 0; e < P; e += L) delta += vec(out + e) * vec(d_out + e);
+          s.delta[i] = -*p.d_lse.at<T>(row, head, from);
+          for (int n = 0; n < L; n++) s.delta[i] += delta[n];
         } else {
-          std::memset(s.d_out + i * padded, 0, p.width * sizeof(T));
+          std::memset(s.d_out + i * P, 0, E * sizeof(T));
         }
       }
       if (p.dropout > 0) {
@@ -324,7 +385,7 @@ struct Attention {
     if (!all) s.all_begin = s.all_end = 0;
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
-    std::memset(s.sum, 0, Q * padded * sizeof(T));
+    std::memset(s.sum, 0, Q * P * sizeof(T));
     std::fill_n(s.peak, Q, LOWEST);
     std::fill_n(s.total, Q, T(0));
   }
@@ -359,8 +420,9 @@ struct Attention {
     V tops[2] = {V{} + LOWEST, V{} + LOWEST};
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
       constexpr int R = size;
+      ahead.step();
       V logits[R][2];
-      dot<R>(keys + (slot - first) * padded, s.q_columns, padded, p.width, logits);
+      dot<R>(keys + (slot - first) * P, s.q_columns, logits);
       hide<R>(s, slot, logits);
       T* to = weights + (slot - begin) * Q;
       for (int r = 0; r < R; r++)
@@ -376,12 +438,13 @@ struct Attention {
       vec(corrections + c * L) = exp2(vec(s.peak + c * L) - tops[c]);
       vec(s.peak + c * L) = tops[c];
     }
+    const bool dropping = p.dropout > 0;
     for (int64_t slot = begin; slot < end; slot++)
       for (int c = 0; c < 2; c++) {
         V& weight = vec(weights + (slot - begin) * Q + c * L);
         V x = exp2(weight - tops[c]);
         sums[c] += x;
-        weight = p.dropout > 0 ? x * keeps(s, slot, c) : x;
+        weight = dropping ? x * keeps(s, slot, c) : x;
       }
     for (int c = 0; c < 2; c++) {
       V& total = vec(s.total + c * L);
@@ -389,10 +452,10 @@ struct Attention {
     }
     if (begin > s.begin)
       for (int i = 0; i < Q; i++)
-        for (int64_t e = 0; e < padded; e += L) vec(s.sum + i * padded + e) *= corrections[i];
+        for (int e = 0; e < P; e += L) vec(s.sum + i * P + e) *= corrections[i];
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
-      add_weighted<size>(weights + i, Q, 1, values + (begin - first) * padded, end - begin, padded,
-                         s.sum + i * padded);
+      add_weighted<size, Q, 1>(weights + i, values + (begin - first) * P, end - begin,
+                         s.sum + i * P);
     });
   }
 
@@ -400,15 +463,16 @@ struct Attention {
   void attend_backward(Strip& s, int64_t begin, int64_t end, T* d_keys, T* d_values, T* d_bias) {
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
       constexpr int R = size;
+      ahead.step();
       V logits[R][2], d_weights[R][2];
-      int64_t at = (slot - first) * padded;
-      dot<R>(keys + at, s.q_columns, padded, p.width, logits);
+      int64_t at = (slot - first) * P;
+      dot<R>(keys + at, s.q_columns, logits);
       hide<R>(s, slot, logits);
       T* to = weights + (slot - begin) * Q;
       for (int r = 0; r < R; r++)
         for (int c = 0; c < 2; c++)
           vec(to + r * Q + c * L) = exp2(logits[r][c] - vec(s.lse + c * L));
-      dot<R>(values + at, s.d_out_columns, padded, p.width, d_weights);
+      dot<R>(values + at, s.d_out_columns, d_weights);
       T* d_to = d_logits + (slot - begin) * Q;
       for (int r = 0; r < R; r++)
         for (int c = 0; c < 2; c++) {
@@ -424,16 +488,38 @@ struct Attention {
     });
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
       int64_t at = slot - begin;
-      add_weighted<size>(weights + at * Q, 1, Q, s.d_out, Q, padded, d_values + at * padded);
-      add_weighted<size>(d_logits + at * Q, 1, Q, s.q, Q, padded, d_keys + at * padded);
+      add_weighted<size, 1, Q>(weights + at * Q, s.d_out, Q, d_values + at * P);
+      add_weighted<size, 1, Q>(d_logits + at * Q, s.q, Q, d_keys + at * P);
     });
     if (d_bias)
       for (int64_t slot = begin; slot < end; slot++)
         for (int i = 0; i < Q; i++) d_bias[slot - begin] += d_logits[(slot - begin) * Q + i];
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
-      add_weighted<size>(d_logits + i, Q, 1, keys + (begin - first) * padded, end - begin, padded,
-                         s.sum + i * padded);
+      add_weighted<size, Q, 1>(d_logits + i, keys + (begin - first) * P, end - begin,
+                         s.sum + i * P);
     });
+  }
+
+  // The next tile's queries, what this tile writes, and the keys after its last.
+  void fetch_ahead(int64_t slot, int64_t key, bool backward) {
+    ahead.count = ahead.next = 0;
+    for (int64_t i = slot; i < std::min(slot + TILE, p.length); i++)
+      ahead.add((backward ? p.d_q : p.out).at<S>(row, head, token(p.query_order, i)));
+    for (int64_t i = slot + TILE; i < std::min(slot + 2 * TILE, p.length); i++) {
+      int64_t from = token(p.query_order, i);
+      ahead.add(p.q.at<S>(row, head, from));
+      if (!backward) continue;
+      ahead.add(p.out.at<S>(row, head, from));
+      ahead.add(p.d_out.at<S>(row, head, from));
+    }
+    for (int64_t i = key; i < std::min(key + TILE, p.slots); i++) {
+      int64_t from = token(p.key_order, i);
+      ahead.add(p.k.at<S>(row, head, from));
+      ahead.add(p.v.at<S>(row, head, from));
+    }
+    int64_t groups = 1;
+    for (int i = 0; i < TILE / Q; i++) groups += (strips[i].end - strips[i].begin) / ROWS;
+    ahead.at_once = rounded_up(ahead.count, groups) / groups;
   }
 
   // Loads the tile's strips, and calls f(strip, begin, end) for each chunk of keys of each.
@@ -445,6 +531,7 @@ struct Attention {
       end = std::max(end, strips[i].end);
       if (strips[i].begin < strips[i].end) begin = std::min(begin, strips[i].begin);
     }
+    fetch_ahead(slot, end, backward);
     for (; begin < end; begin += CHUNK) {
       int64_t until = std::min(begin + CHUNK, end);
       reach(begin, until);
@@ -467,22 +554,24 @@ struct Attention {
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       T total = s.total[i], factor = total > 0 || total != total ? 1 / total : 0;
       S* out = p.out.at<S>(row, head, at);
-      for (int64_t e = 0; e < p.width; e++) out[e] = s.sum[i * padded + e] * factor;
+      for (int e = 0; e < E; e++) out[e] = s.sum[i * P + e] * factor;
       *p.lse.at<T>(row, head, at) = (s.peak[i] + std::log2(total)) * T(LN_2);
     });
   }
 
-  void backward_tile(int64_t slot, int64_t origin, T* d_keys, T* d_values, T* d_bias) {
+  // Adds to the part what the tile's queries contribute.
+  void backward_tile(int64_t slot, Part& part) {
     over_chunks(slot, true, [&](Strip& s, int64_t begin, int64_t end) {
-      int64_t at = begin - origin;
-      attend_backward(s, begin, end, d_keys + at * padded, d_values + at * padded,
-                      d_bias ? d_bias + at : nullptr);
+      part.clear(end);
+      int64_t at = begin - part.begin;
+      attend_backward(s, begin, end, part.keys() + at * P, part.values() + at * P,
+                      p.d_bias.data ? part.bias() + at : nullptr);
     });
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       T factor = slot + (&s - strips.get()) * Q + i < used ? scale * T(LN_2) : 0;
       S* d_q = p.d_q.at<S>(row, head, at);
-      for (int64_t e = 0; e < p.width; e++) d_q[e] = s.sum[i * padded + e] * factor;
+      for (int e = 0; e < E; e++) d_q[e] = s.sum[i * P + e] * factor;
     });
   }
 };
@@ -505,12 +594,11 @@ struct Tasks {
   }
 };
 
-template <class T, class S>
 void forward(const Problem& p) {
   Tasks tasks(p);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
-    Attention<T, S> attention(p, false);
+    Attention attention(p, false);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks.count; task++) {
       int64_t both = task / tasks.segments;
@@ -520,18 +608,7 @@ void forward(const Problem& p) {
   }
 }
 
-// What a segment adds to the gradients of its key slots [begin, end): rows of d_k and d_v, d_bias.
-template <class T>
-struct Part {
-  int64_t begin, end;
-  T* memory;
-  T* keys() const { return memory; }
-  T* values(int64_t padded) const { return memory + (end - begin) * padded; }
-  T* bias(int64_t padded) const { return memory + (end - begin) * padded * 2; }
-};
-
 // Memory that tasks hand on to later ones, all pieces of one size.
-template <class T>
 struct Pool {
   size_t size;
   std::mutex mutex;
@@ -554,30 +631,34 @@ struct Pool {
 };
 
 // Gradients of the keys of one row and head: the sum of the segments' parts, in their order.
-template <class T, class S>
-void sum_parts(const Problem& p, int64_t row, int64_t head, const Part<T>* parts, int64_t segments,
-               int64_t padded) {
+void sum_parts(const Problem& p, int64_t row, int64_t head, const Part* parts, int64_t segments) {
   bool once = p.slots == p.length;  // each token stands in one slot
   int64_t used = p.num_keys.data ? *p.num_keys.at<int64_t>(row, head) : p.slots;
   // Token by token where a token may stand in several slots; else a row at a time.
-  int64_t width = p.width, columns = 2 * width + 1;
+  constexpr int columns = 2 * E + 1;
   Buffer<T> sums((once ? 1 : p.length) * columns);
   auto store = [&](const T* sum, int64_t token) {
     S *d_k = p.d_k.at<S>(row, head, token), *d_v = p.d_v.at<S>(row, head, token);
-    for (int64_t e = 0; e < width; e++) d_k[e] = sum[e] * T(LN_2), d_v[e] = sum[width + e];
-    if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = sum[2 * width];
+    for (int e = 0; e < E; e++) d_k[e] = sum[e] * T(LN_2), d_v[e] = sum[E + e];
+    if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = sum[2 * E];
   };
   for (int64_t slot = 0; slot < p.slots; slot++) {
     int64_t token = p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot) : slot;
+    if (slot + L < p.slots) {
+      int64_t next = p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot + L) : slot + L;
+      for (const Tensor* t : {&p.d_k, &p.d_v})
+        for (int e = 0; e < E; e += 64 / sizeof(S))
+          __builtin_prefetch(t->at<S>(row, head, next) + e, 1);
+    }
     T* sum = once ? sums : sums + token * columns;
     if (once) std::fill_n(sum, columns, T(0));
     for (int64_t i = 0; i < segments && slot < used; i++) {
-      const Part<T>& part = parts[i];
+      const Part& part = parts[i];
       if (slot < part.begin || slot >= part.end) continue;
       int64_t at = slot - part.begin;
-      const T *keys = part.keys() + at * padded, *values = part.values(padded) + at * padded;
-      for (int64_t e = 0; e < width; e++) sum[e] += keys[e], sum[width + e] += values[e];
-      if (p.d_bias.data) sum[2 * width] += part.bias(padded)[at];
+      const T *keys = part.keys() + at * P, *values = part.values() + at * P;
+      for (int e = 0; e < E; e++) sum[e] += keys[e], sum[E + e] += values[e];
+      if (p.d_bias.data) sum[2 * E] += part.bias()[at];
     }
     if (once) store(sum, token);
   }
@@ -585,17 +666,15 @@ void sum_parts(const Problem& p, int64_t row, int64_t head, const Part<T>* parts
     for (int64_t token = 0; token < p.length; token++) store(sums + token * columns, token);
 }
 
-template <class T, class S>
 void backward(const Problem& p) {
   Tasks tasks(p);
-  int64_t padded = rounded_up(p.width, Attention<T, S>::Q);
-  std::vector<Part<T>> parts(tasks.count);
+  std::vector<Part> parts(tasks.count);
   std::vector<std::atomic<int64_t>> left(p.batch * p.heads);
   for (auto& segments : left) segments = tasks.segments;
-  Pool<T> pool{};
+  Pool pool{};
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
-    Attention<T, S> attention(p, true);
+    Attention attention(p, true);
 #pragma omp for
     for (int64_t task = 0; task < tasks.count; task++) {
       int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
@@ -606,25 +685,25 @@ void backward(const Problem& p) {
           if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
         }
       });
-      parts[task] = {std::min(begin, end), end, nullptr};
+      parts[task] = {std::min(begin, end), end};
     }
 #pragma omp single
     for (auto& part : parts)
-      pool.size = std::max<size_t>(pool.size, (part.end - part.begin) * (2 * padded + 1));
+      pool.size = std::max<size_t>(pool.size, part.numbers());
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks.count; task++) {
       int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
-      Part<T>& part = parts[task];
+      Part& part = parts[task];
       part.memory = pool.take();
-      std::fill_n(part.memory, (part.end - part.begin) * (2 * padded + 1), T(0));
+      part.clean = part.begin;
       attention.of(row, head);
       tasks.over_tiles(task % tasks.segments, [&](int64_t slot) {
-        attention.backward_tile(slot, part.begin, part.keys(), part.values(padded),
-                                p.d_bias.data ? part.bias(padded) : nullptr);
+        attention.backward_tile(slot, part);
       });
+      part.clear(part.end);
       if (--left[both] == 0) {  // the last task of a row and head sums up
-        Part<T>* of_head = parts.data() + both * tasks.segments;
-        sum_parts<T, S>(p, row, head, of_head, tasks.segments, padded);
+        Part* of_head = parts.data() + both * tasks.segments;
+        sum_parts(p, row, head, of_head, tasks.segments);
         for (int64_t i = 0; i < tasks.segments; i++) pool.give_back(of_head[i].memory);
       }
     }
@@ -633,10 +712,5 @@ void backward(const Problem& p) {
 
 }  // namespace
 
-#define INSTANTIATE(name, T, S)                                              \
-  extern "C" void forward_##name(const Problem* p) { forward<T, S>(*p); } \
-  extern "C" void backward_##name(const Problem* p) { backward<T, S>(*p); }
-
-INSTANTIATE(float32, float, float)
-INSTANTIATE(bfloat16, float, BFloat16)
-INSTANTIATE(float64, double, double)
+extern "C" void run_forward(const Problem* p) { forward(*p); }
+extern "C" void run_backward(const Problem* p) { backward(*p); }
