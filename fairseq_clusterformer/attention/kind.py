@@ -45,6 +45,7 @@ class Tokens:
         positions: of each token among the real ones of its document, int64 [1 or B, N].
         centroids: handed on by the layer before, [B, K, D], or None.
         impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
+        decoding: these are single tokens, and nobody reads a report.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Tokens:
         positions: Callable[[], Tensor],
         centroids: Tensor | None = None,
         impl: str = "auto",
+        decoding: bool = False,
     ):
-        self.x, self.batch, self.centroids, self.impl = x, batch, centroids, impl
+        self.x, self.batch, self.centroids = x, batch, centroids
+        self.impl, self.decoding = impl, decoding
         self._heads, self._positions = heads, positions
         self._q_and_k: tuple[Tensor, Tensor] | None = None
 

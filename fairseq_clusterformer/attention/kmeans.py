@@ -58,6 +58,8 @@ class KMeans(Kind):
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         x, mask = tokens.x, tokens.padding_mask
         clusters = self.clustering(x).unsqueeze(1)
+        if tokens.decoding:
+            return Assignment(clusters), state
         report = Report(
             cluster_sizes=cluster_sizes(clusters, self.num_clusters, mask)[0],
             clusters=clusters,

@@ -65,6 +65,8 @@ class Lsh(Float32Buffers, Kind):
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         rounds = self._buckets(tokens.k)
+        if tokens.decoding:
+            return Assignment(rounds), state
         sizes = cluster_sizes(torch.cat(rounds, dim=1), self.num_clusters, tokens.padding_mask)
         report = Report(cluster_sizes=sizes, clusters=rounds[0])
         return Assignment(rounds, report=report), state

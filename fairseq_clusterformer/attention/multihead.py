@@ -263,7 +263,7 @@ class MultiheadAttention(nn.Module):
                     f"{self.kinds[i].kind} sums over all tokens so far; allowed in rows of "
                     "several documents: the normaliser average"
                 )
-            tokens = Tokens(x, of_kind, real, lambda: position)
+            tokens = Tokens(x, of_kind, real, lambda: position, decoding=True)
             assignment, routing = router.assign(tokens, routing)
             rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
             if rings[0].key.size(1) > k_part.size(1):

@@ -86,6 +86,7 @@ class Neural(Kind):
             tokens.padding_mask,
             tokens.centroids if self.needs_centroids else None,
             state,
+            reports=not tokens.decoding,
         )
         clusters = clusters.unsqueeze(1)
         return Assignment(clusters, report=report._replace(clusters=clusters)), state

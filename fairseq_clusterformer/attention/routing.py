@@ -63,6 +63,8 @@ class RoutingAttention(Kind):
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         mask, keys, similarity = tokens.padding_mask, None, None
         clusters = self.means.nearest(tokens.q)
+        if tokens.decoding:
+            return Assignment(clusters), state
         assigned = [(tokens.q, clusters)]
         if not self.causal:
             keys, similarity = self.means(tokens.k)

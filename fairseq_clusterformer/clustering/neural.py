@@ -60,6 +60,8 @@ class NeuralClustering(AverageNormalizer):
         padding_mask: Tensor | None = None,
         centroids: Tensor | None = None,
         state: State | None = None,
+        *,
+        reports: bool = True,
     ) -> tuple[Tensor, Report, State]:
         """Assign the tokens of a batch, or those that follow on tokens assigned before.
 
@@ -71,6 +73,7 @@ class NeuralClustering(AverageNormalizer):
             padding_mask: bool [B, N], True where a token is padding.
             centroids: [B, K, D] used instead of this module's own; needed if it owns none.
             state: what was returned for the tokens before; None or empty: there are none.
+            reports: False: the report is empty.
 
         Returns:
             The cluster of each token, int64 [B, N] (0 at padding); a report: both losses, the
@@ -83,7 +86,7 @@ class NeuralClustering(AverageNormalizer):
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
         # An activation checkpoint trains without gradients at first.
-        learns = self.training or torch.is_grad_enabled()
+        learns = reports and (self.training or torch.is_grad_enabled())
         state = {} if state is None else state
         x = at_least_float32(x)
         if padding_mask is not None:
@@ -101,6 +104,8 @@ class NeuralClustering(AverageNormalizer):
         )
         if self.normalizer == "running":
             state = state | {"log_sum": found.so_far}
+        if not reports:
+            return found.clusters, Report(), state
         real = x.new_ones(x.shape[:2])
         if padding_mask is not None:
             real = real.masked_fill(padding_mask, 0.0)
@@ -119,12 +124,6 @@ class NeuralClustering(AverageNormalizer):
     ) -> tuple[Tensor, Report]:
         """Clusters and report of ``assign``."""
         return self.assign(x, padding_mask, centroids)[:2]
-
-    def step(
-        self, x: Tensor, state: State, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Clusters and state of ``assign``."""
-        return self.assign(x, padding_mask, state=state)[::2]
 
     def _keys(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.w_c.weight.to(x.dtype))

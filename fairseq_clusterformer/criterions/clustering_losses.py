@@ -6,9 +6,9 @@ from fairseq.logging import metrics
 
 from fairseq_clusterformer.clustering import summary
 
+LOSSES = ("clustering_loss", "sorting_loss")
 STATISTICS = (
-    "clustering_loss",
-    "sorting_loss",
+    *LOSSES,
     "cluster_entropy",
     "cluster_effective",
     "cluster_largest",
@@ -71,7 +71,9 @@ class ClusteringLosses:
         # Every batch logs every name, for workers add up what they logged name by name. A batch
         # may have nothing to say: LayerDrop can leave out all layers that cluster.
         logging_output["clustered_size"] = 0 if clustering is None else sample_size
-        for name in STATISTICS + self.side_statistics:
+        # What is not learned from is not computed: validation has no clustering losses.
+        names = STATISTICS if model.training else STATISTICS[len(LOSSES) :]
+        for name in names + self.side_statistics:
             mean = (clustering or {}).get(name, loss.new_zeros(()))
             logging_output[name] = mean.detach() * sample_size
         if model.training and reduce:
@@ -93,6 +95,8 @@ class ClusteringLosses:
             return
         for name in STATISTICS + cls.side_statistics:
             total = sum(log.get(name, 0) for log in logging_outputs)
+            if not any(name in log for log in logging_outputs):
+                continue
             if name in STATISTICS or total > 0:  # a side without clusters has nothing to say
                 metrics.log_scalar(name, total / size, size, round=3)
 

@@ -62,7 +62,7 @@ class _Tensor(ctypes.Structure):
 
 
 _ORDERS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
-_RESULTS = ("out", "lse", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
+_RESULTS = ("out", "lse", "peak", "total", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
 _TENSORS = ("q", "k", "v", "key_bias", *_ORDERS, *_RESULTS)
 _NUMBERS = ("batch", "heads", "length", "slots", "earlier_only", "seed", "threads")
 
@@ -115,10 +115,13 @@ class _CPUAttention(torch.autograd.Function):
         q, k, v = map(_in_rows, (q, k, v))
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         bias = None if key_bias is None else key_bias.to(dtype)
-        out, lse = _like(q), q.new_empty(q.shape[:-1], dtype=dtype)
-        tensors = {"q": q, "k": k, "v": v, "key_bias": bias, "out": out, "lse": lse}
-        _run("forward", layout, dropout, seed, **tensors)
-        ctx.save_for_backward(q, k, v, bias, out, lse)
+        out = _like(q)
+        lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
+        tensors = {"q": q, "k": k, "v": v, "key_bias": bias, "out": out}
+        tensors.update(peak=peak, total=total)
+        _run("forward", layout, dropout, seed, lse=lse, **tensors)
+        ctx.save_for_backward(*tensors.values())
+        ctx.names = tuple(tensors)
         ctx.of_bias = None if key_bias is None else (key_bias.shape, key_bias.dtype)
         ctx.layout, ctx.dropout, ctx.seed = layout, dropout, seed
         return out, lse
@@ -126,12 +129,11 @@ class _CPUAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
-        saved = zip(("q", "k", "v", "key_bias", "out", "lse"), ctx.saved_tensors, strict=True)
-        tensors = dict(saved)
+        tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         gradients = {f"d_{name}": _like(tensors[name]) for name in "qkv"}
         tensors.update(gradients, d_out=_in_rows(d_out), d_lse=d_lse)
         if ctx.of_bias is not None:
-            tensors["d_bias"] = torch.empty_like(tensors["lse"])
+            tensors["d_bias"] = torch.empty_like(tensors["total"])
         _run("backward", ctx.layout, ctx.dropout, ctx.seed, **tensors)
         d_bias = None
         if ctx.of_bias is not None:

@@ -35,10 +35,12 @@ struct Tensor {
   }
 };
 
-// Mirrored by _Problem in Python. Absent tensors have no data.
+// Mirrored by _Problem in Python. Absent tensors have no data. Of a query's softmax, `peak` is the
+// maximum of the logits in units of log 2, and `total` the sum of 2^(logit - peak): rounded less
+// than the log-sum-exp, from which the backward pass would make larger errors.
 struct Problem {
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
-  Tensor out, lse, d_out, d_lse, d_q, d_k, d_v, d_bias;
+  Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
   int64_t batch, heads, length, slots, earlier_only, seed, threads;
   double dropout;
 };
@@ -249,7 +251,7 @@ struct Attention {
   struct Strip {
     alignas(64) Int lo[Q], hi[Q], token[Q];
     alignas(64) Bits draw[2][Q];  // of dropout
-    alignas(64) T peak[Q], total[Q], lse[Q], delta[Q];
+    alignas(64) T peak[Q], total[Q], delta[Q];
     int64_t begin, end;            // keys that any of them sees
     int64_t all_begin, all_end;    // keys that all of them see
     T *q, *q_columns, *d_out, *d_out_columns, *sum;  // [Q][P], [P][Q], ..., output or d_q [Q][P]
@@ -346,10 +348,11 @@ struct Attention {
       int64_t hi = there ? *p.hi.at<int64_t>(row, head, slot) : 0;
       s.token[i] = from;
       bool sees = lo < hi;
-      if (backward) {
-        T lse = there ? *p.lse.at<T>(row, head, from) : -INF;
-        sees = sees && lse != -INF;
-        s.lse[i] = sees ? lse * T(LOG2_E) : 0;
+      s.peak[i] = LOWEST, s.total[i] = 0;
+      if (backward && sees) {  // weights are multiplied by 1 / total
+        T total = *p.total.at<T>(row, head, from);
+        sees = total != 0;
+        s.peak[i] = *p.peak.at<T>(row, head, from), s.total[i] = sees ? 1 / total : 0;
       }
       s.lo[i] = sees ? lo : 0, s.hi[i] = sees ? hi : 0;
       if (sees) {
@@ -386,11 +389,9 @@ struct Attention {
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
     std::memset(s.sum, 0, Q * P * sizeof(T));
-    std::fill_n(s.peak, Q, LOWEST);
-    std::fill_n(s.total, Q, T(0));
   }
 
-  // Logits of R keys from `slot` on for half `c` of a strip, -inf where hidden.
+  // Adds the bias to the logits of R keys from `slot` on; -inf where a key is hidden.
   template <int R>
   void hide(const Strip& s, int64_t slot, V (&logits)[R][2]) const {
     if (p.key_bias.data)
@@ -471,7 +472,8 @@ struct Attention {
       T* to = weights + (slot - begin) * Q;
       for (int r = 0; r < R; r++)
         for (int c = 0; c < 2; c++)
-          vec(to + r * Q + c * L) = exp2(logits[r][c] - vec(s.lse + c * L));
+          vec(to + r * Q + c * L) =
+              exp2(logits[r][c] - vec(s.peak + c * L)) * vec(s.total + c * L);
       dot<R>(values + at, s.d_out_columns, d_weights);
       T* d_to = d_logits + (slot - begin) * Q;
       for (int r = 0; r < R; r++)
@@ -492,8 +494,12 @@ struct Attention {
       add_weighted<size, 1, Q>(d_logits + at * Q, s.q, Q, d_keys + at * P);
     });
     if (d_bias)
-      for (int64_t slot = begin; slot < end; slot++)
-        for (int i = 0; i < Q; i++) d_bias[slot - begin] += d_logits[(slot - begin) * Q + i];
+      for (int64_t slot = 0; slot < end - begin; slot++) {
+        V both = vec(d_logits + slot * Q) + vec(d_logits + slot * Q + L);
+        T sum = 0;
+        for (int i = 0; i < L; i++) sum += both[i];
+        d_bias[slot] += sum;
+      }
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(d_logits + i, keys + (begin - first) * P, end - begin,
                          s.sum + i * P);
@@ -552,10 +558,12 @@ struct Attention {
   void forward_tile(int64_t slot) {
     over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) { attend(s, begin, end); });
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
-      T total = s.total[i], factor = total > 0 || total != total ? 1 / total : 0;
+      T total = s.total[i], factor = total != 0 ? 1 / total : 0;
       S* out = p.out.at<S>(row, head, at);
       for (int e = 0; e < E; e++) out[e] = s.sum[i * P + e] * factor;
       *p.lse.at<T>(row, head, at) = (s.peak[i] + std::log2(total)) * T(LN_2);
+      *p.peak.at<T>(row, head, at) = s.peak[i];
+      *p.total.at<T>(row, head, at) = total;
     });
   }
 

@@ -10,33 +10,43 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
-from .forward import LOG2_E, VARYING, arguments, bias_rows, load_keys, load_queries, logits_of
-from .launch import dot, kept, load_index, load_rows, place_of, rounded, rows_of, store_rows, tuned
+from .forward import (
+    LOG2_E,
+    VARYING,
+    arguments,
+    bias_rows,
+    grid,
+    load_keys,
+    load_queries,
+    logits_of,
+)
+from .launch import (
+    dot,
+    kept,
+    load_index,
+    load_rows,
+    place_of,
+    products,
+    rounded,
+    rows_of,
+    store_rows,
+    tuned,
+)
 
 # Slots that share an entry of the two tables of bounds; SPAN divides every BLOCK_N below.
 TILE, SPAN = 64, 32
 
 TILES_OF_QUERIES = {
-    (2, 64): [(64, 32, 4, 2)],
-    (2, 128): [(64, 32, 4, 2)],
-    (2, 256): [(64, 32, 4, 2)],
-    (4, 64): [(64, 32, 4, 2)],
-    (4, 128): [(64, 32, 4, 2)],
-    (4, 256): [(64, 32, 4, 2)],
-    (8, 64): [(64, 32, 4, 2)],
-    (8, 128): [(32, 32, 4, 1)],
-    (8, 256): [(32, 32, 4, 1)],
+    (2, 64): [(64, 64, 4, 2), (64, 32, 4, 2), (128, 64, 8, 2)],
+    (2, 128): [(64, 32, 4, 2), (128, 32, 8, 2), (128, 64, 8, 2)],
+    (4, 64): [(64, 32, 8, 1), (64, 32, 4, 1), (128, 32, 8, 1)],
+    (8, 64): [(64, 32, 4, 1)],
 }
 TILES_OF_KEYS = {
-    (2, 64): [(32, 64, 4, 2)],
-    (2, 128): [(32, 64, 4, 2)],
-    (2, 256): [(32, 64, 4, 2)],
-    (4, 64): [(32, 64, 4, 2)],
-    (4, 128): [(32, 64, 4, 2)],
-    (4, 256): [(32, 64, 4, 2)],
-    (8, 64): [(32, 64, 4, 2)],
-    (8, 128): [(32, 32, 4, 1)],
-    (8, 256): [(32, 32, 4, 1)],
+    (2, 64): [(32, 64, 4, 2), (64, 128, 8, 2)],
+    (2, 128): [(32, 64, 8, 2)],
+    (4, 64): [(16, 128, 8, 1), (16, 64, 8, 1)],
+    (8, 64): [(32, 64, 4, 1)],
 }
 
 
@@ -46,50 +56,64 @@ def _backward_queries(
     q, k, v, bias, out, lse, d_out, d_lse, d_q, delta,
     lo, hi, query_order, key_order, num_queries, num_keys,
     heads, length, slots, work, dropout, seed,
-    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, PART: tl.constexpr,
     SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     EARLIER_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, tile = place_of(tl.cdiv(length, BLOCK_M))
+    part = tl.program_id(1)
     b, h = row // heads, row % heads
     slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, low, high, used = load_queries(lo, hi, query_order, num_queries, b, h, slot, length)
     exists = slot < length
-    query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
-    d_values = load_rows(d_out, b, h, token, used, WIDTH, BLOCK_E)
-    values = load_rows(out, b, h, token, used, WIDTH, BLOCK_E)
+    query = load_rows(q, b, h, token, used, 0, WIDTH, PART)
+    d_values = load_rows(d_out, b, h, token, used, 0, WIDTH, PART)
     log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
     sees_nothing = log_sum == float("-inf")
     log_sum = tl.where(sees_nothing, 0.0, log_sum * LOG2_E)
     # dS = P * (dP - delta); the gradient of the log-sum-exp adds P * d_lse. Where nothing is seen
     # that gradient may be NaN (of logaddexp, say), and nobody's keys may learn of it.
-    shift = tl.sum(d_values.to(ACC) * values.to(ACC), 1)
+    shift = tl.zeros([BLOCK_M], ACC)
+    for other in tl.static_range(0, (WIDTH + PART - 1) // PART):
+        gradient = load_rows(d_out, b, h, token, used, other, WIDTH, PART)
+        values = load_rows(out, b, h, token, used, other, WIDTH, PART)
+        shift += tl.sum(gradient.to(ACC) * values.to(ACC), 1)
     if d_lse is not None:
         shift -= tl.load(d_lse + row * length + token, mask=used, other=0.0)
     shift = tl.where(sees_nothing, 0.0, shift)
-    tl.store(delta + row * length + token, shift, mask=exists)
+    of_one = slot < tl.where(part == 0, length, 0)  # of the programs of a head's parts
+    tl.store(delta + row * length + token, shift, mask=of_one)
 
     if seed is not None:
         seed = tl.load(seed)
-    d_query = tl.zeros([BLOCK_M, BLOCK_E], ACC)
+    d_query = tl.zeros([BLOCK_M, PART], ACC)
     begin = tl.min(tl.where(high > low, low, slots)) // BLOCK_N * BLOCK_N
     end = tl.max(tl.where(high > low, high, 0))
     for first in range(begin, end, BLOCK_N):
         key_slot = first + tl.arange(0, BLOCK_N)
         key_token, key_used = load_keys(key_order, num_keys, b, h, key_slot, slots)
-        key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
-        value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
+        key = load_rows(k, b, h, key_token, key_used, 0, WIDTH, PART)
+        value = load_rows(v, b, h, key_token, key_used, 0, WIDTH, PART)
+        inner = products(
+            q, token, used, query, k, key_token, key_used, key, b, h, first,
+            WIDTH, PART, ACC, PRECISION,
+        )  # fmt: skip
         logits = logits_of(
-            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
-            SCALE, ACC, PRECISION, EARLIER_ONLY, QUERIES=0,
+            inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, EARLIER_ONLY, QUERIES=0,
         )  # fmt: skip
         weights = tl.exp2(logits - log_sum[:, None])
-        d_weights = dot(d_values, tl.trans(value), ACC, PRECISION)
+        d_weights = products(
+            d_out, token, used, d_values, v, key_token, key_used, value, b, h, first,
+            WIDTH, PART, ACC, PRECISION,
+        )  # fmt: skip
         if seed is not None:
             d_weights *= kept(seed, row * length + slot[:, None], key_slot[None, :], dropout)
         d_logits = weights * (d_weights - shift[:, None])
+        if WIDTH > PART:
+            key = load_rows(k, b, h, key_token, key_used, part, WIDTH, PART)
         d_query += dot(rounded(d_logits, key.dtype), key, ACC, PRECISION)
-    store_rows(d_q, b, h, token, d_query * SCALE, exists, WIDTH, BLOCK_E)
+    store_rows(d_q, b, h, token, d_query * SCALE, exists, part, WIDTH, PART)
 
 
 @tuned(TILES_OF_KEYS)
@@ -98,21 +122,22 @@ def _backward_keys(
     q, k, v, bias, lse, d_out, delta, d_k, d_v, d_bias, spans,
     lo, hi, query_order, key_order, num_queries, num_keys,
     heads, length, slots, work, dropout, seed, key_tiles, span_b, span_h,
-    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, PART: tl.constexpr,
     SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     EARLIER_ONLY: tl.constexpr, ONCE: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, tile = place_of(tl.cdiv(slots, BLOCK_N))
+    part = tl.program_id(1)
     b, h = row // heads, row % heads
     key_slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     key_token, key_used = load_keys(key_order, num_keys, b, h, key_slot, slots)
-    key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
-    value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
+    key = load_rows(k, b, h, key_token, key_used, 0, WIDTH, PART)
+    value = load_rows(v, b, h, key_token, key_used, 0, WIDTH, PART)
     if seed is not None:
         seed = tl.load(seed)
-    d_key = tl.zeros([BLOCK_N, BLOCK_E], ACC)
-    d_value = tl.zeros([BLOCK_N, BLOCK_E], ACC)
+    d_key = tl.zeros([BLOCK_N, PART], ACC)
+    d_value = tl.zeros([BLOCK_N, PART], ACC)
     d_key_bias = tl.zeros([BLOCK_N], ACC)
 
     entry = tile * (BLOCK_N // SPAN) + tl.arange(0, BLOCK_N // SPAN)
@@ -122,22 +147,32 @@ def _backward_keys(
     for first in range(begin, end, BLOCK_M):
         slot = first + tl.arange(0, BLOCK_M)
         token, low, high, used = load_queries(lo, hi, query_order, num_queries, b, h, slot, length)
-        query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
-        d_values = load_rows(d_out, b, h, token, used, WIDTH, BLOCK_E)
+        query = load_rows(q, b, h, token, used, 0, WIDTH, PART)
+        d_values = load_rows(d_out, b, h, token, used, 0, WIDTH, PART)
         log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
         log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum * LOG2_E)
         shift = tl.load(delta + row * length + token, mask=used, other=0.0)
+        inner = products(
+            k, key_token, key_used, key, q, token, used, query, b, h, first,
+            WIDTH, PART, ACC, PRECISION,
+        )  # fmt: skip
         logits = logits_of(
-            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
-            SCALE, ACC, PRECISION, EARLIER_ONLY, QUERIES=1,
+            inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, EARLIER_ONLY, QUERIES=1,
         )  # fmt: skip
         weights = tl.exp2(logits - log_sum[None, :])
-        d_weights = dot(value, tl.trans(d_values), ACC, PRECISION)
+        d_weights = products(
+            v, key_token, key_used, value, d_out, token, used, d_values, b, h, first,
+            WIDTH, PART, ACC, PRECISION,
+        )  # fmt: skip
         left = weights
         if seed is not None:
             keep = kept(seed, row * length + slot[None, :], key_slot[:, None], dropout)
             d_weights *= keep
             left = weights * keep
+        if WIDTH > PART:
+            query = load_rows(q, b, h, token, used, part, WIDTH, PART)
+            d_values = load_rows(d_out, b, h, token, used, part, WIDTH, PART)
         d_value += dot(rounded(left, d_values.dtype), d_values, ACC, PRECISION)
         d_logits = weights * (d_weights - shift[None, :])
         d_key += dot(rounded(d_logits, query.dtype), query, ACC, PRECISION)
@@ -145,10 +180,12 @@ def _backward_keys(
 
     place = key_token if ONCE else key_slot.to(tl.int64)
     exists = key_slot < slots
-    store_rows(d_k, b, h, place, d_key * SCALE, exists, WIDTH, BLOCK_E)
-    store_rows(d_v, b, h, place, d_value, exists, WIDTH, BLOCK_E)
+    store_rows(d_k, b, h, place, d_key * SCALE, exists, part, WIDTH, PART)
+    store_rows(d_v, b, h, place, d_value, exists, part, WIDTH, PART)
     if d_bias is not None:
-        tl.store(d_bias + row * slots + place, d_key_bias, mask=exists)
+        tl.store(
+            d_bias + row * slots + place, d_key_bias, mask=key_slot < tl.where(part == 0, slots, 0)
+        )
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -208,10 +245,9 @@ def backward(
         d_out = d_out.contiguous()
     d_lse = None if d_lse is None else d_lse.contiguous()
     bias, delta = bias_rows(key_bias, q), torch.empty_like(lse)
-    rows = batch * heads
 
     d_q = q.new_empty(batch, length, heads, width).transpose(1, 2)
-    _backward_queries[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]) * rows,)](
+    _backward_queries[grid(q, length, "BLOCK_M")](
         rows_of(q), rows_of(k), rows_of(v), bias, rows_of(out), lse,
         rows_of(d_out), d_lse, rows_of(d_q), delta, **shared,
     )  # fmt: skip
@@ -221,7 +257,7 @@ def backward(
     d_k, d_v = (q.new_empty(batch, slots, heads, width, dtype=dtype).transpose(1, 2) for _ in "kv")
     d_bias = None if key_bias is None else lse.new_empty(batch, heads, slots)
     spans, key_tiles, span_strides = _spans_of(shared, layout)
-    _backward_keys[lambda meta: (triton.cdiv(slots, meta["BLOCK_N"]) * rows,)](
+    _backward_keys[grid(q, slots, "BLOCK_N")](
         rows_of(q), rows_of(k), rows_of(v), bias, lse,
         rows_of(d_out), delta, rows_of(d_k), rows_of(d_v), d_bias, spans, **shared,
         key_tiles=key_tiles, **span_strides, ONCE=once, SPAN=SPAN,

@@ -2,7 +2,9 @@
 
 A program is one head of one sentence: it goes over the slots of the ring that it reads in each
 layout, and takes the new token from registers where that stands. Heads of a group share counts of
-tokens, so these are written to another tensor than they are read from.
+tokens, so these are written to another tensor than they are read from. Where one long ring is all
+there is (full attention), several programs share its slots, and a second kernel joins what they
+found, always in the same order.
 
 Shape letters: B batch, H heads, E head width, G groups of heads (1 or H), L layouts, R rings of a
 layout, W window.
@@ -17,6 +19,9 @@ from .forward import LOG2_E
 from .launch import check_width, rounded, rows_of
 
 TILE_NUMBERS = 4096  # of the keys, and of the values, that a program holds at once
+# Slots of a ring that are worth a program of their own, and how many programs there may be for one
+# head and in all.
+SHARE, MOST_SHARES, ENOUGH = 512, 32, 1024
 
 
 @triton.jit
@@ -26,13 +31,14 @@ def _load_head(x, b, h, column, inside):
 
 @triton.jit(do_not_specialize=["steps", "room"])
 def _step(
-    q, k, v, out, kept, ring, seen, new_seen, read, written, key_bias, own_bias, padding,
+    q, k, v, out, parts, kept, ring, seen, new_seen, read, written, key_bias, own_bias, padding,
     heads, groups, steps, room,
     LAYOUTS: tl.constexpr, NUM_RINGS: tl.constexpr, BLOCK_R: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     BIASED: tl.constexpr, OWN_APART: tl.constexpr, SCALE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    shares = tl.num_programs(1)
     b, h = row // heads, row % heads
     of_group = heads // groups
     group, head = b * groups + h // of_group, h % of_group
@@ -54,8 +60,9 @@ def _step(
         if own_bias is not None:
             own = tl.load(own_bias.ptr + b * own_bias.b + h * own_bias.h)
             peak += rounded(own, dtype).to(ACC) * LOG2_E
-        total += 1.0
-        values += value.to(ACC)
+        peak = tl.where(share == 0, peak, float("-inf"))
+        total = tl.where(share == 0, 1.0, 0.0).to(ACC)
+        values = tl.where(share == 0, value.to(ACC), 0.0)
     for layout in tl.static_range(LAYOUTS):
         place = group * LAYOUTS + layout
         reads, writes = place * 0, place * 0
@@ -80,9 +87,13 @@ def _step(
             bias = rounded(tl.load(key_bias + place), dtype).to(ACC)
 
         source_entries = kept + (source * of_group + head) * room * NUMBERS
-        for first in range(0, filled, BLOCK_N):
+        begin, end = filled * 0, filled
+        if parts is not None:
+            begin = tl.cdiv(filled, shares) * share
+            end = tl.minimum(begin + tl.cdiv(filled, shares), filled)
+        for first in range(begin, end, BLOCK_N):
             other = first + lane
-            shown = other < filled
+            shown = other < end
             fresh = shown & own_here & (other == slot)
             older = shown & (fresh == 0)
             entry = source_entries + other * NUMBERS
@@ -112,6 +123,7 @@ def _step(
             peak = new_peak
 
         tl.debug_barrier()  # what is overwritten now has been read by all threads
+        stored = stored & (share == 0)
         home = kept + ((target * of_group + head) * room + slot) * NUMBERS
         width = tl.where(stored, WIDTH, 0)
         tl.store(home + column, tl.where(real, key, 0.0), mask=column < width)
@@ -121,7 +133,7 @@ def _step(
             tl.store(home + WIDTH, rounded(bias, dtype), mask=stored)
         if ring is not None:
             number = tl.where(real, writes, NUM_RINGS)
-            tl.store(ring + place * room + slot, number, mask=head == 0)
+            tl.store(ring + place * room + slot, number, mask=(head == 0) & (share == 0))
         if seen is not None:
             each = tl.arange(0, BLOCK_R)
             mine = each < tl.where(head == 0, NUM_RINGS, 0)
@@ -129,9 +141,38 @@ def _step(
             count += ((each == writes) & real).to(tl.int64)
             tl.store(new_seen + place * NUM_RINGS + each, count, mask=mine)
 
+    if parts is None:
+        _store_head(out, b, h, column, inside, total, values)
+    else:
+        part = parts + (row * shares + share) * (BLOCK_E + 2)
+        tl.store(part, peak)
+        tl.store(part + 1, total)
+        tl.store(part + 2 + column, values)
+
+
+@triton.jit
+def _store_head(out, b, h, column, inside, total, values):
     safe = tl.where(total == 0.0, 1.0, total)
     attended = rounded(values / safe, out.ptr.dtype.element_ty)
     tl.store(out.ptr + b * out.b + h * out.h + column * out.e, attended, mask=inside)
+
+
+@triton.jit(do_not_specialize=["shares"])
+def _join(
+    parts, out, heads, shares, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr
+):
+    """One softmax of what the programs of a head saw."""
+    row = tl.program_id(0).to(tl.int64)
+    column, share = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_S)
+    part = parts + (row * shares + share) * (BLOCK_E + 2)
+    there = share < shares
+    peaks = tl.load(part, mask=there, other=float("-inf"))
+    peak = tl.max(peaks, 0)
+    weights = tl.exp2(peaks - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(weights * tl.load(part + 1, mask=there, other=0.0), 0)
+    values = tl.load(part[:, None] + 2 + column[None, :], mask=there[:, None], other=0.0)
+    values = tl.sum(weights[:, None] * values, 0)
+    _store_head(out, row // heads, row % heads, column, column < WIDTH, total, values)
 
 
 def triton_step(
@@ -172,12 +213,19 @@ def triton_step(
     if own_bias is not None:
         own_bias = rows_of(own_bias.expand(batch, heads)[..., None, None])
     counted = None if seen is None else torch.empty_like(seen)
+    rows, steps, room = batch * heads, state["steps"].size(1), kept.size(4)
+    shares, parts = 1, None
+    if seen is None and steps < room:  # else a program overwrites what another reads
+        shares = max(1, min(steps // SHARE, MOST_SHARES, ENOUGH // rows))
+    if shares > 1:
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        parts = q.new_empty(rows, shares, block + 2, dtype=exact)
     with torch.cuda.device_of(q):
-        _step[(batch * heads,)](
-            rows_of(q), rows_of(k), rows_of(v), rows_of(out),
+        _step[(rows, shares)](
+            rows_of(q), rows_of(k), rows_of(v), rows_of(out), parts,
             kept, state.get("ring"), seen, counted, _packed(read), _packed(written),
             _packed(key_bias), own_bias, _packed(padding_mask),
-            heads, kept.size(1), state["steps"].size(1), kept.size(4),
+            heads, kept.size(1), steps, room,
             LAYOUTS=kept.size(2) // (1 if seen is None else num_rings),
             NUM_RINGS=num_rings,
             BLOCK_R=triton.next_power_of_2(num_rings),
@@ -189,6 +237,10 @@ def triton_step(
             SCALE=width**-0.5,
             ACC=tl.float64 if q.dtype == torch.float64 else tl.float32,
         )  # fmt: skip
+        if parts is not None:
+            _join[(rows,)](
+                parts, rows_of(out), heads, shares, WIDTH=width, BLOCK_E=block, BLOCK_S=MOST_SHARES
+            )
     return out, {} if seen is None else {"seen": counted}
 
 

@@ -5,6 +5,8 @@ Logits are in units of log 2, as the hardware's exponential is.
 Shape letters: B batch, H heads, N tokens, M key slots, E head width.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -19,8 +21,10 @@ from .launch import (
     load_count,
     load_index,
     load_rows,
+    part_of,
     place_of,
     precision_of,
+    products,
     rounded,
     rows_of,
     store_rows,
@@ -57,17 +61,13 @@ def load_keys(key_order, num_keys, b, h, slot, slots):
 
 @triton.jit
 def logits_of(
-    query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
-    SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    EARLIER_ONLY: tl.constexpr, QUERIES: tl.constexpr,
+    inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
+    SCALE: tl.constexpr, ACC: tl.constexpr, EARLIER_ONLY: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile in units of log 2, -inf where a key is not seen; queries along the axis
-    QUERIES, keys along the other."""
+    """Logits of a tile in units of log 2, -inf where a key is not seen, from inner products:
+    queries along the axis QUERIES, keys along the other."""
     KEYS: tl.constexpr = 1 - QUERIES
-    if QUERIES == 0:
-        logits = dot(query, tl.trans(key), ACC, PRECISION) * (SCALE * LOG2_E)
-    else:
-        logits = dot(key, tl.trans(query), ACC, PRECISION) * (SCALE * LOG2_E)
+    logits = inner * (SCALE * LOG2_E)
     if bias is not None:
         pointers = bias.ptr + b * bias.b + h * bias.h + key_token * bias.n
         of_key = tl.load(pointers, mask=key_used, other=0.0).to(ACC) * LOG2_E
@@ -80,15 +80,10 @@ def logits_of(
 
 
 TILES = {
-    (2, 64): [(64, 32, 4, 2)],
-    (2, 128): [(64, 32, 4, 2)],
-    (2, 256): [(64, 32, 4, 2)],
-    (4, 64): [(64, 32, 4, 2)],
-    (4, 128): [(64, 32, 4, 2)],
-    (4, 256): [(64, 32, 4, 2)],
-    (8, 64): [(64, 32, 4, 2)],
-    (8, 128): [(32, 32, 4, 1)],
-    (8, 256): [(32, 32, 4, 1)],
+    (2, 64): [(64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3)],
+    (2, 128): [(64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3)],
+    (4, 64): [(64, 32, 4, 2), (128, 32, 8, 2), (128, 64, 8, 2)],
+    (8, 64): [(64, 32, 4, 1)],
 }
 
 
@@ -97,32 +92,37 @@ TILES = {
 def _forward(
     q, k, v, bias, out, lse, lo, hi, query_order, key_order, num_queries, num_keys,
     heads, length, slots, work, dropout, seed,
-    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, BLOCK_E: tl.constexpr,
+    WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, PART: tl.constexpr,
     SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     EARLIER_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, tile = place_of(tl.cdiv(length, BLOCK_M))
+    part = tl.program_id(1)
     b, h = row // heads, row % heads
     # Causal attention over everything has its longest ranges last: they start first.
     slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, low, high, used = load_queries(lo, hi, query_order, num_queries, b, h, slot, length)
-    query = load_rows(q, b, h, token, used, WIDTH, BLOCK_E)
+    query = load_rows(q, b, h, token, used, 0, WIDTH, PART)
 
     if seed is not None:
         seed = tl.load(seed)
     peak = tl.full([BLOCK_M], float("-inf"), ACC)
     total = tl.zeros([BLOCK_M], ACC)
-    values = tl.zeros([BLOCK_M, BLOCK_E], ACC)
+    values = tl.zeros([BLOCK_M, PART], ACC)
     begin = tl.min(tl.where(high > low, low, slots)) // BLOCK_N * BLOCK_N
     end = tl.max(tl.where(high > low, high, 0))
     for first in range(begin, end, BLOCK_N):
         key_slot = first + tl.arange(0, BLOCK_N)
         key_token, key_used = load_keys(key_order, num_keys, b, h, key_slot, slots)
-        key = load_rows(k, b, h, key_token, key_used, WIDTH, BLOCK_E)
-        value = load_rows(v, b, h, key_token, key_used, WIDTH, BLOCK_E)
+        key = load_rows(k, b, h, key_token, key_used, 0, WIDTH, PART)
+        value = load_rows(v, b, h, key_token, key_used, part, WIDTH, PART)
+        inner = products(
+            q, token, used, query, k, key_token, key_used, key, b, h, first,
+            WIDTH, PART, ACC, PRECISION,
+        )  # fmt: skip
         logits = logits_of(
-            query, key, bias, b, h, token, low, high, key_slot, key_token, key_used,
-            SCALE, ACC, PRECISION, EARLIER_ONLY, QUERIES=0,
+            inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, EARLIER_ONLY, QUERIES=0,
         )  # fmt: skip
 
         new_peak = tl.maximum(peak, tl.max(logits, 1))
@@ -140,9 +140,9 @@ def _forward(
     # A query that sees nothing has total 0: its result is 0 and its log-sum-exp -inf.
     safe = tl.where(total == 0.0, 1.0, total)
     exists = slot < length
-    store_rows(out, b, h, token, values / safe[:, None], exists, WIDTH, BLOCK_E)
+    store_rows(out, b, h, token, values / safe[:, None], exists, part, WIDTH, PART)
     log_sum = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(safe)) / LOG2_E)
-    tl.store(lse + row * length + token, log_sum, mask=exists)
+    tl.store(lse + row * length + token, log_sum, mask=slot < tl.where(part == 0, length, 0))
 
 
 def forward(
@@ -164,11 +164,19 @@ def forward(
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse = q.new_empty(batch, heads, length, dtype=exact)
     with torch.cuda.device_of(q):  # the backward pass is run on its tensors' device anyway
-        _forward[lambda meta: (triton.cdiv(length, meta["BLOCK_M"]) * batch * heads,)](
+        _forward[grid(q, length, "BLOCK_M")](
             rows_of(q), rows_of(k), rows_of(v), bias_rows(key_bias, q), rows_of(out), lse,
             **arguments(q, seed, layout, dropout),
         )  # fmt: skip
     return out, lse
+
+
+def grid(q: Tensor, slots: int, block: str) -> Callable[[dict], tuple[int, int]]:
+    """A program for each tile of slots, head and part of it. Programs of several parts each
+    compute the weights anew, but hold what they add up in registers."""
+    batch, heads, _, width = q.shape
+    parts = triton.cdiv(width, part_of(width, q.element_size()))
+    return lambda meta: (triton.cdiv(slots, meta[block]) * batch * heads, parts)
 
 
 def arguments(q: Tensor, seed: Tensor | None, layout: Layout, dropout: float) -> dict:
@@ -184,7 +192,7 @@ def arguments(q: Tensor, seed: Tensor | None, layout: Layout, dropout: float) ->
         "seed": seed,
         "WIDTH": width,
         "NUMBER_BYTES": q.element_size(),
-        "BLOCK_E": max(16, triton.next_power_of_2(width)),
+        "PART": part_of(width, q.element_size()),
         "SCALE": width**-0.5,
         "ACC": tl.float64 if q.dtype == torch.float64 else tl.float32,
         "PRECISION": precision_of(q.dtype),

@@ -81,7 +81,7 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
 
     Args:
         tiles: query slots, key slots, warps and stages to choose from, by the bytes of a number
-            and by the head's width, rounded up to 64, 128 or 256.
+            and by the width of a part, 64 where that is less.
     """
     choices = {
         tile: triton.Config({"BLOCK_M": tile[0], "BLOCK_N": tile[1]}, *tile[2:])
@@ -90,7 +90,7 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
 
     def fitting(_configs, named: dict, **others) -> list[triton.Config]:
         values = named | others
-        fit = tiles[values["NUMBER_BYTES"], max(values["BLOCK_E"], 64)]
+        fit = tiles[values["NUMBER_BYTES"], max(values["PART"], 64)]
         return [choices[tile] for tile in fit[: None if values["work"] else 1]]
 
     return triton.autotune(
@@ -99,6 +99,12 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
         prune_configs_by={"early_config_prune": fitting},
         cache_results=True,
     )
+
+
+def part_of(width: int, number_bytes: int) -> int:
+    """Columns of a head that a program holds at once: a power of 2, 256 bytes at most (512 of
+    float64), for a thread has 255 registers."""
+    return min(max(16, triton.next_power_of_2(width)), max(64, 256 // number_bytes))
 
 
 @triton.jit
@@ -125,21 +131,21 @@ def load_count(x, b, h):
 
 
 @triton.jit
-def load_rows(x, b, h, token, used, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The rows of those tokens [len(token), BLOCK_E]; 0 where they are not used."""
-    column = tl.arange(0, BLOCK_E)
+def load_rows(x, b, h, token, used, part, WIDTH: tl.constexpr, PART: tl.constexpr):
+    """A part of the rows of those tokens [len(token), PART]; 0 where they are not used."""
+    column = part * PART + tl.arange(0, PART)
     mask = used[:, None]
-    if WIDTH < BLOCK_E:
+    if WIDTH % PART != 0:
         mask = mask & (column < WIDTH)[None, :]
     pointers = x.ptr + b * x.b + h * x.h + token[:, None] * x.n + column[None, :] * x.e
     return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_rows(x, b, h, token, rows, exists, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr):
-    column = tl.arange(0, BLOCK_E)
+def store_rows(x, b, h, token, rows, exists, part, WIDTH: tl.constexpr, PART: tl.constexpr):
+    column = part * PART + tl.arange(0, PART)
     mask = exists[:, None]
-    if WIDTH < BLOCK_E:
+    if WIDTH % PART != 0:
         mask = mask & (column < WIDTH)[None, :]
     pointers = x.ptr + b * x.b + h * x.h + token[:, None] * x.n + column[None, :] * x.e
     tl.store(pointers, rounded(rows, x.ptr.dtype.element_ty), mask=mask)
@@ -161,6 +167,27 @@ def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
     if INTERPRETED:
         a, b = a.to(ACC), b.to(ACC)
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
+
+
+@triton.jit
+def products(
+    x, x_token, x_used, x_first, y, y_token, y_used, y_first, b, h, turn,
+    WIDTH: tl.constexpr, PART: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Inner products of rows of x and y [len(x_token), len(y_token)] in a loop over y. Their first
+    parts are loaded, and used where they are all."""
+    if WIDTH <= PART:
+        total = dot(x_first, tl.trans(y_first), ACC, PRECISION)
+    else:
+        # 0, but to the compiler another number at each turn of the loop: it would load all of x
+        # before the loop, and has no registers to hold it.
+        x_token += turn >> 30
+        total = tl.zeros([x_token.shape[0], y_token.shape[0]], ACC)
+        for part in tl.static_range(0, (WIDTH + PART - 1) // PART):
+            left = load_rows(x, b, h, x_token, x_used, part, WIDTH, PART)
+            right = load_rows(y, b, h, y_token, y_used, part, WIDTH, PART)
+            total += dot(left, tl.trans(right), ACC, PRECISION)
+    return total
 
 
 @triton.jit
