@@ -33,7 +33,7 @@ def inputs(batch: int = 3, length: int = LENGTH, dtype=torch.float64) -> torch.T
 
 def positions(impl: str, first: int) -> range:
     """Where to cut a text; Triton's interpreter is slow, so fewer there."""
-    return range(first, LENGTH, 9 if impl == "triton" else 1)
+    return range(first, LENGTH, 9 if impl == "triton" else 3)
 
 
 def step_by_step(module, x, padding_mask=None, reorder_at=None):
@@ -132,7 +132,7 @@ def test_the_state_stops_growing(kind):
 
 @every_kind_and_kernel
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("extra", [1, WINDOW - 1, WINDOW, WINDOW + 1, 70])
+@pytest.mark.parametrize("extra", [1, WINDOW, 70])
 def test_padding_is_never_seen(impl, kind, causal, side, extra):
     if impl == "triton" and (side, extra) not in (("left", WINDOW), ("right", 70)):
         pytest.skip("Triton's interpreter is slow: a size of padding on each side is enough")

@@ -19,7 +19,7 @@ import torch
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.errors import write_aside
-from fairseq_clusterformer.kernels import IMPLEMENTATIONS
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS, chosen
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import provenance
 from scripts.experiments.tables import markdown
@@ -77,7 +77,7 @@ def make_parser(module: str, description: str, numbers: Mapping[str, tuple]) -> 
     parser.add_argument(
         "--impl",
         choices=list(IMPLEMENTATIONS),
-        help="implementation of ranged attention; default: blocks on the CPU, triton on CUDA",
+        help="implementation of ranged attention; default: the fastest that runs there",
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
     return parser
@@ -90,7 +90,7 @@ def settle_device(parser: Parser, args: argparse.Namespace) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda: torch sees no GPU; allowed: cpu")
     if args.impl is None:
-        args.impl = "triton" if args.device == "cuda" else "blocks"
+        args.impl = chosen("auto", torch.empty(0, device=args.device))
 
 
 # Time
