@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
-from .library import is_available, library
+from .library import functions, is_available
 
 __all__ = ["can_attend", "cpu_attention"]
 
@@ -97,7 +97,7 @@ def _run(direction: str, layout: Layout, dropout: float, seed: int, **tensors: T
             strides = tensor.expand(batch, heads, *tensor.shape[2:]).stride()
             strides = (ctypes.c_int64 * 3)(*strides[:3])
             setattr(problem, name, _Tensor(tensor.data_ptr(), strides))
-    getattr(library(q.dtype, width), f"run_{direction}")(ctypes.byref(problem))
+    getattr(functions(q.dtype, width), f"run_{direction}")(ctypes.byref(problem))
 
 
 def _in_rows(x: Tensor) -> Tensor:

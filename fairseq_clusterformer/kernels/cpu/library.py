@@ -30,7 +30,7 @@ TYPES = {
 }
 
 
-def library(dtype: torch.dtype, width: int) -> ctypes.CDLL:
+def functions(dtype: torch.dtype, width: int) -> ctypes.CDLL:
     """The functions of attention.cpp for heads of a width.
 
     Raises:
@@ -78,6 +78,7 @@ def build(dtype: torch.dtype, width: int) -> Path:
     from filelock import FileLock  # here, since these would slow down each import
     from torch import _appdirs
 
+    logging.getLogger("filelock").setLevel(logging.WARNING)
     number, stored = TYPES[dtype]
     flags = (*FLAGS, f"-DNUMBER={number}", f"-DSTORED={stored}", f"-DWIDTH={width}")
     root = os.environ.get("TORCH_EXTENSIONS_DIR")

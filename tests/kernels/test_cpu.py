@@ -1,0 +1,223 @@
+"""The kernel in C++: what the tests of every kernel do not reach, and how it is built."""
+
+import logging
+import multiprocessing
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fairseq_clusterformer.kernels import Layout, cpu, ranged_attention
+from fairseq_clusterformer.kernels.cpu import library
+
+WIDTH = 8
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_layout(
+    batch: int, heads: int, length: int, slots: int, reach: int, **changes
+) -> Layout:
+    """Ranges anywhere, a fifth of them empty; tokens in several key slots or in none."""
+    lo = torch.randint(slots, (batch, heads, length))
+    size = torch.randint(1, reach + 1, lo.shape).masked_fill(torch.rand(lo.shape) < 0.2, -3)
+    order = torch.rand(batch, heads, length).argsort(-1)
+    key_order = torch.randint(length, (batch, heads, slots))
+    if slots == length:
+        key_order = torch.rand(batch, heads, length).argsort(-1)
+    hi = (lo + size).clamp(max=slots)
+    return replace(Layout(lo, hi, query_order=order, key_order=key_order), **changes)
+
+
+def results(impl, layout, inputs, key_bias=None, **options):
+    """Output, log-sum-exp and gradients of a function of both."""
+    leaves = [t.detach().requires_grad_() for t in (*inputs, key_bias) if t is not None]
+    bias = leaves[3] if key_bias is not None else None
+    out, lse = ranged_attention(*leaves[:3], layout, key_bias=bias, impl=impl, **options)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+    loss = (out.double() * weight).sum() + lse[torch.isfinite(lse)].double().square().sum()
+    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def make_inputs(batch: int, heads: int, length: int, dtype=torch.float64):
+    shape = (batch, length, heads, WIDTH)
+    return [torch.randn(shape, dtype=dtype).transpose(1, 2) for _ in range(3)]
+
+
+def three_windows() -> Layout:
+    lo = torch.arange(150).view(1, 1, -1) // 50 * 50
+    return Layout(lo=lo, hi=lo + 50, num_queries=torch.tensor([[100]]))
+
+
+CASES = {
+    "anywhere": lambda: random_layout(2, 3, 150, 150, 20),
+    "repeated keys": lambda: random_layout(2, 3, 150, 200, 20),
+    "missing keys": lambda: random_layout(2, 1, 150, 90, 20),
+    "only earlier": lambda: random_layout(1, 3, 150, 170, 40, earlier_only=True),
+    "unused slots": lambda: random_layout(
+        *(2, 3, 150, 200, 20),
+        num_queries=torch.randint(150, (2, 3)),
+        num_keys=torch.randint(200, (2, 3)),
+    ),
+    "several chunks of keys": lambda: random_layout(1, 1, 150, 900, 900),
+    "unused queries in identity order": three_windows,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("bias_heads", [0, 1, 3])
+def test_every_layout(name, bias_heads):
+    layout = CASES[name]()
+    inputs = make_inputs(2, 3, 150)
+    bias = torch.randn(2, bias_heads, 150, dtype=torch.float64) if bias_heads else None
+    expected = results("reference", layout, inputs, bias)
+    for got, want in zip(results("cpu", layout, inputs, bias), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_error_at_most_twice_the_reference(dtype):
+    """Also where the softmax is corrected several times."""
+    inputs = make_inputs(1, 2, 700, dtype)
+    layout = random_layout(1, 1, 700, 700, 700)
+    exact = results("reference", layout, [t.double() for t in inputs])
+    others = results("reference", layout, inputs)
+    for got, other, want in zip(results("cpu", layout, inputs), others, exact, strict=True):
+        finite = torch.isfinite(want)
+        assert torch.equal(torch.isfinite(got), finite)
+        assert (got - want)[finite].norm() <= 2 * (other - want)[finite].norm()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_number_of_threads_changes_no_bit(name):
+    layout, inputs = CASES[name](), make_inputs(2, 3, 150, torch.float32)
+    bias = torch.randn(2, 3, 150)
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        found.append(results("cpu", layout, inputs, bias, dropout=0.3))
+    for others in zip(*found, strict=True):
+        assert all(torch.equal(others[0], other) for other in others[1:])
+
+
+def test_logits_of_ten_thousand():
+    q, k, v = make_inputs(1, 1, 150, torch.float32)
+    layout = random_layout(1, 1, 150, 150, 100)
+    got = results("cpu", layout, (2e3 * q, 10 * k, v))
+    assert all(torch.isfinite(t).all() for t in (got[0], *got[2:]))
+
+
+def test_a_nan_stays_visible():
+    """A loss scaler finds it so."""
+    inputs = make_inputs(1, 1, 20, torch.float32)
+    inputs[0][0, 0, 3, 0] = float("nan")
+    slot = torch.arange(20).view(1, 1, 20)
+    out, _ = ranged_attention(*inputs, Layout(lo=slot, hi=slot + 1), impl="cpu")
+    assert torch.equal(out.isnan().all(-1).nonzero(), torch.tensor([[0, 0, 3]]))
+
+
+def test_dropout_draws_each_weight_alone():
+    """With equal logits and unit vectors as values the output is the mask."""
+    rate, batch, heads = 0.3, 300, 2
+    zeros = torch.zeros(batch, heads, WIDTH, WIDTH)
+    values = torch.eye(WIDTH).expand_as(zeros)
+    lo = torch.zeros(1, 1, WIDTH, dtype=torch.long)
+    out, _ = ranged_attention(
+        zeros, zeros, values, Layout(lo=lo, hi=lo + WIDTH), dropout=rate, impl="cpu"
+    )
+    kept = out * WIDTH * (1 - rate)
+    torch.testing.assert_close(kept, kept.round())
+    kept = (kept.round() - (1 - rate)) / (rate * (1 - rate)) ** 0.5  # mean 0, variance 1
+    far = 4 / kept.numel() ** 0.5  # standard errors
+    assert abs(kept.mean()) < far
+    for dim in range(4):  # neighbours in rows, heads, queries, keys
+        assert abs((kept * kept.roll(1, dim)).mean()) < 1.5 * far
+    again, _ = ranged_attention(
+        zeros, zeros, values, Layout(lo=lo, hi=lo + WIDTH), dropout=rate, impl="cpu"
+    )
+    assert not torch.equal(again, out)
+
+
+def attend() -> torch.Tensor:
+    q, k, v = (torch.ones(2, 4, 300, WIDTH) for _ in range(3))
+    slot = torch.arange(300).view(1, 1, -1)
+    return ranged_attention(q, k, v, Layout(lo=slot, hi=slot + 1), impl="cpu")[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_does_not_wait_for_threads_that_it_has_not():
+    torch.set_num_threads(2)
+    attend()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=attend)
+    process.start()
+    process.join(60)
+    alive = process.is_alive()
+    process.kill()
+    assert not alive
+    assert process.exitcode == 0
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Nothing is built yet."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    for function in (library._loaded, library._warn):
+        function.cache_clear()
+    yield tmp_path
+    for function in (library._loaded, library._warn):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("no-such-compiler", "no compiler no-such-compiler"), ("false", "status 1")],
+)
+def test_without_a_compiler(elsewhere, monkeypatch, caplog, compiler, reason):
+    monkeypatch.setenv("CXX", compiler)
+    inputs = make_inputs(1, 1, 20, torch.float32)
+    layout = random_layout(1, 1, 20, 20, 5)
+    with pytest.raises(ValueError, match=f"kernel is cpu.*{reason}; allowed: blocks, reference"):
+        ranged_attention(*inputs, layout, impl="cpu")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            out, _ = ranged_attention(*inputs, layout, impl="auto")
+    assert torch.equal(out, ranged_attention(*inputs, layout, impl="blocks")[0])
+    (record,) = caplog.records
+    assert "blocks takes its place" in record.message
+    assert reason in record.message
+
+
+def test_built_once_by_all_who_ask_at_once(elsewhere, monkeypatch):
+    """By a compiler that takes its time, and notes that it was called."""
+    compiler = elsewhere / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\necho called >> "$0.log"\nwhile [ "$1" != -o ]; do shift; done\n'
+        'printf half > "$2"; sleep 0.5; printf whole > "$2"\n'
+    )
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    with ThreadPoolExecutor(4) as pool:
+        built = [pool.submit(library.build, torch.float32, WIDTH) for _ in range(4)]
+        assert {b.result().read_text() for b in built} == {"whole"}
+    assert (elsewhere / "compiler.log").read_text() == "called\n"
+    # another width is another library
+    assert library.build(torch.float32, WIDTH + 1) != built[0].result()
+
+
+def test_another_device_is_refused():
+    q = torch.zeros(1, 1, 4, WIDTH, device="meta")
+    lo = torch.zeros(1, 1, 4, dtype=torch.long, device="meta")
+    with pytest.raises(ValueError, match="the kernel is cpu, and q is on meta"):
+        ranged_attention(q, q, q, Layout(lo=lo, hi=lo + 1), impl="cpu")
+    assert not cpu.can_attend(q)
