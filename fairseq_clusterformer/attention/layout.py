@@ -34,8 +34,9 @@ def window_layouts(
         slot = torch.arange(length, device=x.device).view(1, 1, length)
         reach = length if window is None else window
         if causal:
-            return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1),)
-        return (Layout(lo=(slot - reach).clamp(min=0), hi=(slot + reach + 1).clamp(max=length)),)
+            return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1, reach=reach),)
+        lo, hi = (slot - reach).clamp(min=0), (slot + reach + 1).clamp(max=length)
+        return (Layout(lo, hi, reach=2 * reach + 1),)
 
     return batch.once(("window", window, causal), make)
 
@@ -87,7 +88,9 @@ def recent_layouts(
         return torch.searchsorted(key_code, (query_cluster * length + position).contiguous())
 
     def layout(lo: Tensor, hi: Tensor) -> Layout:
-        return _without_padding(lo, hi, query_order, key_order, padding_mask)
+        found = _without_padding(lo, hi, query_order, key_order, padding_mask)
+        sides = 1 if causal or gap else 2
+        return replace(found, reach=length if window is None else sides * window)
 
     begin = slots_below(0)
     up_to = slots_below((query_order + 1 - gap).clamp(min=0))
@@ -159,7 +162,9 @@ def chunk_layout(
     lo = torch.where(index > 0, last + (index - 1) * chunk, 0)
     hi = torch.minimum(last + (index + 1) * chunk, last + real)
     layout = _without_padding(lo, hi, order, key_order, padding_mask)
-    return replace(layout, num_keys=(real + last).squeeze(-1), earlier_only=earlier_only)
+    seen = 2 * -(-length // num_clusters)
+    num_keys = (real + last).squeeze(-1)
+    return replace(layout, num_keys=num_keys, earlier_only=earlier_only, reach=seen)
 
 
 def own_chunk_layout(
@@ -185,7 +190,8 @@ def own_chunk_layout(
     if padding_mask is not None:
         real = (~padding_mask).sum(-1).view(-1, 1, 1).expand_as(real)
     lo = slot - slot % chunk
-    return _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
+    layout = _without_padding(lo, torch.minimum(lo + chunk, real), order, order, padding_mask)
+    return replace(layout, reach=chunk)
 
 
 def top_layout(
@@ -224,7 +230,7 @@ def top_layout(
     source = cluster.clamp(max=num_clusters - 1) * most + slot % count.clamp(min=1)
     lo = clusters.gather(-1, order) * count
     layout = _without_padding(lo, lo + count, order, top.gather(-1, source), padding_mask)
-    return replace(layout, num_keys=num_clusters * count.squeeze(-1))
+    return replace(layout, num_keys=num_clusters * count.squeeze(-1), reach=most)
 
 
 def _sort_by_cluster(

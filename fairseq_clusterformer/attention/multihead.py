@@ -340,19 +340,20 @@ class MultiheadAttention(nn.Module):
         kind asks for them, and once."""
         made: list[tuple[Tensor, Tensor]] = []
 
+        @full_float32()
+        def in_float32() -> tuple[Tensor, Tensor]:
+            projected = (
+                linear(x.float(), p.weight.float(), p.bias.float())
+                for p in (self.q_proj, self.k_proj)
+            )
+            return tuple(
+                self._heads(convolved(name, y)) for name, y in zip("qk", projected, strict=True)
+            )
+
         def exact() -> tuple[Tensor, Tensor]:
             if made:
                 return made[0]
-            if is_exact(q):
-                both = q, k
-            else:
-                with full_float32():
-                    both = tuple(
-                        self._heads(
-                            convolved(name, linear(x.float(), p.weight.float(), p.bias.float()))
-                        )
-                        for name, p in (("q", self.q_proj), ("k", self.k_proj))
-                    )
+            both = (q, k) if is_exact(q) else in_float32()
             made.append((both[0], self._repeated(both[1])))
             return made[0]
 
