@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs everything that needs a GPU, in under ten minutes: the tests of the Triton kernels, and the times of attention
-# and of training whole models. A part that takes longer than its share is stopped.
+# Runs everything that needs a GPU, in under ten minutes: the tests of the Triton kernels, of flex_attention, of the
+# operator and of torch.compile, of TF32 and half precision; and the times of attention, of training whole models and
+# of generating with them. A part that takes longer than its share is stopped.
 #
 #   bash scripts/gpu_suite.sh OUT                  on a machine with an NVIDIA GPU
 #   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels in DIR, for a machine without network
@@ -11,7 +12,7 @@
 # If a part fails, the others still run, and the exit status is 1.
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 die() {
   printf 'gpu_suite.sh: %s\n' "$*" >&2
   exit 2
@@ -45,15 +46,17 @@ if [[ -n $rehearse ]]; then
   attention=(--device cpu --impl triton --kinds dense window neural --lengths 32 --heads 1 --width 16 --window 8 --repeats 1)
   training=(--device cpu --impl blocks --lengths 64 --layers 1 --embed-dim 32 --heads 2 --ffn 32 --window 16
     --attention window+gated --updates 1 --repeats 1)
+  generation=(--lengths 20 --repeats 1)
 else
   "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
     die "torch sees no GPU; allowed: a machine with one, or --rehearse"
   nvidia-smi >"$out/gpu.txt"
-  tests=(tests/kernels tests/test_conformance.py -k triton)
+  tests=(tests/kernels tests/test_conformance.py tests/test_gpu.py -k 'triton or sorting or flex or op or gpu')
   attention=(--device cuda --dtype bfloat16 --batch 8 --heads 8 --width 64 --window 256
     --lengths 1024 2048 4096 8192 16384 32768 --repeats 20)
   training=(--device cuda --dtype bfloat16 --batch 2 --lengths 2048 8192 16384 --window 256 --updates 10
     --attention 'window*2,window+gated')
+  generation=(--lengths 512 2048)
 fi
 
 part() { # NAME SECONDS COMMAND ...
@@ -65,9 +68,10 @@ part() { # NAME SECONDS COMMAND ...
   printf '%s %d %d\n' "$name" $status $((SECONDS - begin)) >>"$out/parts.txt"
 }
 : >"$out/parts.txt"
-part tests 240 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
-part attention 200 "$python" -m scripts.benchmarks.attention "${attention[@]}" --json "$out/attention.json" \
+part tests 200 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
+part attention 170 "$python" -m scripts.benchmarks.attention "${attention[@]}" --json "$out/attention.json" \
   --plot "$out/attention.png"
-part training 150 "$python" -m scripts.benchmarks.training "${training[@]}" --json "$out/training.json" \
+part training 110 "$python" -m scripts.benchmarks.training "${training[@]}" --json "$out/training.json" \
   --plot "$out/training.png"
+part generation 60 "$python" -m scripts.benchmarks.generation "${generation[@]}" --json "$out/generation.json"
 "$python" -m scripts.benchmarks.verdict "$out"
