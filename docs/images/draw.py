@@ -6,7 +6,7 @@ import matplotlib
 import torch
 from matplotlib import pyplot as plt
 
-from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention.inspect import tokens_seen
 
 IMAGES = Path(__file__).resolve().parent
@@ -57,14 +57,14 @@ def order_ranges_restore(path: Path) -> None:
 
 def who_sees_whom(path: Path) -> None:
     """Which keys each query sees, by kind, causal and in an encoder."""
-    kinds = {"full": {}, "window": {}, "strided": {"stride": 4}, "neural": {"num_clusters": 6}}
+    causal_kinds = ("full", "window(6)", "strided(6,stride=4)", "neural(6,clusters=6)")
+    others = ("full", "window(3)", "strided(3,stride=4)", "neural(rule=chunk,clusters=6)")
     figure, panels = plt.subplots(2, 4, figsize=(9, 5))
     for row, causal in zip(panels, (True, False), strict=True):
-        for axes, (kind, more) in zip(row, kinds.items(), strict=True):
-            rule = "recent" if causal else "chunk"
-            config = AttentionConfig(window=6 if causal else 3, cluster_rule=rule, **more)
+        for axes, spec in zip(row, causal_kinds if causal else others, strict=True):
             torch.manual_seed(3)
-            layer = MultiheadAttention(16, 2, kinds=(kind,), config=config, causal=causal).eval()
+            layer = MultiheadAttention(16, 2, kinds=spec, causal=causal).eval()
+            kind = spec.partition("(")[0]
             seen = next(iter(tokens_seen(layer, torch.randn(1, 24, 16)).values()))[0, 0]
             axes.imshow(seen, cmap="Blues", vmin=0, vmax=1.4)
             axes.set_title(f"{kind}, {'causal' if causal else 'both sides'}", fontsize=10)

@@ -5,26 +5,32 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens, parse_layer
 from fairseq_clusterformer.clustering import cluster_use
 
 from ..kinds import pads
 
-BATCH, LENGTH, HEADS, WIDTH, CLUSTERS, WINDOW = 2, 15, 2, 4, 3, 2
+BATCH, LENGTH, HEADS, WIDTH, CLUSTERS, WINDOW = 2, 15, 2, 4, 3, 3
 
 
 def make(causal=True, **options) -> MultiheadAttention:
-    shared = {"window": WINDOW, "num_clusters": CLUSTERS, "cluster_temperature": 0.5}
-    options = {**shared, "cluster_exploration": 0.0, **options}
+    shared = {"window": WINDOW, "clusters": CLUSTERS, "temperature": 0.5, "exploration": 0.0}
+    kinds = parse_layer("gated", **{**shared, **options})
     module = MultiheadAttention(
-        HEADS * WIDTH,
-        HEADS,
-        kinds=("gated",),
-        config=AttentionConfig(kernel="reference", **options),
-        causal=causal,
+        HEADS * WIDTH, HEADS, kinds=kinds, causal=causal, kernel="reference"
     ).double()
     module.routers[0].normalizer.log_normalizer.normal_()
     return module
+
+
+def projected(module: MultiheadAttention, x: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values [B, H, N, E]."""
+    return [module._heads(module._projected(name, x)).detach() for name in "qkv"]
+
+
+def route(router, x, q, k, mask=None):
+    batch = Batch(mask)
+    return router(Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x)))
 
 
 def inputs() -> torch.Tensor:
@@ -44,7 +50,7 @@ def assigned(vector, centroids, log_normalizer):
 def attended(module, x, causal):
     """The heads' outputs for one row [n, D] of real tokens."""
     router = module.routers[0]
-    q, k, v = (t[0].detach() for t in module._project(x.unsqueeze(0)))
+    q, k, v = (t[0] for t in projected(module, x.unsqueeze(0)))
     out = torch.zeros_like(q)
     for h in range(HEADS):
         centroids, normalizers = router.centroids[h].detach(), router.normalizer.log_normalizer
@@ -55,7 +61,7 @@ def attended(module, x, causal):
             members = [j for j in range(len(x)) if of_key[j][0] == cluster]
             earlier = [j for j in members if j < i]
             if causal:
-                seen = earlier[-WINDOW:]
+                seen = earlier[-(WINDOW - 1) :]  # W with its own
             else:
                 place = [j for j in members if j <= i]
                 later = [j for j in members if j > i]
@@ -89,7 +95,9 @@ def test_the_task_teaches_keys_and_centroids(causal):
     x = q.new_zeros(1, 7, HEADS * WIDTH)
 
     def bias(k, centroids):
-        routing = torch.func.functional_call(router, {"centroids": centroids}, (x, q, k))
+        batch = Batch()
+        tokens = Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x))
+        routing = torch.func.functional_call(router, {"centroids": centroids}, (tokens,))
         return routing.layouts[0].key_bias
 
     k, centroids = (t.detach().requires_grad_() for t in (k, router.centroids))
@@ -110,7 +118,7 @@ def test_what_is_reported():
     mask = pads([LENGTH, 6], LENGTH, "left")
     _, (report,) = module(x, mask)
     router = module.routers[0]
-    q, k, _ = (t.detach() for t in module._project(x))
+    q, k, _ = projected(module, x)
     sizes = torch.zeros(2, HEADS, CLUSTERS, dtype=torch.float64)
     mass = torch.zeros_like(sizes)
     for s, side in enumerate((q, k)):
@@ -137,10 +145,10 @@ def test_two_workers_observe_what_one_does_with_twice_the_batch():
     q, k = torch.randn(2, 4, HEADS, LENGTH, WIDTH, dtype=torch.float64)
     x = torch.zeros(4, LENGTH, HEADS * WIDTH, dtype=torch.float64)
     mask = pads([LENGTH, 3, 1, 0], LENGTH, "right")
-    together.observe(together(x, q, k, mask).report.observation)
+    together.observe(route(together, x, q, k, mask).report.observation)
     for part in (slice(0, 1), slice(1, 4)):
-        apart.observe(apart(x[part], q[part], k[part], mask[part]).report.observation)
-    apart.observe(apart.nothing_observed())
+        apart.observe(route(apart, x[part], q[part], k[part], mask[part]).report.observation)
+    apart.observe(apart.normalizer.take())  # as they are exchanged: nothing is left behind
     for router in (together, apart):
         router.commit()
     averages = [router.normalizer.log_normalizer for router in (together, apart)]
@@ -160,7 +168,7 @@ def test_ties_go_to_the_lowest_cluster():
 def test_a_query_alone_in_its_cluster_sees_itself():
     """Also in an encoder: there is always a key in sight."""
     for causal in (True, False):
-        module = make(causal, num_clusters=50)
+        module = make(causal, clusters=50)
         x = inputs()[:, :2]
         with torch.no_grad():
             (report,) = module(x)[1]
@@ -172,7 +180,7 @@ def test_a_query_alone_in_its_cluster_sees_itself():
 @torch.no_grad()
 def test_exploration_is_not_reported():
     """What is logged in training is where keys belong: that all are in one shows."""
-    module = make(cluster_exploration=0.9).train()
+    module = make(exploration=0.9).train()
     router = module.routers[0]
     router.centroids.copy_(router.centroids[:, :1].expand_as(router.centroids))
     router.normalizer.log_normalizer.zero_()
@@ -182,7 +190,7 @@ def test_exploration_is_not_reported():
 
 @torch.no_grad()
 def test_exploration_is_causal_and_of_training_alone():
-    module, x = make(cluster_exploration=0.5), inputs()
+    module, x = make(exploration=0.5), inputs()
     plain = make()
     plain.load_state_dict(module.state_dict())
     assert torch.equal(module.eval()(x)[0], plain.train()(x)[0])

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import seen_keys, tokens_seen
-from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout
+from fairseq_clusterformer.attention.layout import chunk_layout, recent_layouts
 from fairseq_clusterformer.kernels import Layout
 
 from ..kinds import BIDIRECTIONAL, build, pads
@@ -13,27 +14,31 @@ from .plain import BATCH, WIDTH, attend, layer
 
 LENGTH = 13
 
-# kinds in which a key counts once and without a bias
-FORMS = {
-    "full": ("full", True, {}),
-    "window": ("window", False, {"window": 2}),
-    "neural, recent": ("neural", True, {"window": 3}),
-    "neural, chunk": ("neural", False, {"cluster_rule": "chunk"}),
-    "neural, leaking": ("neural", True, {"cluster_rule": "leaking-chunk"}),
-    "lsh": ("lsh", True, {"hash_rounds": 1, "window": 2}),
-    "lsh, chunk": ("lsh", False, {"hash_rounds": 1, "cluster_rule": "chunk"}),
-    "routing": ("routing", True, {"window": 2}),
-    "routing, chunk": ("routing", False, {"cluster_rule": "chunk"}),
-    "strided": ("strided", True, {"window": 2}),
-    "kmeans": ("kmeans", True, {"window": 2, "kmeans_bank_size": 100}),
-}
+# kinds in which a key counts once and without a bias, and whether causal
+FORMS = [
+    ("full", True),
+    ("window(2)", False),
+    ("neural(3)", True),
+    ("neural(3,gap=4)", True),
+    ("neural(rule=chunk)", False),
+    ("neural(rule=leaking-chunk)", True),
+    ("lsh(2,rounds=1)", True),
+    ("lsh(2,rounds=1,gap=3)", False),
+    ("lsh(rounds=1,rule=chunk)", False),
+    ("routing(2)", True),
+    ("routing(2,gap=5)", True),
+    ("routing(rule=chunk)", False),
+    ("strided(2)", True),
+    ("strided(3,pattern=fixed)", True),
+    ("kmeans(2,bank_size=100)", True),
+]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", FORMS)
-def test_tokens_seen_are_those_attended(form):
-    kind, causal, options = FORMS[form]
-    module = layer(kind, causal=causal, num_clusters=4, **options)
+@pytest.mark.parametrize(("kind", "causal"), FORMS)
+def test_tokens_seen_are_those_attended(kind, causal):
+    clusters = {} if kind.startswith(("full", "window")) else {"clusters": 4}
+    module = layer(kind, causal=causal, **clusters)
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     (seen,) = tokens_seen(module, x).values()
 
@@ -96,7 +101,8 @@ def test_rows_and_heads_that_agree_and_others_that_do_not():
 def test_seen_keys_of_every_rule():
     window, num_clusters = 3, 4
     clusters = torch.randint(num_clusters, (2, 1, LENGTH))
-    seen = seen_keys(cluster_layout(clusters, num_clusters, window, causal=True))
+    (layout,) = recent_layouts(clusters, num_clusters, window, causal=True, batch=Batch())
+    seen = seen_keys(layout)
     for b in range(2):
         for i in range(LENGTH):
             own = [j for j in range(i + 1) if clusters[b, 0, j] == clusters[b, 0, i]]

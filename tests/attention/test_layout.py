@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.layout import (
     chunk_layout,
-    cluster_layout,
     own_chunk_layout,
-    own_layout,
-    window_layout,
+    recent_layouts,
+    window_layouts,
+    without_own,
 )
 from fairseq_clusterformer.kernels import Layout
 
@@ -38,23 +39,44 @@ def masks(length: int):
         yield pads([length, length // 2, 0], length, side)
 
 
+def batches(length: int):
+    """Without padding, with it on either side, and of several documents with and without it."""
+    for documents in (None, torch.rand(BATCH, length).lt(0.3).long().cumsum(1)):
+        for mask in masks(length):
+            yield Batch(mask, documents)
+
+
+def places(batch: Batch, row: int, length: int) -> list[list[int]]:
+    """The real tokens of each document of a row."""
+    documents: dict[int, list[int]] = {}
+    for j in range(length):
+        if batch.padding_mask is None or not batch.padding_mask[row, j]:
+            number = 0 if batch.documents is None else int(batch.documents[row, j])
+            documents.setdefault(number, []).append(j)
+    return list(documents.values())
+
+
+def seen_by_all(layouts: tuple[Layout, ...], length: int) -> torch.Tensor:
+    return sum(seen(layout, length) for layout in layouts)
+
+
 @pytest.mark.parametrize("length", [1, 2, 17])
 @pytest.mark.parametrize("window", [None, 1, 4, 40])
 @pytest.mark.parametrize("causal", [True, False])
 def test_window(length, window, causal):
-    for mask in masks(length):
-        layout = window_layout(length, window, causal=causal, padding_mask=mask)
+    for batch in batches(length):
+        layouts = window_layouts(torch.zeros(BATCH, length, 1), window, causal=causal, batch=batch)
         expected = torch.zeros(BATCH, length, length, dtype=torch.long)
         for b in range(BATCH):
-            real = [j for j in range(length) if mask is None or not mask[b, j]]
-            for i, query in enumerate(real):
-                for j, key in enumerate(real):
-                    if causal:
-                        sees = j <= i and (window is None or i - j < window)
-                    else:
-                        sees = window is None or abs(i - j) <= window
-                    expected[b, query, key] = int(sees)
-        assert torch.equal(seen(layout, length), expected)
+            for real in places(batch, b, length):
+                for i, query in enumerate(real):
+                    for j, key in enumerate(real):
+                        if causal:
+                            sees = j <= i and (window is None or i - j < window)
+                        else:
+                            sees = window is None or abs(i - j) <= window
+                        expected[b, query, key] = int(sees)
+        assert torch.equal(seen_by_all(layouts, length), expected)
 
 
 @pytest.mark.parametrize("length", [1, 2, 17])
@@ -62,31 +84,35 @@ def test_window(length, window, causal):
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("apart", [True, False])
-def test_clusters_by_the_recent_rule(length, num_clusters, window, causal, apart):
+@pytest.mark.parametrize("gap", [0, 1, 4])
+def test_clusters_by_the_recent_rule(length, num_clusters, window, causal, apart, gap):
+    """``gap`` tokens away: as many places among the row's tokens, padding included, which is at
+    its ends."""
     queries = torch.randint(num_clusters, (BATCH, 1, length))
     keys = torch.randint(num_clusters, (BATCH, 1, length)) if apart else queries
-    for mask in masks(length):
-        layout = cluster_layout(
+    for batch in batches(length):
+        layouts = recent_layouts(
             queries,
             num_clusters,
             window,
             causal=causal,
-            padding_mask=mask,
+            gap=gap,
+            batch=batch,
             key_clusters=keys if apart else None,
         )
         expected = torch.zeros(BATCH, length, length, dtype=torch.long)
         for b in range(BATCH):
-            real = [j for j in range(length) if mask is None or not mask[b, j]]
-            for i in real:
-                members = [j for j in real if keys[b, 0, j] == queries[b, 0, i]]
-                before = [j for j in members if j <= i]
-                after = [] if causal else [j for j in members if j > i]
-                if window is not None and causal:
-                    before = before[-window:]
-                elif window is not None:
-                    before, after = before[-window - 1 :], after[:window]
-                expected[b, i, before + after] = 1
-        assert torch.equal(seen(layout, length), expected)
+            for real in places(batch, b, length):
+                for i in real:
+                    members = [j for j in real if keys[b, 0, j] == queries[b, 0, i]]
+                    before = [j for j in members if i - j >= gap]
+                    after = [] if causal else [j for j in members if j - i >= max(gap, 1)]
+                    if window is not None:
+                        both = not causal and gap == 0
+                        before = before[-window - both :]
+                        after = after[:window]
+                    expected[b, i, before + after] = 1
+        assert torch.equal(seen_by_all(layouts, length), expected)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 17])
@@ -128,29 +154,25 @@ def test_clusters_by_the_chunk_rule_of_kmeans(length, chunk):
         assert torch.equal(seen(layout, length), expected)
 
 
-def test_the_future_moves_no_range_of_the_recent_rule():
-    clusters = torch.randint(4, (BATCH, 1, 30))
-    whole = seen(cluster_layout(clusters, 4, 3, causal=True), 30)
+@pytest.mark.parametrize("gap", [0, 1, 4])
+def test_the_future_moves_no_range_of_the_recent_rule(gap):
+    clusters, batch = torch.randint(4, (BATCH, 1, 30)), Batch()
+
+    def of(clusters):
+        (layout,) = recent_layouts(clusters, 4, 3, causal=True, gap=gap, batch=batch)
+        return seen(layout, clusters.size(-1))
+
+    whole = of(clusters)
     for length in range(1, 30):
-        prefix = seen(cluster_layout(clusters[..., :length], 4, 3, causal=True), length)
+        prefix = of(clusters[..., :length])
         assert torch.equal(whole[:, :length, :length], prefix)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_earlier_keys_and_ones_own_apart(window):
-    queries, keys = (torch.randint(4, (BATCH, 1, 17)) for _ in range(2))
-    for mask in masks(17):
-        options = {"causal": True, "padding_mask": mask, "key_clusters": keys}
-        earlier = seen(cluster_layout(queries, 4, window, own=False, **options), 17)
-        own = seen(own_layout(queries[:, 0], padding_mask=mask), 17)
-        hidden = queries == keys
-        some = seen(own_layout(queries[:, 0], hidden=hidden, padding_mask=mask), 17)
-        assert torch.equal(some, own * ~hidden.transpose(1, 2))
-        for b in range(BATCH):
-            real = [j for j in range(17) if mask is None or not mask[b, j]]
-            expected = torch.zeros(2, 17, 17, dtype=torch.long)
-            for i in real:
-                before = [j for j in real if j < i and keys[b, 0, j] == queries[b, 0, i]]
-                expected[0, i, before if window is None else before[-window:]] = 1
-                expected[1, i, i] = 1
-            assert torch.equal(torch.stack([earlier[b], own[b]]), expected)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_without_ones_own_key(causal):
+    for batch in batches(17):
+        (layout,) = window_layouts(torch.zeros(BATCH, 17, 1), 4, causal=causal, batch=batch)
+        before, after = (seen(side, 17) for side in without_own(layout))
+        both = seen(layout, 17)
+        assert torch.equal(before, both.tril(-1))
+        assert torch.equal(after, both.triu(1))

@@ -24,7 +24,7 @@ def buckets_of(module: MultiheadAttention, x: Tensor) -> list:
 
     def bucket(vector: Tensor, rotation: Tensor) -> int:
         up = [float(vector @ direction) for direction in rotation.T]
-        numbers = [*up, *(-number for number in up)][: router.config.num_clusters]
+        numbers = [*up, *(-number for number in up)][: router.num_clusters]
         return numbers.index(max(numbers))
 
     return [
@@ -60,7 +60,9 @@ def test_what_is_seen(num_clusters, rounds, form):
                 own = next(i for i, chunk in enumerate(chunks) if query in chunk)
                 found += set(chunks[own]) | set(chunks[own - 1])
             else:
-                found += [j for j in same if j < query][-window:]
+                # causal: W with its own, which is seen where nothing else is
+                before = window - 1 if form == "causal" else window
+                found += [j for j in same if j < query][-before:]
                 if form == "recent":
                     found += [j for j in same if j > query][:window]
         return [j for j in found if j != query] or [query]

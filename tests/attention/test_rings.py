@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Ring
-from fairseq_clusterformer.attention.rings import attend_step
+from fairseq_clusterformer.attention.rings import Ring, attend_step
 
 BATCH, HEADS, WIDTH, RINGS, WINDOW, LENGTH = 3, 2, 5, 3, 9, 16
 
@@ -31,16 +30,62 @@ CASES = {
         "biased": True,
         "padding": "anywhere",
     },
-    "itself apart": {"num_rings": RINGS, "own": True, "apart": True},
-    "itself apart, one ring": {"own": True},
+    "itself apart": {"num_rings": RINGS, "gap": 1, "apart": True},
+    "itself apart, one ring": {"gap": 1},
     "itself apart, all else": {
         "num_rings": RINGS,
         "layouts": 2,
         "groups": HEADS,
-        "own": True,
+        "gap": 1,
         "apart": True,
         "biased": True,
         "padding": "anywhere",
+    },
+    "near ones apart, one ring": {"gap": 3},
+    "near ones apart, rings that grow": {"num_rings": RINGS, "window": None, "gap": 4},
+    "near ones apart, more than a ring holds": {"num_rings": RINGS, "window": 2, "gap": 6},
+    "near ones apart, all else": {
+        "num_rings": RINGS,
+        "window": 3,
+        "layouts": 2,
+        "groups": HEADS,
+        "gap": 3,
+        "apart": True,
+        "biased": True,
+        "padding": "anywhere",
+    },
+    "shared keys": {"kv_heads": 1},
+    "shared keys of some heads, rings": {
+        "num_rings": RINGS,
+        "heads": 4,
+        "kv_heads": 2,
+        "groups": 2,
+    },
+    "shared keys, all else": {
+        "num_rings": RINGS,
+        "layouts": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "groups": 2,
+        "gap": 3,
+        "apart": True,
+        "biased": True,
+        "padding": "anywhere",
+    },
+    "documents": {"num_rings": RINGS, "documents": True},
+    "documents, one ring that grows": {"window": None, "documents": True},
+    "documents, first when the ring has come round": {"documents": "late"},
+    "documents, near ones apart": {"num_rings": RINGS, "window": 2, "gap": 4, "documents": True},
+    "documents, all else": {
+        "num_rings": RINGS,
+        "window": 3,
+        "layouts": 2,
+        "groups": HEADS,
+        "gap": 1,
+        "apart": True,
+        "biased": True,
+        "padding": "anywhere",
+        "documents": True,
     },
 }
 # Those that take every branch of the kernel: Triton's interpreter is slow.
@@ -58,11 +103,21 @@ every_case = pytest.mark.parametrize(
 
 
 def text(
-    num_rings=1, window=WINDOW, groups=1, layouts=1, padding=None, dtype=torch.float64, **flags
+    num_rings=1,
+    window=WINDOW,
+    heads=HEADS,
+    kv_heads=None,
+    groups=1,
+    layouts=1,
+    gap=0,
+    padding=None,
+    dtype=torch.float64,
+    **flags,
 ) -> SimpleNamespace:
-    """All that the steps of a text are given; flags: apart, own, biased."""
-    apart, own, biased = (flags.get(name, False) for name in ("apart", "own", "biased"))
-    q, k, v = torch.randn(3, LENGTH, BATCH, HEADS, 1, WIDTH, dtype=dtype)
+    """All that the steps of a text are given; flags: apart, biased, documents."""
+    apart, biased, documents = (flags.get(name) for name in ("apart", "biased", "documents"))
+    q = torch.randn(LENGTH, BATCH, heads, 1, WIDTH, dtype=dtype)
+    k, v = torch.randn(2, LENGTH, BATCH, kv_heads or heads, 1, WIDTH, dtype=dtype)
     mask = torch.zeros(LENGTH, BATCH, 1, dtype=torch.bool)
     if padding == "left":
         mask[:4, 0] = mask[:, 1] = True
@@ -70,6 +125,11 @@ def text(
         mask[WINDOW + 4, 0] = True
     if padding == "anywhere":
         mask = torch.rand(mask.shape) < 0.3
+    restart = torch.zeros(LENGTH, BATCH, 1, dtype=torch.bool)
+    if documents == "late":
+        restart[WINDOW + 4, 0] = True
+    elif documents:
+        restart = torch.rand(restart.shape) < 0.2
     keys = torch.randint(num_rings, (LENGTH, layouts, BATCH, groups))
     queries = torch.randint(num_rings, keys.shape) if apart else keys
     return SimpleNamespace(
@@ -79,11 +139,16 @@ def text(
         keys=keys,
         queries=queries,
         apart=apart,
-        biases=torch.randn(keys.shape) if biased else None,
-        own_bias=torch.randn(LENGTH, BATCH, HEADS) if own and biased else None,
+        biases=torch.randn(LENGTH, BATCH, groups) if biased else None,
         # as cut out of a batch's: a sentence's tokens side by side
         padding=mask.transpose(0, 2).contiguous().transpose(0, 2) if padding else None,
-        options={"num_rings": num_rings, "window": window, "own_apart": own},
+        restart=restart if documents else None,
+        options={
+            "num_rings": num_rings,
+            "window": window,
+            "gap": gap,
+            "own_bias": -0.75 if biased and gap else 0.0,
+        },
     )
 
 
@@ -95,18 +160,20 @@ def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -
         rings = []
         for layout, key in enumerate(given.keys[t]):
             query = given.queries[t, layout] if given.apart else key
-            bias = None if given.biases is None else given.biases[t, layout]
-            rings.append(Ring(query, key, bias))
-        mask = None if given.padding is None or not given.padding[t].any() else given.padding[t]
-        own_bias = None if given.own_bias is None else given.own_bias[t]
+            rings.append(Ring(query, key))
+        mask, restart = (
+            None if rows is None or not rows[t].any() else rows[t]
+            for rows in (given.padding, given.restart)
+        )
         out, state = attend_step(
             q,
             k,
             v,
             tuple(rings),
             state,
-            own_bias=own_bias,
+            key_bias=None if given.biases is None else given.biases[t],
             padding_mask=mask,
+            restart=restart,
             impl=impl,
             **given.options,
         )
@@ -118,34 +185,33 @@ def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -
 
 
 def by_lists(given: SimpleNamespace) -> torch.Tensor:
-    """The same, of one list of (key, value, bias) for each ring."""
+    """The same, of one list of the tokens so far: their keys, values, biases and rings."""
     layouts, _, groups = given.keys.shape[1:]
-    window, own_apart = given.options["window"] or LENGTH, given.options["own_apart"]
+    window, gap = given.options["window"] or LENGTH, given.options["gap"]
     out = torch.zeros_like(given.q)
-    for b, h in itertools.product(range(BATCH), range(HEADS)):
-        g = h * groups // HEADS
-        lists: dict = {}
+    heads, kv_heads = given.q.size(2), given.k.size(2)
+    for b, h in itertools.product(range(BATCH), range(heads)):
+        g, j = h * groups // heads, h * kv_heads // heads
+        past: list = []
         for t in range(LENGTH):
-            q, k, v = (x[t, b, h, 0] for x in (given.q, given.k, given.v))
-
-            def store(t=t, k=k, v=v, b=b, g=g, lists=lists):
-                if given.padding is not None and given.padding[t, b]:
-                    return
-                for layout in range(layouts):
-                    bias = 0.0 if given.biases is None else given.biases[t, layout, b, g]
-                    ring = (layout, int(given.keys[t, layout, b, g]))
-                    lists.setdefault(ring, []).append((k, v, bias))
-
-            seen = []
-            if own_apart:
-                seen.append((k, v, 0.0 if given.own_bias is None else given.own_bias[t, b, h]))
-            else:
-                store()
+            if given.restart is not None and given.restart[t, b]:
+                past = []
+            q, k, v = given.q[t, b, h, 0], given.k[t, b, j, 0], given.v[t, b, j, 0]
+            bias = 0.0 if given.biases is None else given.biases[t, b, g]
+            token = (k, v, bias, given.keys[t, :, b, g].tolist())
+            is_real = given.padding is None or not given.padding[t, b]
+            if is_real and gap == 0:
+                past.append(token)
+            far = past[: max(0, len(past) - max(0, gap - 1))]
+            seen = [(k, v, 0.0) for k, v, _, _ in past[len(far) :]]
+            if gap > 0:
+                seen.append((k, v, given.options["own_bias"]))
             for layout in range(layouts):
-                ring = (layout, int(given.queries[t, layout, b, g]))
-                seen += lists.get(ring, [])[-window:]
-            if own_apart:
-                store()
+                ring = int(given.queries[t, layout, b, g])
+                members = [token for token in far if token[3][layout] == ring][-window:]
+                seen += [token[:3] for token in members]
+            if is_real and gap > 0:
+                past.append(token)
             if seen:
                 logits = torch.stack([q @ key / math.sqrt(WIDTH) + bias for key, _, bias in seen])
                 values = torch.stack([value for _, value, _ in seen])
@@ -164,8 +230,6 @@ def test_steps_see_what_the_rings_hold(impl, name, dtype):
     given = text(**CASES[name], dtype=dtype)
     if given.biases is not None and dtype == torch.bfloat16:  # they are kept in that precision
         given.biases = given.biases.to(dtype).float()
-        if given.own_bias is not None:
-            given.own_bias = given.own_bias.to(dtype).float()
     exact = SimpleNamespace(**vars(given))
     exact.q, exact.k, exact.v = (x.double() for x in (given.q, given.k, given.v))
     expected = real(given, by_lists(exact))

@@ -1,13 +1,28 @@
+"""The grammar of specs, and the options of kinds: what is allowed, and what the refusal says."""
+
+import re
+from dataclasses import dataclass, fields
+
 import pytest
 
 from fairseq_clusterformer.attention import (
-    AttentionConfig,
+    Kind,
     MultiheadAttention,
-    Router,
+    OptionError,
+    Options,
+    WindowOptions,
     attention_kinds,
+    option,
     parse_attention,
+    parse_layer,
     register_attention,
 )
+from fairseq_clusterformer.attention.kind import registered
+from fairseq_clusterformer.attention.options import flag_of
+
+
+def written(layers) -> list[tuple[str, ...]]:
+    return [tuple(heads.written for heads in layer) for layer in layers]
 
 
 @pytest.mark.parametrize(
@@ -30,56 +45,187 @@ from fairseq_clusterformer.attention import (
             ],
         ),
         ("window*9", [("window",)] * 5),
+        (
+            "window(64)*2, window(64)+gated(clusters=32, gap=4)",
+            [
+                ("window(64)",),
+                ("window(64)",),
+                ("window(64)", "gated(clusters=32,gap=4)"),
+                ("window(64)",),
+                ("window(64)",),
+            ],
+        ),
+        ("full()", [("full()",)] * 5),
     ],
 )
 def test_grammar(spec, layers):
-    assert parse_attention(spec, num_layers=5, num_heads=4) == layers
+    parsed = parse_attention(spec, num_layers=5, num_heads=4)
+    assert written(parsed) == layers
+    for layer in parsed:
+        for heads in layer:
+            assert heads.kind == heads.written.partition("(")[0]
+            assert type(heads.options) is registered(heads.kind).options
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("dense", "unknown kind 'dense'; allowed: " + ", ".join(attention_kinds())),
-        ("window+", "unknown kind ''"),
+        ("window+", "'' is not a kind; allowed: KIND or KIND(OPTION=VALUE)"),
         ("", "'' is not a layer"),
         ("window,,neural", "'' is not a layer"),
-        ("window*", "'window[*]' is not a layer"),
-        ("window*0", "'window[*]0' repeats 0 times; allowed: 1"),
-        ("window*-1", "'window[*]-1' is not a layer"),
+        ("window*", "'window*' is not a layer"),
+        ("window*0", "'window*0' repeats 0 times; allowed: 1"),
+        ("window*-1", "'window*-1' is not a layer"),
         ("window+neural+full", "4 heads do not divide among the 3 kinds"),
+        ("window(8", "'window(8' is not a layer"),
+        ("window)8(", "'window)8(' is not a layer"),
+        ("window(8)(9)", "'window(8)(9)' is not a kind"),
+        ("window((8))", "'window((8))' is not a layer"),
+        ("window(size=8)", "window has no option 'size'; allowed: window"),
+        ("full(8)", "full has no option ''; allowed: none"),
+        ("window(clusters=8)", "window has no option 'clusters'; allowed: window"),
+        (
+            "lsh(temperature=1)",
+            "lsh has no option 'temperature'; allowed: window, clusters, gap, rule, rounds",
+        ),
+        ("window(wide)", "window is wide; allowed: a whole number"),
+        ("window(8.5)", "window is 8.5; allowed: a whole number"),
+        ("gated(temperature=warm)", "temperature is warm; allowed: a number"),
+        ("neural(own_centroids=2)", "own_centroids is 2; allowed: "),
+        ("window(0)", "window: window is 0; allowed: 1 or more"),
+        ("window*2,neural(clusters=0)", "neural: clusters is 0; allowed: 1 or more"),
     ],
 )
 def test_a_bad_spec_is_named(spec, message):
-    with pytest.raises(ValueError, match=f"^--encoder-attention is .*{message}"):
+    expected = rf"^--encoder-attention is {re.escape(spec)}: .*{re.escape(message)}"
+    with pytest.raises(ValueError, match=expected):
         parse_attention(spec, num_layers=2, num_heads=4, option="--encoder-attention")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("window", {"window": 0}, "window is 0; allowed: 1 or more"),
+        ("window", {"attention_window": 0}, "window is 0; allowed: 1 or more"),
+        ("neural", {"num_clusters": 0}, "clusters is 0; allowed: 1 or more"),
+        ("neural", {"gap": -1}, "gap is -1; allowed: 0 or more"),
+        ("neural", {"rule": "all"}, "rule is all; allowed: recent, chunk, leaking-chunk"),
+        ("kmeans", {"cluster_rule": "leaking-chunk"}, "rule is leaking-chunk; allowed: recent, c"),
+        ("gated", {"similarity": "l2"}, "similarity is l2; allowed: dot, scaled-dot, cosine"),
+        ("gated", {"temperature": 0.0}, "temperature is 0.0; allowed: above 0"),
+        ("gated", {"exploration": 1.0}, "exploration is 1.0; allowed: 0 or more, below 1"),
+        ("gated", {"exploration": -0.1}, "exploration is -0.1; allowed: 0 or more, below 1"),
+        ("neural", {"normalizer": "no"}, "normalizer is no; allowed: average, running"),
+        ("lsh", {"hash_rounds": 0}, "rounds is 0; allowed: 1 or more"),
+        ("strided", {"stride": -1}, "stride is -1; allowed: 0 or more"),
+        ("strided", {"strided_pattern": "x"}, "pattern is x; allowed: strided, fixed"),
+        ("kmeans", {"kmeans_interval": -1}, "interval is -1; allowed: 0 or more"),
+        ("kmeans", {"bank_size": 7}, "bank_size is 7; allowed: 8 or more, the clusters"),
+    ],
+)
+def test_a_bad_option_is_named(kind, options, message):
+    """As it stands in the dataclass, whatever it was given by."""
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}") as caught:
+        parse_layer(kind, **options)
+    assert caught.value.name == message.split()[0]
+    assert message.startswith(f"{caught.value.name} {caught.value.text}"[: len(message)])
+
+
+@pytest.mark.parametrize("kind", attention_kinds())
+def test_every_option_has_a_default_that_is_allowed_and_help(kind):
+    options = registered(kind).options
+    assert options() == parse_layer(kind)[0].options
+    for item in fields(options):
+        assert item.metadata["help"].strip(), item.name
+
+
+def test_values_come_from_the_spec_then_from_the_defaults():
+    spec = "window,neural(16,clusters=4),neural(gap=3),gated(window=none)"
+    with pytest.raises(ValueError, match="window is none; allowed: a whole number"):
+        parse_attention(spec, num_layers=4, num_heads=4)
+    defaults = {"attention_window": 32, "num_clusters": 9, "cluster_temperature": 0.5}
+    layers = parse_attention(
+        "window,neural(16,clusters=4),neural(gap=3,temperature=none),lsh",
+        num_layers=4,
+        num_heads=4,
+        defaults=defaults,
+    )
+    window, first, second, lsh = (heads.options for (heads,) in layers)
+    assert window == WindowOptions(window=32)
+    assert (first.window, first.clusters, first.gap, first.temperature) == (16, 4, 0, 0.5)
+    assert (second.window, second.clusters, second.gap, second.temperature) == (32, 9, 3, None)
+    assert (lsh.window, lsh.clusters) == (32, 9)
+    assert parse_layer("neural(own_centroids=False)")[0].options.own_centroids is False
+
+
+def test_a_kind_is_offered_only_options_that_mean_something_to_it():
+    names = {
+        kind: {f.name for f in fields(registered(kind).options)} for kind in attention_kinds()
+    }
+    clustering = {"window", "clusters", "gap"}
+    fuzzy = clustering | {"similarity", "temperature"}
+    assert names == {
+        "full": set(),
+        "window": {"window"},
+        "strided": clustering | {"stride", "pattern"},
+        "lsh": clustering | {"rule", "rounds"},
+        "routing": clustering | {"rule"},
+        "kmeans": clustering | {"rule", "bank_size", "interval"},
+        "gated": fuzzy | {"exploration"},
+        "neural": fuzzy | {"rule", "normalizer", "own_centroids"},
+    }
+    for defaults in ({"clusters": 3}, {"num_clusters": 3}):
+        (name,) = defaults
+        with pytest.raises(
+            ValueError,
+            match=f"^window has no option '{name}'; allowed: attention_window, window$",
+        ):
+            parse_layer("window", **defaults)
+    assert parse_layer("window+neural", clusters=3)[1].options.clusters == 3
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "--attention-window is 0; allowed: 1 or more"),
-        ({"num_clusters": 0}, "--num-clusters is 0; allowed: 1 or more"),
-        ({"cluster_rule": "all"}, "--cluster-rule is all; allowed: recent, chunk"),
-        ({"cluster_similarity": "l2"}, "--cluster-similarity is l2; allowed: dot"),
-        ({"cluster_temperature": 0.0}, "--cluster-temperature is 0.0; allowed: above 0"),
-        ({"cluster_exploration": 1.0}, "--cluster-exploration is 1.0; allowed: 0 or more, below"),
-        ({"cluster_exploration": -0.1}, "--cluster-exploration is -0.1; allowed: 0 or more"),
-        ({"cluster_normalizer": "no"}, "--cluster-normalizer is no; allowed: average"),
+        (
+            {"num_heads": 4},
+            "the width of 10 do not divide among 4 heads; allowed: a number that d",
+        ),
+        ({"num_heads": 0}, "the width of 10 do not divide among 0 heads"),
+        ({"kinds": "full+window+neural"}, "2 heads do not divide among 3 kinds of full+window+"),
+        ({"kv_heads": 3}, "2 heads do not divide among 3 heads of keys and values"),
+        (
+            {"kinds": "full+window", "kv_heads": 1},
+            "1 heads of keys and values do not divide among 2 kinds of full+window",
+        ),
+        ({"rotary": True}, "rotary positions with heads 5 wide; allowed: even"),
     ],
 )
-def test_a_bad_option_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        AttentionConfig(**options)
-
-
-def test_heads_that_do_not_divide():
-    with pytest.raises(ValueError, match="width of 10 does not divide among 4 heads"):
-        MultiheadAttention(10, 4, kinds=("full",), config=AttentionConfig(), causal=True)
+def test_a_layer_that_cannot_be(options, message):
+    options = {"num_heads": 2, "kinds": "full", **options}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MultiheadAttention(10, options.pop("num_heads"), **options, causal=True)
 
 
 def test_names_are_registered_once():
     with pytest.raises(ValueError, match="'full' is registered already"):
-        register_attention("full")(Router)
-    with pytest.raises(ValueError, match="'a[+]b': a name has none of"):
-        register_attention("a+b")(Router)
-    assert "a+b" not in attention_kinds()
+        register_attention("full")(Kind)
+    for name in ("a+b", "a(b", "a b", ""):
+        with pytest.raises(ValueError, match=re.escape(f"{name!r}: a name has none of")):
+            register_attention(name)(Kind)
+        assert name not in attention_kinds()
+
+
+def test_options_of_ones_own():
+    @dataclass(frozen=True)
+    class Own(Options):
+        share: float = option(0.5, "a share", at_least=0, below=1)
+        name: str | None = option(None, "a name", flag="own_name", choices=("a", "b"))
+
+    assert Own.of({"share": 0.25, "own_name": "b", "other": 1}) == Own(0.25, "b")
+    assert [flag_of(item) for item in fields(Own)] == ["share", "own_name"]
+    with pytest.raises(OptionError, match="^name is c; allowed: a, b$"):
+        Own(name="c")
+    with pytest.raises(OptionError, match="^share is 1; allowed: 0 or more, below 1$"):
+        Own(1)

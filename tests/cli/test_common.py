@@ -33,7 +33,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A kind of attention in it is known afterwards; what is no package is one line."""
-    from fairseq_clusterformer.attention import attention_kinds, base
+    from fairseq_clusterformer.attention import attention_kinds, kind
 
     parser = Parser(prog="test")
     add_places(parser)
@@ -47,7 +47,7 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
         parser.parse_args(["--user-dir", str(folder)])
         assert "windows_of_a_test" in attention_kinds()
     finally:
-        base._KINDS.pop("windows_of_a_test", None)
+        kind._KINDS.pop("windows_of_a_test", None)
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")

@@ -6,16 +6,17 @@ import json
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import base
+from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention import kind as kinds
 from fairseq_clusterformer.attention.inspect import seen_keys
-from fairseq_clusterformer.attention.layout import cluster_layout
+from fairseq_clusterformer.attention.layout import recent_layouts
 
 
 @pytest.fixture(scope="module")
 def task():
     """The task's module; the kind that it registers is gone again after these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_KINDS", dict(base._KINDS))
+        patch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
         yield importlib.import_module("scripts.experiments.recall")
 
 
@@ -80,7 +81,7 @@ def test_pairs_seen_by_dense_and_local_attention(task, monkeypatch):
     queries = torch.arange(task.PAIRS).expand(len(rows.tokens), -1)
     clusters[:, 0].scatter_(1, rows.pairs_at, queries)
     clusters[:, 0, -task.PAIRS :] = queries
-    layout = cluster_layout(clusters, task.PAIRS + 1, None, causal=True)
+    (layout,) = recent_layouts(clusters, task.PAIRS + 1, None, causal=True, batch=Batch())
     assert task.pairs_seen([seen_keys(layout)], rows) == (1.0, 0.0)
 
 

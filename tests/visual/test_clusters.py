@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_clusterformer.attention import AttentionConfig, MultiheadAttention
+from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_clusters
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
@@ -43,10 +43,7 @@ PASSAGE = 'A <b>naïve</b> "word" & more …\n\n   if x:\n\ty += 1  # two\n'
 class _Two(nn.Module):
     def __init__(self, *kinds: str):
         super().__init__()
-        config = AttentionConfig(num_clusters=3, window=4)
-        self.later, self.sooner = (
-            MultiheadAttention(8, 4, kinds=(kind,), config=config, causal=True) for kind in kinds
-        )
+        self.later, self.sooner = (MultiheadAttention(8, 4, kinds=k, causal=True) for k in kinds)
 
     def forward(self, x):
         return self.later(self.sooner(x)[0])
@@ -56,7 +53,7 @@ class _Two(nn.Module):
     ("kind", "groups"), [("neural", 1), ("kmeans", 1), ("routing", 4), ("gated", 4), ("lsh", 4)]
 )
 def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind: str, groups: int):
-    model, x = _Two("kmeans", kind).eval(), torch.randn(2, 30, 8)
+    model, x = _Two("kmeans(4,clusters=3)", f"{kind}(4,clusters=3)").eval(), torch.randn(2, 30, 8)
     clusters = token_clusters(model, x)
     assert list(clusters) == ["sooner.routers.0", "later.routers.0"]
     assert clusters["sooner.routers.0"].shape == (2, groups, 30)
@@ -65,17 +62,21 @@ def test_token_clusters_are_those_of_each_router_in_the_order_they_ran(kind: str
     expected = router.clustering(model.sooner(x)[0])
     assert torch.equal(clusters["later.routers.0"].squeeze(1), expected)
     assert not router._forward_hooks
-    assert token_clusters(_Two("full", "window"), x) == {}
+    assert token_clusters(_Two("full", "window(4)"), x) == {}
 
 
 def test_a_query_sees_keys_of_its_cluster():
     """What routers report is what they route by: here, all that a query sees is of its cluster."""
-    config = AttentionConfig(num_clusters=3, window=40)
     for kind in ("neural", "kmeans", "routing"):
-        layer = MultiheadAttention(8, 2, kinds=(kind,), config=config, causal=True).eval()
+        kinds = parse_layer(kind, clusters=3, window=40)
+        layer = MultiheadAttention(8, 2, kinds=kinds, causal=True).eval()
         x = torch.randn(1, 40, 8)
-        q, k, _ = layer._project(x)
-        routing = layer.routers[0](x, *layer.routers[0].project(q, k))
+        (router,) = layer.routers
+        caught = []
+        hook = router.register_forward_hook(lambda *given, caught=caught: caught.append(given[-1]))
+        layer(x)
+        hook.remove()
+        (routing,) = caught
         clusters, layout = routing.report.clusters[0], routing.layouts[0]
         for group, of_group in enumerate(clusters):
             order, lo, hi = (

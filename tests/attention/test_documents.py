@@ -1,0 +1,131 @@
+"""Documents packed into one row: each as if it stood alone, in parallel and step by step."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.attention import Batch, MultiheadAttention
+
+from ..kinds import CAUSAL, WIDTH, build, every_causal_kind, every_kind, pads
+
+LENGTHS = [[9, 1, 7], [4, 13], [17]]  # of the documents of each row
+TOTAL = 17
+ALL = {"rotary": True, "short_convolution": 3}
+
+with_and_without = pytest.mark.parametrize(
+    "of", [{}, ALL, {**ALL, "kv_heads": 2}], ids=["plain", "rotary+convolution", "shared keys"]
+)
+
+
+def documents() -> Tensor:
+    """The number of each token's document, int64 [B, N]."""
+    return torch.stack(
+        [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in LENGTHS]
+    )
+
+
+def inputs() -> Tensor:
+    return torch.randn(len(LENGTHS), TOTAL, WIDTH, dtype=torch.float64)
+
+
+def apart(x: Tensor) -> list[tuple[Tensor, ...]]:
+    """The documents of each row."""
+    return [row.split(lengths, dim=1) for row, lengths in zip(x.split(1), LENGTHS, strict=True)]
+
+
+def alone(module: MultiheadAttention, texts: list[tuple[Tensor, ...]]) -> Tensor:
+    """Outputs [B, N, D] of each document by itself."""
+    rows = [torch.cat([module(text)[0] for text in row], dim=1) for row in texts]
+    return torch.cat(rows)
+
+
+@every_kind
+@with_and_without
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_each_is_as_if_alone(kind, causal, of, side):
+    if of.get("kv_heads") and side is not None:
+        pytest.skip("heads share keys after padding is hidden")
+    if "handed on" in kind:
+        pytest.skip("refused: see below")
+    module, x = build(kind, causal=causal, of=of), inputs().requires_grad_()
+    whole, numbers, mask = x, documents(), None
+    if side is not None:  # of another length for each row
+        extra = 5
+        mask = pads([TOTAL] * 3, TOTAL + extra, side)
+        whole = torch.full((3, TOTAL + extra, WIDTH), float("nan"), dtype=x.dtype)
+        whole = whole.masked_scatter(~mask.unsqueeze(-1), x)
+        padded = torch.zeros_like(mask, dtype=torch.long)
+        padded[~mask] = numbers.flatten()
+        if side == "right":
+            padded[:, TOTAL:] = numbers[:, -1:]
+        numbers = padded
+    out, reports = module(whole, Batch(mask, numbers))
+    real = out if mask is None else out[~mask].view_as(x)
+    expected = alone(module, apart(x))
+    torch.testing.assert_close(real, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(y[:, :9].square().sum(), x)[0] for y in (real, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+    for report in reports:
+        if report.clusters is not None:
+            assert report.clusters.shape[::2] == whole.shape[:2]
+
+
+@every_causal_kind
+@with_and_without
+@torch.no_grad()
+def test_steps_begin_anew(kind, of):
+    module, x = build(kind, causal=True, of=of), inputs()
+    if "running" in kind:
+        with pytest.raises(ValueError, match="sums over all tokens so far; allowed in rows of se"):
+            steps(module, x, documents(), None)
+        return
+    found = steps(module, x, documents(), None)
+    torch.testing.assert_close(found, alone(module, apart(x)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if "running" not in kind])
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_steps_with_padding(kind, side):
+    module, given = build(kind, causal=True, of=ALL), inputs()
+    mask = pads([TOTAL] * 3, TOTAL + 4, side)
+    x = torch.full((3, TOTAL + 4, WIDTH), float("nan"), dtype=torch.float64)
+    x[~mask] = given.flatten(0, 1)
+    numbers = torch.zeros_like(mask, dtype=torch.long)
+    numbers[~mask] = documents().flatten()
+    if side == "right":
+        numbers[:, TOTAL:] = documents()[:, -1:]
+    found = steps(module, x, numbers, mask)[~mask].view(3, TOTAL, WIDTH)
+    torch.testing.assert_close(found, alone(module, apart(given)), rtol=0, atol=1e-12)
+
+
+def steps(module: MultiheadAttention, x: Tensor, numbers: Tensor, mask: Tensor | None) -> Tensor:
+    state, outputs = {}, []
+    for t in range(x.size(1)):
+        hidden = None if mask is None else mask[:, t : t + 1]
+        out, state = module.step(x[:, t : t + 1], state, Batch(hidden, numbers[:, t : t + 1]))
+        outputs.append(out)
+    return torch.cat(outputs, dim=1)
+
+
+def test_centroids_of_the_layer_before_are_of_a_whole_row():
+    module = build("neural, chunk, centroids handed on", causal=False)
+    with pytest.raises(ValueError, match="allowed: each layer owns its centroids"):
+        module(inputs(), Batch(None, documents()))
+
+
+@torch.no_grad()
+def test_a_document_sees_nothing_of_another():
+    """Guards the tests above: were all numbers the same, they would differ."""
+    module, x = build("window", causal=True), inputs()
+    one = module(x, Batch(None, torch.zeros(3, TOTAL, dtype=torch.long)))[0]
+    torch.testing.assert_close(one, module(x)[0], rtol=0, atol=1e-12)
+    assert not torch.allclose(one[0], module(x, Batch(None, documents()))[0][0])
+
+
+def test_positions_begin_anew():
+    mask = torch.tensor([[True, True, False, False, False, False, True]])
+    numbers = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
+    assert Batch(mask, numbers).positions(mask).tolist()[0][2:6] == [0, 1, 0, 1]
+    assert Batch(None, numbers).positions(mask).tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert Batch().positions(mask).tolist() == [list(range(7))]

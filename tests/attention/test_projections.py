@@ -1,0 +1,213 @@
+"""Rotary positions, short convolutions and shared heads of keys, against plain loops."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.attention import Batch, MultiheadAttention
+from fairseq_clusterformer.attention.projections import ShortConvolution, rotated
+
+from ..kinds import CAUSAL, HEADS, WIDTH, build, every_causal_kind, every_kind, pads
+
+BATCH, LENGTH = 2, 13
+#: heads of these kinds share rings, so that shared keys are kept once
+RINGS_SHARED = {kind for kind in CAUSAL if kind.split(",")[0] in ("full", "window", "neural")}
+
+
+def inputs(length: int = LENGTH) -> Tensor:
+    return torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
+
+
+def by_steps(module: MultiheadAttention, x: Tensor, mask: Tensor | None = None):
+    state, outputs = {}, []
+    for t in range(x.size(1)):
+        hidden = None if mask is None else mask[:, t : t + 1]
+        out, state = module.step(x[:, t : t + 1], state, hidden)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), state
+
+
+class TestRotary:
+    def test_the_equation(self):
+        """RoFormer, eq. 15 and 34: each pair of channels as a vector of the plane, turned by
+        m theta_i; the pairs are (i, i + E / 2), as the same paper's released models have them."""
+        x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+        positions = torch.tensor([[0, 1, 2, 3, 4], [7, 0, 1, 100, 2000]])
+        out = rotated(x, positions)
+        for b, h, n, i in torch.cartesian_prod(*map(torch.arange, (2, 3, 5, 3))).tolist():
+            angle = positions[b, n].item() * 10_000 ** (-2 * i / 6)
+            turned = complex(x[b, h, n, i], x[b, h, n, i + 3])
+            turned *= complex(math.cos(angle), math.sin(angle))
+            assert complex(out[b, h, n, i], out[b, h, n, i + 3]) == pytest.approx(turned, abs=2e-4)
+
+    def test_products_depend_on_distances_alone(self):
+        q, k = torch.randn(2, 1, 2, 9, 8, dtype=torch.float64)
+        place = torch.arange(9).unsqueeze(0)
+        logits = rotated(q, place) @ rotated(k, place).mT
+        later = rotated(q, place + 50) @ rotated(k, place + 50).mT
+        torch.testing.assert_close(later, logits, rtol=0, atol=1e-4)
+        assert not torch.allclose(logits, q @ k.mT, atol=0.1)
+        own = logits.diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(own, (q * k).sum(-1), rtol=0, atol=1e-5)
+
+    @every_kind
+    def test_padding_in_front_moves_nothing(self, kind, causal):
+        module, x = build(kind, causal=causal, of={"rotary": True}), inputs()
+        mask = pads([LENGTH] * BATCH, LENGTH + 6, "left")
+        whole = torch.full((BATCH, LENGTH + 6, WIDTH), float("nan"), dtype=x.dtype)
+        whole[:, 6:] = x
+        out, _ = module(whole, mask)
+        torch.testing.assert_close(out[:, 6:], module(x)[0], rtol=0, atol=1e-12)
+
+    @every_causal_kind
+    @pytest.mark.parametrize("side", [None, "left"])
+    @torch.no_grad()
+    def test_step_by_step(self, kind, side):
+        module, x = build(kind, causal=True, of={"rotary": True}), inputs()
+        mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
+        out, _ = by_steps(module, x, mask)
+        expected, _ = module(x, mask)
+        real = slice(None) if mask is None else ~mask
+        torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-12)
+
+    def test_clusters_do_not_depend_on_positions(self):
+        plain = build("gated", causal=True)
+        turned = build("gated", causal=True, of={"rotary": True})
+        turned.load_state_dict(plain.state_dict())
+        x = inputs()
+        found = [module(x) for module in (plain, turned)]
+        assert torch.equal(*(reports[0].clusters for _, reports in found))
+        assert not torch.allclose(*(out for out, _ in found))
+
+
+class TestSharedKeys:
+    @every_kind
+    @pytest.mark.parametrize("of", [{}, {"rotary": True, "short_convolution": 2}])
+    def test_equal_repeated_heads(self, kind, causal, of):
+        shared = build(kind, causal=causal, of={"kv_heads": 2, **of})
+        whole = build(kind, causal=causal, of=of)
+        state = shared.state_dict()
+        times, width = HEADS // 2, WIDTH // HEADS
+        for name in list(state):
+            if name.startswith(("k_proj", "v_proj", "convolutions.k", "convolutions.v")):
+                heads = state[name].unflatten(0, (2, width))
+                state[name] = heads.repeat_interleave(times, dim=0).flatten(0, 1)
+        whole.load_state_dict(state)
+        if hasattr(shared, "given"):
+            whole.given = shared.given
+        x = inputs()
+        torch.testing.assert_close(shared(x)[0], whole(x)[0], rtol=0, atol=1e-12)
+        if causal:
+            torch.testing.assert_close(by_steps(shared, x)[0], whole(x)[0], rtol=0, atol=1e-12)
+
+    @every_causal_kind
+    @torch.no_grad()
+    def test_what_is_kept_is_less_where_heads_share_rings(self, kind):
+        kept = []
+        for kv_heads in (HEADS, 1 if "+" not in kind else 2):
+            module = build(kind, causal=True, of={"kv_heads": kv_heads})
+            _, state = by_steps(module, inputs())
+            kept.append(sum(t.numel() for name, t in state.items() if name.endswith("kept")))
+        if kind in RINGS_SHARED:
+            assert kept[1] * HEADS == kept[0]
+        else:
+            assert kept[1] <= kept[0]
+
+    def test_of_a_dense_checkpoint_the_mean_of_the_heads(self):
+        """Ainslie et al. 2023, section 2.1."""
+        dense = MultiheadAttention(WIDTH, HEADS, kinds="full", causal=True).double()
+        shared = MultiheadAttention(WIDTH, HEADS, kinds="gated", causal=True, kv_heads=2).double()
+        before = {name: t.clone() for name, t in shared.routers.state_dict().items()}
+        shared.load_state_dict(dense.state_dict())
+        width = WIDTH // HEADS
+        for name in ("k_proj", "v_proj"):
+            of_dense = getattr(dense, name)
+            of_shared = getattr(shared, name)
+            for given, found in (
+                (of_dense.weight, of_shared.weight),
+                (of_dense.bias, of_shared.bias),
+            ):
+                for head in range(2):
+                    pair = [
+                        given[(2 * head + i) * width : (2 * head + i + 1) * width] for i in (0, 1)
+                    ]
+                    torch.testing.assert_close(
+                        found[head * width : (head + 1) * width], (pair[0] + pair[1]) / 2
+                    )
+        assert torch.equal(shared.q_proj.weight, dense.q_proj.weight)
+        for name, tensor in shared.routers.state_dict().items():
+            assert torch.equal(tensor, before[name]), name
+
+
+class TestShortConvolution:
+    @pytest.mark.parametrize("width", [1, 2, 3, 4, 20])
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize("packed", [True, False])
+    @pytest.mark.parametrize("side", [None, "left", "right"])
+    def test_the_definition(self, width, causal, packed, side):
+        convolution = ShortConvolution(WIDTH, width, causal=causal).double()
+        x = inputs()
+        mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
+        documents = torch.arange(LENGTH).div(4, rounding_mode="floor").expand(BATCH, -1)
+        batch = Batch(mask, documents if packed else None)
+        out = convolution(x, batch)
+        own = width - 1 if causal else width // 2
+        for b in range(BATCH):
+            for n in range(LENGTH):
+                if mask is not None and mask[b, n]:
+                    continue
+                total = torch.zeros(WIDTH, dtype=x.dtype)
+                for tap in range(width):
+                    other = n + tap - own
+                    if not 0 <= other < LENGTH or (mask is not None and mask[b, other]):
+                        continue
+                    if packed and documents[b, other] != documents[b, n]:
+                        continue
+                    total += convolution.weight[:, 0, tap] * x[b, other]
+                torch.testing.assert_close(out[b, n], total, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_padding_may_be_anything(self, causal):
+        convolution, x = ShortConvolution(WIDTH, 3, causal=causal).double(), inputs()
+        mask = pads([LENGTH, 5], LENGTH, "left")
+        expected = convolution(x, Batch(mask))[~mask]
+        x[mask] = float("nan")
+        assert torch.equal(convolution(x, Batch(mask))[~mask], expected)
+
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize("width", [1, 4])
+    def test_identity(self, causal, width):
+        convolution, x = ShortConvolution(WIDTH, width, causal=causal).double(), inputs()
+        assert not torch.equal(convolution(x, Batch()), x)
+        convolution.identity_()
+        assert torch.equal(convolution(x, Batch()), x)
+
+    @every_causal_kind
+    @pytest.mark.parametrize("side", [None, "left", "right"])
+    @torch.no_grad()
+    def test_step_by_step(self, kind, side):
+        module, x = build(kind, causal=True, of={"short_convolution": 4}), inputs()
+        mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
+        out, state = by_steps(module, x, mask)
+        expected, _ = module(x, mask)
+        real = slice(None) if mask is None else ~mask
+        torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-12)
+        assert state["q.before"].shape == (BATCH, 3, WIDTH)
+
+    def test_a_checkpoint_without_it_computes_what_it_did(self):
+        plain = MultiheadAttention(WIDTH, HEADS, kinds="window(4)+full", causal=True).double()
+        module = MultiheadAttention(
+            WIDTH, HEADS, kinds="window(4)+full", causal=True, short_convolution=4
+        ).double()
+        x = inputs()
+        assert not torch.allclose(module(x)[0], plain(x)[0])
+        module.load_state_dict(plain.state_dict())
+        assert torch.equal(module(x)[0], plain(x)[0])
+
+    def test_it_learns(self):
+        module = build("gated", causal=True, of={"short_convolution": 3}).train()
+        module(inputs())[0].square().sum().backward()
+        for name in "qkv":
+            assert module.convolutions[name].weight.grad.abs().max() > 0
