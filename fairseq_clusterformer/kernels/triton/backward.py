@@ -39,14 +39,20 @@ TILE, SPAN = 64, 32
 TILES_OF_QUERIES = {
     (2, 64): [(64, 64, 4, 2), (64, 32, 4, 2), (128, 64, 8, 2)],
     (2, 128): [(64, 32, 4, 2), (128, 32, 8, 2), (128, 64, 8, 2)],
-    (4, 64): [(64, 32, 8, 1), (64, 32, 4, 1), (128, 32, 8, 1)],
+    (2, 256): [(128, 32, 8, 1)],
+    (4, 64): [(64, 32, 8, 1), (128, 32, 8, 1)],
+    (4, 128): [(128, 32, 8, 1)],
     (8, 64): [(64, 32, 4, 1)],
+    (8, 128): [(64, 32, 4, 1)],
 }
 TILES_OF_KEYS = {
     (2, 64): [(32, 64, 4, 2), (64, 128, 8, 2)],
     (2, 128): [(32, 64, 8, 2)],
-    (4, 64): [(16, 128, 8, 1), (16, 64, 8, 1)],
+    (2, 256): [(32, 64, 8, 2)],
+    (4, 64): [(16, 128, 8, 1)],
+    (4, 128): [(16, 128, 8, 1)],
     (8, 64): [(32, 64, 4, 1)],
+    (8, 128): [(32, 64, 4, 1)],
 }
 
 
@@ -95,16 +101,15 @@ def _backward_queries(
         key = load_rows(k, b, h, key_token, key_used, 0, WIDTH, PART)
         value = load_rows(v, b, h, key_token, key_used, 0, WIDTH, PART)
         inner = products(
-            q, token, used, query, k, key_token, key_used, key, b, h, first,
-            WIDTH, PART, ACC, PRECISION,
-        )  # fmt: skip
+            q, token, used, query, k, key_token, key_used, key, b, h, WIDTH, PART, ACC, PRECISION
+        )
         logits = logits_of(
             inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
             SCALE, ACC, EARLIER_ONLY, QUERIES=0,
         )  # fmt: skip
         weights = tl.exp2(logits - log_sum[:, None])
         d_weights = products(
-            d_out, token, used, d_values, v, key_token, key_used, value, b, h, first,
+            d_out, token, used, d_values, v, key_token, key_used, value, b, h,
             WIDTH, PART, ACC, PRECISION,
         )  # fmt: skip
         if seed is not None:
@@ -153,16 +158,15 @@ def _backward_keys(
         log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum * LOG2_E)
         shift = tl.load(delta + row * length + token, mask=used, other=0.0)
         inner = products(
-            k, key_token, key_used, key, q, token, used, query, b, h, first,
-            WIDTH, PART, ACC, PRECISION,
-        )  # fmt: skip
+            k, key_token, key_used, key, q, token, used, query, b, h, WIDTH, PART, ACC, PRECISION
+        )
         logits = logits_of(
             inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
             SCALE, ACC, EARLIER_ONLY, QUERIES=1,
         )  # fmt: skip
         weights = tl.exp2(logits - log_sum[None, :])
         d_weights = products(
-            v, key_token, key_used, value, d_out, token, used, d_values, b, h, first,
+            v, key_token, key_used, value, d_out, token, used, d_values, b, h,
             WIDTH, PART, ACC, PRECISION,
         )  # fmt: skip
         left = weights
@@ -171,10 +175,11 @@ def _backward_keys(
             d_weights *= keep
             left = weights * keep
         if WIDTH > PART:
-            query = load_rows(q, b, h, token, used, part, WIDTH, PART)
             d_values = load_rows(d_out, b, h, token, used, part, WIDTH, PART)
         d_value += dot(rounded(left, d_values.dtype), d_values, ACC, PRECISION)
         d_logits = weights * (d_weights - shift[None, :])
+        if WIDTH > PART:
+            query = load_rows(q, b, h, token, used, part, WIDTH, PART)
         d_key += dot(rounded(d_logits, query.dtype), query, ACC, PRECISION)
         d_key_bias += tl.sum(d_logits, 1)
 

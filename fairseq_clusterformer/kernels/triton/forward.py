@@ -82,8 +82,11 @@ def logits_of(
 TILES = {
     (2, 64): [(64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3)],
     (2, 128): [(64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3)],
+    (2, 256): [(64, 32, 4, 2), (128, 64, 8, 2)],
     (4, 64): [(64, 32, 4, 2), (128, 32, 8, 2), (128, 64, 8, 2)],
+    (4, 128): [(128, 32, 8, 1)],
     (8, 64): [(64, 32, 4, 1)],
+    (8, 128): [(64, 32, 4, 1)],
 }
 
 
@@ -117,9 +120,8 @@ def _forward(
         key = load_rows(k, b, h, key_token, key_used, 0, WIDTH, PART)
         value = load_rows(v, b, h, key_token, key_used, part, WIDTH, PART)
         inner = products(
-            q, token, used, query, k, key_token, key_used, key, b, h, first,
-            WIDTH, PART, ACC, PRECISION,
-        )  # fmt: skip
+            q, token, used, query, k, key_token, key_used, key, b, h, WIDTH, PART, ACC, PRECISION
+        )
         logits = logits_of(
             inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
             SCALE, ACC, EARLIER_ONLY, QUERIES=0,

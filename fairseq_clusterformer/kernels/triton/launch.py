@@ -81,7 +81,7 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
 
     Args:
         tiles: query slots, key slots, warps and stages to choose from, by the bytes of a number
-            and by the width of a part, 64 where that is less.
+            and by the width of a head (64, 128), or twice that of a part where it has several.
     """
     choices = {
         tile: triton.Config({"BLOCK_M": tile[0], "BLOCK_N": tile[1]}, *tile[2:])
@@ -90,7 +90,8 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
 
     def fitting(_configs, named: dict, **others) -> list[triton.Config]:
         values = named | others
-        fit = tiles[values["NUMBER_BYTES"], max(values["PART"], 64)]
+        part = max(values["PART"], 64)
+        fit = tiles[values["NUMBER_BYTES"], part if values["WIDTH"] <= part else 2 * part]
         return [choices[tile] for tile in fit[: None if values["work"] else 1]]
 
     return triton.autotune(
@@ -102,9 +103,12 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
 
 
 def part_of(width: int, number_bytes: int) -> int:
-    """Columns of a head that a program holds at once: a power of 2, 256 bytes at most (512 of
-    float64), for a thread has 255 registers."""
-    return min(max(16, triton.next_power_of_2(width)), max(64, 256 // number_bytes))
+    """Columns of a head that a program holds at once: a power of 2, as many as leave its threads
+    enough of their 255 registers."""
+    most = 128 if number_bytes == 2 else 64
+    if number_bytes == 4 and width > 64:  # held as two numbers each
+        most = 32
+    return min(max(16, triton.next_power_of_2(width)), most)
 
 
 @triton.jit
@@ -171,19 +175,17 @@ def dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def products(
-    x, x_token, x_used, x_first, y, y_token, y_used, y_first, b, h, turn,
+    x, x_token, x_used, x_first, y, y_token, y_used, y_first, b, h,
     WIDTH: tl.constexpr, PART: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Inner products of rows of x and y [len(x_token), len(y_token)] in a loop over y. Their first
-    parts are loaded, and used where they are all."""
+    """Inner products of rows of x and y [len(x_token), len(y_token)], whose first parts are
+    loaded, and used where they are all. Else a loop, for then registers hold one part at a time.
+    """
     if WIDTH <= PART:
         total = dot(x_first, tl.trans(y_first), ACC, PRECISION)
     else:
-        # 0, but to the compiler another number at each turn of the loop: it would load all of x
-        # before the loop, and has no registers to hold it.
-        x_token += turn >> 30
         total = tl.zeros([x_token.shape[0], y_token.shape[0]], ACC)
-        for part in tl.static_range(0, (WIDTH + PART - 1) // PART):
+        for part in tl.range(0, (WIDTH + PART - 1) // PART):
             left = load_rows(x, b, h, x_token, x_used, part, WIDTH, PART)
             right = load_rows(y, b, h, y_token, y_used, part, WIDTH, PART)
             total += dot(left, tl.trans(right), ACC, PRECISION)
