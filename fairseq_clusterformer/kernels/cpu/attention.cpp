@@ -4,14 +4,14 @@
 // row for each key: maxima, exponentials and sums then run along the queries, without a sum across
 // a register, and all products read keys and values as they stand, a row for each key. Rows are
 // copied into contiguous memory once for a run of tiles; neighbouring tiles share them. Each strip
-// computes the keys between its first and its last, so a range wastes half a strip of keys or less.
+// computes the keys between its first and its last: a window of W keys costs W + Q - 1.
 //
 // A task is a segment of the queries of one row and head. What a segment is depends on the shapes
 // alone, and gradients of keys are summed in the order of segments: results do not depend on the
 // number of threads. Logits are kept in units of log 2.
 //
 // It is compiled for one type and one width of heads: -DNUMBER=float -DSTORED=BFloat16 -DWIDTH=64.
-// Shape letters: E head width, P that width P to full registers, Q queries of a strip.
+// Shape letters: E head width, P that width padded to whole registers, Q queries of a strip.
 
 #include <algorithm>
 #include <atomic>
@@ -153,6 +153,7 @@ inline V exp2(V x) {
 }
 
 // products[r] = sum over e of rows[r][e] * columns[e], for the Q queries of columns [E][Q].
+// A function of its own, as the next: inlined, GCC has too few registers for all sums.
 template <int R>
 __attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products)[R][2]) {
   V sums[R][2] = {};
@@ -170,7 +171,8 @@ __attribute__((noinline)) void dot(const T* rows, const T* columns, V (&products
 
 // to[r] += sum over n of weights[n * STEP + r * STRIDE] * rows[n]; all rows P wide.
 template <int R, int STEP, int STRIDE>
-__attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int64_t count, T* to) {
+__attribute__((noinline)) void add_weighted(const T* weights, const T* rows, int64_t count,
+                                            T* to) {
   for (int e = 0; e < P; e += Q) {
     V sums[R][2] = {};
     const T* w = weights;
@@ -216,7 +218,8 @@ void transpose(const T* from, T* to) {
 #endif
 }
 
-// Rows that are needed next, far apart in memory: fetched little by little while others are used.
+// Rows that are needed next, far apart in memory: fetched little by little while others are used,
+// but several at once, since the processor looks up the addresses of several pages side by side.
 struct Ahead {
   const char* rows[6 * TILE];
   int count = 0, next = 0, at_once = 0;
@@ -252,8 +255,8 @@ struct Attention {
     alignas(64) Int lo[Q], hi[Q], token[Q];
     alignas(64) Bits draw[2][Q];  // of dropout
     alignas(64) T peak[Q], total[Q], delta[Q];
-    int64_t begin, end;            // keys that any of them sees
-    int64_t all_begin, all_end;    // keys that all of them see
+    int64_t begin, end;          // keys that any of them sees
+    int64_t all_begin, all_end;  // keys that all of them see
     T *q, *q_columns, *d_out, *d_out_columns, *sum;  // [Q][P], [P][Q], ..., output or d_q [Q][P]
   };
 
@@ -334,7 +337,6 @@ struct Attention {
         biases[to] = last < used ? *p.key_bias.at<T>(row, head, from) * T(LOG2_E) : 0;
     }
   }
-
 
   // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
   void load(Strip& s, int64_t slot, bool backward) {
@@ -456,7 +458,7 @@ struct Attention {
         for (int e = 0; e < P; e += L) vec(s.sum + i * P + e) *= corrections[i];
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(weights + i, values + (begin - first) * P, end - begin,
-                         s.sum + i * P);
+                               s.sum + i * P);
     });
   }
 
@@ -502,7 +504,7 @@ struct Attention {
       }
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(d_logits + i, keys + (begin - first) * P, end - begin,
-                         s.sum + i * P);
+                               s.sum + i * P);
     });
   }
 
