@@ -13,7 +13,7 @@ from fairseq_clusterformer.answers import TYPES
 from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.metrics.answers import exact_match, f1
-from tests.cli.expected import STATISTICS, last_line
+from tests.cli.expected import assert_logged, last_line
 from tests.cli.in_process import (
     HERE,
     QUESTIONS,
@@ -56,8 +56,8 @@ class TestTrain:
         checkpoint, run = learned
         printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
         assert {name: printed[name] for name in SCORES} == dict.fromkeys(SCORES, 100)
+        assert_logged(run)
         for update in run.updates + run.valid:
-            assert update.keys() >= STATISTICS
             assert update["clustered_size"] == update["sample_size"]
             parts = sum(update[f"{part}_loss"] for part in ("span", "long", "type"))
             assert update["loss"] == pytest.approx(parts)

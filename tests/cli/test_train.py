@@ -156,27 +156,96 @@ class TestLayerDrop:
             assert layer.self_attn.routers[0].clustering.pending_tokens == 0
 
 
-def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(
-    byte_data: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
-    """The kind of docs/extending.md, outside of the package: it trains, and writes text."""
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kind of docs/extending.md, outside of the package."""
     page = (REPO_ROOT / "docs" / "extending.md").read_text()
     (kind,) = re.findall(r"```python\n([^`]*@register_attention[^`]*)```", page)
-    plugin = tmp_path / "my_plugin"
-    plugin.mkdir()
-    (plugin / "__init__.py").write_text(f"import fairseq_clusterformer.plugin\n{kind}")
-    installed = {"PYTHONPATH": str(REPO_ROOT)}
-    line = f"{CLUSTERFORMER} --attention window+signs"
+    folder = tmp_path_factory.mktemp("plugins") / "my_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(f"import fairseq_clusterformer.plugin\n{kind}")
+    return folder
+
+
+INSTALLED = {"PYTHONPATH": str(REPO_ROOT)}
+
+
+def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(
+    byte_data: Path, tmp_path: Path, plugin: Path, run_cli: RunCli
+) -> None:
+    """It trains, by an option of its own, and is evaluated."""
+    line = f"{CLUSTERFORMER} --attention window+signs,signs(signs=2) --signs 3"
+    saved = tmp_path / "saved"
     run = run_cli(
-        *("fairseq-train", byte_data, *line.split(), "--save-dir", tmp_path / "saved"),
+        *("fairseq-train", byte_data, *line.split(), "--save-dir", saved),
         user_dir=plugin,
-        env=installed,
+        env=INSTALLED,
     )
     assert "done training" in run.stdout
+    assert "(signs)" not in run.stdout  # it is no model
+    state = torch.load(saved / "checkpoint_last.pt", weights_only=True)
+    assert state["cfg"]["model"]["signs"] == 3
     run = run_cli(
-        *("fairseq-eval-lm", byte_data, "--path", tmp_path / "saved" / "checkpoint_last.pt"),
+        *("fairseq-eval-lm", byte_data, "--path", saved / "checkpoint_last.pt"),
         *("--tokens-per-sample", 64, "--gen-subset", "valid", "--cpu"),
         user_dir=plugin,
-        env=installed,
+        env=INSTALLED,
     )
     assert "Perplexity: " in run.stdout
+    words = [*line.split(), "--signs", 0, "--save-dir", tmp_path / "none"]
+    run = run_cli("fairseq-train", byte_data, *words, user_dir=plugin, env=INSTALLED, check=False)
+    assert run.stdout.splitlines()[-1] == "ValueError: --signs is 0; allowed: 1 or more"
+
+
+@pytest.mark.parametrize(
+    "arch", ["clusterformer_lm_tiny", "clusterformer", "clusterformer_reader"]
+)
+def test_an_option_of_ones_own_is_in_the_help(arch: str, plugin: Path, run_cli: RunCli) -> None:
+    """Of each architecture; fairseq-train itself prints its help before it adds them."""
+    code = (
+        "from fairseq import options\n"
+        "from fairseq.models import ARCH_MODEL_REGISTRY\n"
+        "import my_plugin\n"
+        "parser = options.get_training_parser()\n"
+        f"ARCH_MODEL_REGISTRY[{arch!r}].add_args(parser)\n"
+        "print(parser.format_help())"
+    )
+    path = {"PYTHONPATH": f"{REPO_ROOT}:{plugin.parent}"}
+    text = " ".join(run_cli("python", "-c", code, env=path).stdout.split())
+    assert "--signs SIGNS coordinates whose signs make the cluster" in text
+
+
+def test_a_kind_of_ones_own_keeps_what_every_kind_promises(plugin: Path, run_cli: RunCli) -> None:
+    """The conformance suite runs on it as on those of the package."""
+    (plugin / "as_every_kind.py").write_text(
+        "import my_plugin\n"
+        "from tests import kinds\n"
+        "own = {'signs': 'signs(signs=2)', 'signs, gap': 'signs(gap=3)'}\n"
+        "kinds.CAUSAL.update(own)\n"
+        "kinds.BIDIRECTIONAL.update(own)\n"
+        "for name in own:\n"
+        "    kinds.every_kind.mark.args[1].extend([(name, True), (name, False)])\n"
+        "    kinds.every_causal_kind_and_kernel.mark.args[1].append(('blocks', name))\n"
+        "    kinds.every_bidirectional_kind_and_kernel.mark.args[1].append(('blocks', name))\n"
+        "    kinds.every_kind_and_kernel.mark.args[1].extend(\n"
+        "        [('blocks', name, True), ('blocks', name, False)]\n"
+        "    )\n"
+    )
+    run = run_cli(
+        *(
+            "python",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "my_plugin.as_every_kind",
+        ),
+        *("-k", "signs", "tests/test_conformance.py"),
+        cwd=REPO_ROOT,
+        env={"PYTHONPATH": f"{REPO_ROOT}:{plugin.parent}"},
+        timeout=600,
+    )
+    passed = re.search(r"(\d+) passed", run.stdout.splitlines()[-1])
+    assert int(passed[1]) > 80, run.stdout

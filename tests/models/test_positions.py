@@ -1,0 +1,99 @@
+"""Documents that share a row, positions, and shared keys of language models."""
+
+import pytest
+import torch
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
+
+from fairseq_clusterformer.models.clusterformer_lm import (
+    ClusterformerLanguageModel,
+    ClusterformerLanguageModelConfig,
+)
+from tests.models.small import make_task
+
+LENGTHS = (9, 1, 7)
+EOS = 2
+
+
+def make_model(**options) -> ClusterformerLanguageModel:
+    """In float64 and evaluation."""
+    values = {
+        "decoder_layers": 2,
+        "decoder_embed_dim": 16,
+        "decoder_input_dim": 16,
+        "decoder_output_dim": 16,
+        "decoder_ffn_embed_dim": 16,
+        "decoder_attention_heads": 4,
+        "attention": "window(3)+neural(4,clusters=3),gated(4,clusters=3,gap=2)",
+        "max_target_positions": 64,
+        **options,
+    }
+    task = make_task()
+    task.target_dictionary = task.source_dictionary
+    config = ClusterformerLanguageModelConfig(**values)
+    return ClusterformerLanguageModel.build_model(config, task).double().eval()
+
+
+def texts() -> list[torch.Tensor]:
+    """As fairseq hands them to a model: an end-of-sentence symbol in front of each."""
+    found = [torch.randint(4, 24, (1, length + 1)) for length in LENGTHS]
+    for text in found:
+        text[:, 0] = EOS
+    return found
+
+
+@pytest.mark.parametrize("positions", [None, "learned", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("short_convolution", [0, 3])
+@torch.no_grad()
+def test_documents_of_a_row_are_as_if_alone(positions, short_convolution):
+    options = {"positions": positions, "short_convolution": short_convolution}
+    model = make_model(separate_documents=True, **options)
+    given = texts()
+    row = torch.cat(given, dim=1)
+    alone = torch.cat([model(text)[0] for text in given], dim=1)
+    torch.testing.assert_close(model(row)[0], alone, rtol=0, atol=1e-12)
+    state: dict = {}
+    steps = [
+        model.decoder(row[:, : t + 1], incremental_state=state)[0] for t in range(row.size(1))
+    ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), alone, rtol=0, atol=1e-12)
+    together = make_model(**options)
+    together.load_state_dict(model.state_dict())
+    assert not torch.allclose(together(row)[0], alone, atol=1e-3)
+
+
+@torch.no_grad()
+def test_what_stands_for_positions():
+    embeddings = {
+        name: make_model(positions=name).decoder.embed_positions
+        for name in (None, "learned", "sinusoidal", "rotary")
+    }
+    assert isinstance(embeddings[None], SinusoidalPositionalEmbedding)  # fairseq's default
+    assert isinstance(embeddings["sinusoidal"], SinusoidalPositionalEmbedding)
+    assert isinstance(embeddings["learned"], LearnedPositionalEmbedding)
+    assert embeddings["rotary"] is None
+    tokens = torch.randint(4, 24, (1, 12))
+    swapped = tokens.clone()
+    swapped[0, [1, 2]] = tokens[0, [2, 1]]
+    for positions, knows in (("rotary", True), (None, False)):
+        model = make_model(
+            positions=positions,
+            attention="full",
+            decoder_layers=1,
+            no_token_positional_embeddings=True,
+        )
+        same = torch.allclose(model(tokens)[0][:, -1], model(swapped)[0][:, -1], atol=1e-9)
+        assert same != knows
+
+
+@torch.no_grad()
+def test_fewer_heads_of_keys_and_values():
+    model = make_model(decoder_kv_heads=2, attention="window+neural")
+    for layer in model.decoder.layers:
+        assert layer.self_attn.k_proj.weight.shape == (8, 16)
+        assert layer.self_attn.v_proj.weight.shape == (8, 16)
+    dense = make_model(attention="full")
+    model.load_state_dict(dense.state_dict())
+    tokens = torch.randint(4, 24, (2, 12))
+    state: dict = {}
+    steps = [model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(12)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(tokens)[0], rtol=0, atol=1e-12)
