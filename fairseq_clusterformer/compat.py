@@ -7,8 +7,11 @@ as well, for dense models too: see `keep_last_batches`.
 
 import argparse
 import collections
+import contextlib
 import functools
+import io
 import os
+import sys
 import types
 import typing
 import warnings
@@ -18,7 +21,7 @@ import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
-from fairseq import checkpoint_utils, utils
+from fairseq import checkpoint_utils, options, utils
 from fairseq.data import data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
@@ -91,6 +94,7 @@ def apply() -> None:
     announce_epochs()
     announce_saving()
     know_user_dir()
+    show_help_of_models()
     silence_known_warnings()
 
 
@@ -238,6 +242,28 @@ def know_user_dir() -> None:
         known |= {beside_fairseq, os.path.abspath(beside_fairseq)}
     function = utils.import_user_module
     function.memo = getattr(function, "memo", set()) | known
+
+
+def show_help_of_models() -> None:
+    """Makes ``--help`` of fairseq's programs list the options of the model and the task that the
+    command line names. fairseq prints it before it knows them."""
+    parse = options.parse_args_and_arch
+    if hasattr(parse, "__wrapped__"):
+        return
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
+        given = sys.argv[1:] if input_args is None else list(input_args)
+        asked = [word for word in given if word in ("-h", "--help")]
+        if not asked:
+            return parse(parser, input_args, *args, **kwargs)
+        rest = [word for word in given if word not in asked]
+        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            parse(parser, rest, *args, **kwargs)  # adds the options to the parser
+        parser.print_help()
+        raise SystemExit(0)
+
+    options.parse_args_and_arch = parse_args_and_arch
 
 
 def silence_known_warnings() -> None:

@@ -46,7 +46,7 @@ if [[ -n $rehearse ]]; then
   attention=(--device cpu --impl triton --kinds dense window neural --lengths 32 --heads 1 --width 16 --window 8 --repeats 1)
   training=(--device cpu --impl blocks --lengths 64 --layers 1 --embed-dim 32 --heads 2 --ffn 32 --window 16
     --attention window+gated --updates 1 --repeats 1)
-  generation=(--lengths 20 --repeats 1)
+  generation=(--lengths 20 --sentences 1 --beam 1 --repeats 1)
 else
   "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
     die "torch sees no GPU; allowed: a machine with one, or --rehearse"

@@ -63,6 +63,12 @@ BIDIRECTIONAL = {
     "window+kmeans, chunk, many clusters": "window+kmeans(rule=chunk,clusters=100)",
 }
 
+FLAGS = {
+    "window": "attention_window",
+    "clusters": "num_clusters",
+    "rounds": "hash_rounds",
+}
+
 # Kinds (and whether causal) whose query and key are one vector: a token's own key, which would
 # outweigh all others, counts only where nothing else is seen, as in the papers.
 OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
@@ -111,7 +117,8 @@ def build(
         spec = re.sub(rf"\b{name}=\w+", f"{name}={value}", spec)
     options = {"window": WINDOW, "clusters": CLUSTERS, **options}
     layer = HandedOn if "own_centroids=false" in spec else MultiheadAttention
-    (kinds,) = parse_attention(spec, num_layers=1, num_heads=HEADS, defaults=options)
+    defaults = {FLAGS.get(name, name): value for name, value in options.items()}
+    (kinds,) = parse_attention(spec, num_layers=1, num_heads=HEADS, defaults=defaults)
     module = layer(
         WIDTH,
         HEADS,

@@ -15,7 +15,7 @@ every_causal_kind = pytest.mark.parametrize("kind", CAUSAL)
 
 def build(kind: str, **options) -> MultiheadAttention:
     torch.manual_seed(1)
-    defaults = {"window": 16, "clusters": 8}
+    defaults = {"attention_window": 16, "num_clusters": 8}
     (kinds,) = parse_attention(CAUSAL[kind], num_layers=1, num_heads=HEADS, defaults=defaults)
     return MultiheadAttention(WIDTH, HEADS, kinds=kinds, causal=True, **options).to(DEVICE).eval()
 

@@ -78,6 +78,7 @@ class Batch:
         sizes = numbers.bincount(minlength=batch * self.num_documents + 1)[:-1]
         first = sizes.cumsum(0) - sizes
         used = sizes > 0
+        used[0] |= ~used.any()  # of padding alone one row is left, of padding
         first, sizes = first[used], sizes[used]
         order = numbers.argsort(stable=True)
         slot = torch.arange(max(int(sizes.max()) if len(sizes) else 1, 1), device=order.device)

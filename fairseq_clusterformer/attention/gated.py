@@ -62,10 +62,6 @@ class Gated(Kind):
         )
         self.normalizer = AverageNormalizer((2, *clusters))  # of queries, and of keys
 
-    @property
-    def least_gap(self) -> int:
-        return int(self.causal)
-
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         found = assign_with_shares(
             tokens.q,

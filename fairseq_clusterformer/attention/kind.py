@@ -10,6 +10,7 @@ G groups of heads that are assigned apart (1 or H), W window.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ..clustering.report import Report, State
 from .batch import Batch
-from .options import OptionError, Options
+from .options import OptionError, Options, flag_of
 
 
 class Shape(NamedTuple):
@@ -133,8 +134,6 @@ class Kind(nn.Module, ABC):
     #: how a query sees its own key: "cluster" (as any other of its cluster), "always", or "last"
     #: (only where it sees nothing else, for kinds whose query and key are one vector)
     own = "cluster"
-    #: least gap: 1 where a query's own key may lie in another cluster than the query
-    least_gap = 0
     #: what a query sees by the rule "chunk": "neighbours" (CF22), "own" (CF20) or "top" (Routing
     #: Transformer)
     chunks = "neighbours"
@@ -146,6 +145,8 @@ class Kind(nn.Module, ABC):
     needs_centroids = False
     #: whether a token is assigned without regard to other tokens of its row
     alone = True
+    #: whether it reads ``tokens.q`` or ``tokens.k``
+    reads_heads = True
 
     def __init__(self, options: Options, shape: Shape):
         super().__init__()
@@ -168,6 +169,11 @@ class Kind(nn.Module, ABC):
         # Checkpoints from before W counted the query's own key do not have this number.
         if self.causal and self.least_gap:
             self.register_buffer("own_in_window", torch.ones(()))
+
+    @property
+    def least_gap(self) -> int:
+        """1 where a query's own key is not seen as one of its cluster."""
+        return int(self.causal and self.own != "cluster")
 
     @property
     def window(self) -> int | None:
@@ -225,7 +231,12 @@ class Kind(nn.Module, ABC):
         """Who sees whom in a batch: :class:`~fairseq_clusterformer.attention.rules.Routing`."""
         from .rules import route
 
-        return route(self, tokens, self.assign(tokens, {})[0])
+        assignment, state = self.assign(tokens, {})
+        if state and self.alone:
+            raise ValueError(
+                f"{type(self).__name__}.alone is True, and assign returned a state; allowed: False"
+            )
+        return route(self, tokens, assignment)
 
     def observe(self, observation: Tensor) -> None:
         """Store a training batch's observation; called outside of any activation checkpoint."""
@@ -274,8 +285,19 @@ def register_attention(
         options: dataclass of its options; each becomes an option of the command line.
 
     Raises:
-        ValueError: the name is taken, or holds a character of the spec's grammar.
+        ValueError: the name is taken, or holds a character of the spec's grammar; or an option
+            that is not an :func:`option`, or whose flag has another default for another kind.
     """
+    for item in fields(options):
+        if "help" not in item.metadata:
+            raise ValueError(f"attention kind {name!r}: {item.name} is no option(default, help)")
+        for other, known in _KINDS.items():
+            for shared in fields(known.options):
+                if flag_of(shared) == flag_of(item) and shared.default != item.default:
+                    raise ValueError(
+                        f"attention kind {name!r}: {flag_of(item)} is {item.default} by default; "
+                        f"allowed: {shared.default}, as for {other}, or another flag"
+                    )
 
     def register(cls: type[Kind]) -> type[Kind]:
         if name in _KINDS:

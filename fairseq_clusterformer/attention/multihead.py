@@ -66,7 +66,6 @@ class MultiheadAttention(nn.Module):
             (num_heads, "heads", embed_dim, f"the width of {embed_dim}"),
             (len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads"),
             (kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads"),
-            (len(kinds), f"kinds of {names}", kv_heads, f"{kv_heads} heads of keys and values"),
         ):
             if number < 1 or divides % number:
                 raise ValueError(
@@ -243,12 +242,13 @@ class MultiheadAttention(nn.Module):
 
         q, k, v = (self._heads(convolved(name, self._projected(name, x))) for name in PROJECTIONS)
         exact = self._exactly(x, q, k, lambda name, y: convolved(name, y, "exact."))
-        if self.convolutions and not is_exact(q):
+        reads = any(router.reads_heads for router in self.routers)
+        if self.convolutions and reads and not is_exact(q):
             exact()  # its convolutions look back, whether or not this token asks for them
         outputs = []
         for i, router in enumerate(self.routers):
             q_part = self._share(i, q)
-            shared = type(router).project is Kind.project
+            shared = type(router).project is Kind.project and not self.kv_heads % len(self.kinds)
             k_part, v_part = (self._share(i, t if shared else self._repeated(t)) for t in (k, v))
             q_part, k_part = router.project(q_part, k_part)
 
@@ -258,10 +258,10 @@ class MultiheadAttention(nn.Module):
                 return router.project(*(self._share(i, t) for t in exact()))
 
             routing = _under(state, f"{i}.routing.")
-            if restart is not None and routing:
+            if restart is not None and not router.alone:
                 raise ValueError(
-                    f"{self.kinds[i].kind} sums over all tokens so far; allowed in rows of "
-                    "several documents: the normaliser average"
+                    f"{self.kinds[i].written} carries what it saw from token to token; allowed in "
+                    "rows of several documents: a kind that does not"
                 )
             tokens = Tokens(x, of_kind, real, lambda: position, decoding=True)
             assignment, routing = router.assign(tokens, routing)
@@ -377,13 +377,17 @@ class MultiheadAttention(nn.Module):
                     for convolution in self.convolutions.values():
                         convolution.identity_()
                 state_dict.update(mine)
+        self.average_heads(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def average_heads(self, state_dict: State, prefix: str) -> None:
+        """Where a checkpoint has more heads of keys and values, take means of those that are
+        one head here."""
         for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
-            given = state_dict.get(prefix + name)
-            own = self.get_parameter(name) if given is not None else None
-            if given is not None and len(given) > len(own) and not len(given) % len(own):
+            given, wanted = state_dict.get(prefix + name), self.kv_heads * self.head_dim
+            if given is not None and len(given) > wanted and not len(given) % wanted:
                 heads = given.view(self.kv_heads, -1, self.head_dim, *given.shape[1:])
                 state_dict[prefix + name] = heads.mean(1).flatten(0, 1)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _places(assignment: Assignment, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -57,7 +57,7 @@ class NeuralOptions(FuzzyOptions):
 class Neural(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike."""
 
-    learner = "clustering"
+    learner, reads_heads = "clustering", False
 
     def __init__(self, options: NeuralOptions, shape: Shape):
         super().__init__(options, shape)
@@ -89,4 +89,6 @@ class Neural(Kind):
             reports=not tokens.decoding,
         )
         clusters = clusters.unsqueeze(1)
-        return Assignment(clusters, report=report._replace(clusters=clusters)), state
+        updated = report.centroids if self.needs_centroids else None
+        report = report._replace(clusters=clusters, centroids=updated)
+        return Assignment(clusters, report=report), state

@@ -91,13 +91,9 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
-        """Those of the values that are options of this dataclass, by name or by flag."""
-        found = {}
-        for item in fields(cls):
-            for name in (flag_of(item), item.name):
-                if name in values:
-                    found[item.name] = values[name]
-        return cls(**found)
+        """Those of the values that are options of this dataclass, by flag."""
+        flags = {flag_of(item): item.name for item in fields(cls)}
+        return cls(**{flags[flag]: value for flag, value in values.items() if flag in flags})
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,7 @@ class RoutingAttention(Kind):
 
     @property
     def own(self) -> str:
-        return "last" if self.causal or not self.gap else "always"
-
-    @property
-    def least_gap(self) -> int:
-        return int(self.causal)
+        return "last" if self.causal or not self.options.gap else "always"
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if not self.causal:

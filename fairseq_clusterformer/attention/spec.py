@@ -63,8 +63,8 @@ def parse_attention(
         num_layers: depth of the model; the list is cycled or cut to it.
         num_heads: H of every layer.
         option: name of the option in error messages.
-        defaults: values of options that the spec leaves open, by name or by flag; a kind takes
-            those that mean something to it.
+        defaults: values of options that the spec leaves open, by flag; a kind takes those that
+            mean something to it.
 
     Raises:
         ValueError: a spec outside the grammar, an unknown kind or option, ``*0``, or heads that
@@ -99,19 +99,28 @@ def parse_attention(
     return [layers[i % len(layers)] for i in range(num_layers)]
 
 
-def parse_layer(spec: str, **defaults: Any) -> tuple[Heads, ...]:
-    """The kinds of one layer, such as "window(64)+gated"; ``defaults`` as of
-    :func:`parse_attention`, each an option of one of the kinds or more."""
+def parse_layer(spec: str, **options: Any) -> tuple[Heads, ...]:
+    """The kinds of one layer, such as "window(64)+gated".
+
+    Args:
+        spec: of the layer.
+        options: values that it leaves open, each of one of its kinds or more, by name or by flag.
+
+    Raises:
+        ValueError: as :func:`parse_attention`, or an option of no kind.
+    """
     count = len(re.split(r"\+" + _OUTSIDE, spec))
-    (layer,) = parse_attention(
-        spec, num_layers=1, num_heads=count, option="kinds", defaults=defaults
-    )
-    known = {
-        name for heads in layer for f in fields(heads.options) for name in (f.name, flag_of(f))
-    }
-    for name in defaults.keys() - known:
-        raise ValueError(f"{spec} has no option {name!r}; allowed: {', '.join(sorted(known))}")
-    return layer
+
+    def parsed(defaults: Mapping[str, Any]) -> tuple[Heads, ...]:
+        return parse_attention(
+            spec, num_layers=1, num_heads=count, option="kinds", defaults=defaults
+        )[0]
+
+    known = [item for heads in parsed({}) for item in fields(heads.options)]
+    names = {name: flag_of(item) for item in known for name in (item.name, flag_of(item))}
+    for name in options.keys() - names.keys():
+        raise ValueError(f"{spec} has no option {name!r}; allowed: {', '.join(sorted(names))}")
+    return parsed({names[name]: value for name, value in options.items()})
 
 
 def _heads(text: str, where: str, defaults: Mapping[str, Any]) -> Heads:
@@ -134,12 +143,9 @@ def _heads(text: str, where: str, defaults: Mapping[str, Any]) -> Heads:
                 f"{where}: {name} has no option {option!r}; allowed: {', '.join(own) or 'none'}"
             )
         given[option] = value
-    taken = {name: value for name, value in defaults.items() if name not in given}
-    for option in given:
-        taken.pop(flag_of(own[option]), None)
     try:
-        parsed = {option: parse(own[option], kind, value) for option, value in given.items()}
-        return Heads(name, kind.of({**taken, **parsed}), text)
+        parsed = {flag_of(own[o]): parse(own[o], kind, value) for o, value in given.items()}
+        return Heads(name, kind.of({**defaults, **parsed}), text)
     except OptionError as error:
         if error.name not in given:
             raise

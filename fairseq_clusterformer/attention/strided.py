@@ -37,6 +37,8 @@ class Strided(Kind):
     What is near is for another head, ``window+strided`` is the paper's pair, or for a gap.
     """
 
+    reads_heads = False
+
     @property
     def fixed(self) -> bool:
         return self.options.pattern == "fixed"
@@ -44,10 +46,6 @@ class Strided(Kind):
     @property
     def own(self) -> str:
         return "always" if self.fixed else "cluster"
-
-    @property
-    def least_gap(self) -> int:
-        return int(self.fixed and self.causal)
 
     @property
     def num_clusters(self) -> int:

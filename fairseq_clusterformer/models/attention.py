@@ -56,8 +56,11 @@ class SelfAttention(MultiheadAttention):
             reports = []
         return out.transpose(0, 1), reports
 
-    # q, k and v of checkpoints that have them as one in_proj_weight
-    upgrade_state_dict_named = fairseq.modules.MultiheadAttention.upgrade_state_dict_named
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Also take checkpoints that have q, k and v as one in_proj_weight, or more heads of keys
+        and values."""
+        fairseq.modules.MultiheadAttention.upgrade_state_dict_named(self, state_dict, name)
+        self.average_heads(state_dict, name + "." if name else "")
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor

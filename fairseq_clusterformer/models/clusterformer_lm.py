@@ -97,6 +97,12 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             plan=plan,
             separate_documents=args.separate_documents,
         )
+        routers = [router for layer in decoder.all_layers() for router in layer.self_attn.routers]
+        if args.separate_documents and any(r.can_step and not r.alone for r in routers):
+            raise ValueError(
+                f"--separate-documents, and --cluster-normalizer is {args.cluster_normalizer}; "
+                "allowed: average, for a running one sums over all documents so far"
+            )
         return cls(decoder)
 
     @classmethod

@@ -131,6 +131,18 @@ class ClusterformerReader(EncoderOnlyModel):
             rule="cluster_rule",
             attention_window=args.attention_window or args.window_stride,
         )
+        for heads in plan.layers[0]:
+            alone = args.cluster_attention == heads.kind
+            if heads.kind in ("window", "strided") and not alone:
+                raise ValueError(
+                    f"--cluster-attention is {args.cluster_attention}; allowed: {heads.kind} by "
+                    "itself, for it does not look across windows"
+                )
+            if not getattr(heads.options, "own_centroids", True):
+                raise ValueError(
+                    f"--cluster-attention is {args.cluster_attention}; allowed: centroids of its "
+                    "own for each layer"
+                )
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = args.window_positions
         # what RoBERTa has: learned positions, their sum with the embeddings normalised

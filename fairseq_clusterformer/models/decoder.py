@@ -186,7 +186,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             if documents is None:
                 positions = self.embed_positions(tokens, incremental_state=incremental_state)
             else:
-                positions = self._positions_in(tokens, documents)
+                last = slice(-1 if incremental_state is not None else 0, None)
+                positions = self._positions_in(tokens, documents, last)
         if incremental_state is not None:
             tokens = tokens[:, -1:].contiguous()
             documents = None if documents is None else documents[:, -1:]
@@ -211,8 +212,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             padding_mask = None
         return x, Batch(padding_mask, documents)
 
-    def _positions_in(self, tokens: Tensor, documents: Tensor) -> Tensor:
-        """Embeddings of the positions [B, N, D], which start again in each document."""
-        positions = Batch(tokens.eq(self.padding_idx), documents).positions(tokens).clamp(min=0)
+    def _positions_in(self, tokens: Tensor, documents: Tensor, part: slice) -> Tensor:
+        """Embeddings of the positions of a part of the tokens [B, n, D], which start again in
+        each document."""
+        positions = Batch(tokens.eq(self.padding_idx), documents).positions(tokens)
+        positions = positions[:, part].clamp(min=0)
         some = tokens.new_full((1, tokens.size(1)), self.dictionary.unk())
         return self.embed_positions(some)[0][positions]

@@ -81,13 +81,21 @@ ClusteringOptions = make_dataclass(
 def _offer(kind: Registered) -> None:
     """Give the options of a plug-in's kind to every model, as if they had always been there."""
     name = next(n for n in attention_kinds() if registered(n) is kind)
+    others = tuple(kind for kind in attention_kinds() if kind != name)
+    ours = {flag for flag, *_ in options_of_kinds(others)}
     for model, options in list(MODEL_DATACLASS_REGISTRY.items()):
         if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
             continue
         there = {item.name for item in fields(options)}
-        new = [option for option in options_of_kinds((name,)) if option[0] not in there]
+        new = [option for option in options_of_kinds((name,)) if option[0] not in ours]
         if not new:
             continue
+        for flag, *_ in new:
+            if flag in there:
+                raise ValueError(
+                    f"attention kind {name!r}: {_flag(flag)} is an option of {model} already; "
+                    "allowed: another flag"
+                )
         more = make_dataclass(
             options.__name__,
             new,
@@ -211,12 +219,9 @@ def attention_plan(
         f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
     }
     values |= {"cluster_rule": check_rule(args, side, rule), "own_centroids": own_centroids}
+    if values["cluster_rule"] != "recent":
+        values["cluster_gap"] = 0
     layers, keep = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", "")
-    flags = {
-        item.name: flag_of(item)
-        for kind in attention_kinds()
-        for item in fields(registered(kind).options)
-    }
     try:
         kinds = parse_attention(
             getattr(args, spec),
@@ -226,8 +231,7 @@ def attention_plan(
             defaults=values | instead,
         )
     except OptionError as error:
-        flag = rule if error.name == "rule" else flags[error.name]
-        raise ValueError(f"{_flag(flag)} {error.text}") from None
+        raise flagged(error) from None
     if keep:
         kept = sorted({int(number) for number in keep.split(",")})
         if not 0 <= kept[0] <= kept[-1] < layers:
@@ -286,7 +290,23 @@ def _positions(args: Namespace, side: str) -> bool:
         raise ValueError(f"--positions is {args.positions}; allowed: {', '.join(POSITIONS)}")
     args.no_token_positional_embeddings = args.positions == "rotary"
     setattr(args, f"{side}_learned_pos", args.positions == "learned")
+    width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
+    if args.positions == "rotary" and width // heads % 2:
+        raise ValueError(
+            f"--positions is rotary, and a head is {width // heads} wide; allowed: "
+            f"--{side}-embed-dim and --{side}-attention-heads that make it even"
+        )
     return args.positions == "rotary"
+
+
+def flagged(error: OptionError) -> ValueError:
+    """The error of a kind's option, named as on the command line."""
+    flags = {
+        item.name: flag_of(item)
+        for kind in attention_kinds()
+        for item in fields(registered(kind).options)
+    }
+    return ValueError(f"{_flag(flags[error.name])} {error.text}")
 
 
 def _flag(name: str) -> str:

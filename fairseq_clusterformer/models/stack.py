@@ -1,6 +1,5 @@
 """What encoders and decoders over clustered layers share: reports, averages, checkpoints."""
 
-import itertools
 from collections.abc import Iterator
 
 import torch
@@ -11,10 +10,11 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from fairseq_clusterformer.attention import AttentionPlan
+from fairseq_clusterformer.attention import AttentionPlan, OptionError
 from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
+from .options import flagged
 
 # In tokens: a feed-forward block of 3,072 makes 50 MB of 4,096, and a GPU is kept busy by more.
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
@@ -38,17 +38,20 @@ class ClusteredLayer:
 
     def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
         side = cfg.decoder if self.causal else cfg.encoder
-        module = SelfAttention(
-            embed_dim,
-            side.attention_heads,
-            kinds=self.kinds,
-            causal=self.causal,
-            dropout=cfg.attention_dropout,
-            kv_heads=self.plan.kv_heads,
-            rotary=self.plan.rotary,
-            short_convolution=self.plan.short_convolution,
-            kernel=self.plan.kernel,
-        )
+        try:
+            module = SelfAttention(
+                embed_dim,
+                side.attention_heads,
+                kinds=self.kinds,
+                causal=self.causal,
+                dropout=cfg.attention_dropout,
+                kv_heads=self.plan.kv_heads,
+                rotary=self.plan.rotary,
+                short_convolution=self.plan.short_convolution,
+                kernel=self.plan.kernel,
+            )
+        except OptionError as error:
+            raise flagged(error) from None
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             projection = getattr(module, name)
             noisy = quant_noise(projection, self.quant_noise, self.quant_noise_block_size)
@@ -67,12 +70,13 @@ class ClusteredStack:
     num_updates: int | None = None
 
     def __init__(self, *args, plan: AttentionPlan, **kwargs):
-        self.plan, self._numbers = plan, itertools.count()
+        self.plan, self._planned = plan, 0
         super().__init__(*args, **kwargs)
 
     def build_layer(self, layer: type[ClusteredLayer], cfg: TransformerConfig, *args) -> nn.Module:
         """The next layer, as fairseq wraps it for activation checkpointing and FSDP."""
-        built = layer(cfg, *args, plan=self.plan, number=next(self._numbers))
+        built = layer(cfg, *args, plan=self.plan, number=self._planned)
+        self._planned += 1
         if cfg.checkpoint_activations:
             built = checkpoint_wrapper(built, offload_to_cpu=cfg.offload_activations)
         # As in fairseq: a checkpointed layer is wrapped for FSDP whatever its size.
@@ -98,7 +102,7 @@ class ClusteredStack:
 
         Called by all of them at once: one exchange for all layers, of the same size everywhere,
         whichever layers LayerDrop left out. What is remembered are sums, of which the learners
-        take means, so that exchanging twice changes nothing.
+        take means: exchanging again, with nothing observed in between, changes nothing.
         """
         routers = [router for layer in self.all_layers() for router in layer.self_attn.routers]
         learners = [

@@ -72,7 +72,7 @@ class Contestant:
 
     def route(self) -> None:
         """Its routing alone, with the backward pass of the losses if it has any."""
-        _, losses = self.attention.route(self.x, *self.qkv[:2])
+        losses = self.attention.losses_of(self.attention.route(self.x, *self.qkv[:2]))
         if losses:
             self._backward(losses, [torch.ones_like(loss) for loss in losses])
 

@@ -129,10 +129,10 @@ class Clustered(Attention):
         super().__init__(setting)
         self.losses = losses
         options = {
-            "window": setting.window,
-            "clusters": setting.clusters,
-            "rule": "recent" if setting.causal else "chunk",
-            "exploration": 0.0,  # or each call would route differently
+            "attention_window": setting.window,
+            "num_clusters": setting.clusters,
+            "cluster_rule": "recent" if setting.causal else "chunk",
+            "cluster_exploration": 0.0,  # or each call would route differently
         }
         ((heads,),) = parse_attention(kind, num_layers=1, num_heads=1, defaults=options)
         shape = Shape(setting.heads * setting.width, setting.heads, setting.width, setting.causal)
@@ -145,12 +145,16 @@ class Clustered(Attention):
 
     def forward(self, x, q, k, v):
         routing = self.route(x, q, k)
-        impl, report = self.setting.impl, routing.report
+        impl = self.setting.impl
         parts = [ranged_attention(q, k, v, layout, impl=impl) for layout in routing.layouts]
         if routing.own is not None:
             parts.append(own_part(q, k, v, routing.own, None, 0.0))
-        losses = [report.clustering_loss, report.sorting_loss] if self.losses else []
-        return join(parts)[0], losses
+        return join(parts)[0], self.losses_of(routing)
+
+    def losses_of(self, routing: Routing) -> list[Tensor]:
+        """What teaches the clusters."""
+        report = routing.report
+        return [report.clustering_loss, report.sorting_loss] if self.losses else []
 
     def visible(self, x, q, k, queries):
         routing = self.route(x, q, k)

@@ -26,6 +26,10 @@ def verdict(out: Path) -> str:
             continue
         record = json.loads(path.read_text())
         lines += ["", f"## {name}", "", record["settings"], "", *_of_rows(record["rows"], key)]
+    path = out / "generation.json"
+    for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
+        what = f"length {row['length']:,}, {row['sentences']} sentences, beam {row['beam']}"
+        lines.append(f"- generation: {what}: {row['ratio']:.2f} times dense's time")
     return "\n".join(lines) + "\n"
 
 

@@ -95,8 +95,8 @@ class Setting:
     def layers(self) -> list[tuple[Heads, ...]]:
         """The kinds of each layer; ``near`` is a window of 8."""
         options = {
-            "window": WINDOW,
-            "clusters": CLUSTERS,
+            "attention_window": WINDOW,
+            "num_clusters": CLUSTERS,
             "cluster_temperature": self.cluster_temperature,
             "cluster_exploration": self.cluster_exploration,
             "cluster_normalizer": self.cluster_normalizer,

@@ -7,28 +7,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fairseq_clusterformer.attention.layout import chunk_layout, cluster_layout, window_layout
+from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention.layout import chunk_layout, recent_layouts, window_layouts
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, Layout, ranged_attention
 
 from ..kinds import pads
 
 BATCH, HEADS, WIDTH = 3, 2, 8
 
+
+def _window(ids, mask, window, causal) -> Layout:
+    return window_layouts(ids[:, 0], window, causal=causal, batch=Batch(mask))[0]
+
+
+def _clusters(ids, mask, window, **options) -> Layout:
+    return recent_layouts(ids, 5, window, batch=Batch(mask), **options)[0]
+
+
 LAYOUTS = {
-    "full, causal": lambda ids, mask: window_layout(
-        ids.size(-1), None, causal=True, padding_mask=mask
-    ),
-    "window, both sides": lambda ids, mask: window_layout(
-        ids.size(-1), 9, causal=False, padding_mask=mask
-    ),
-    "clusters, causal": lambda ids, mask: cluster_layout(
-        ids, 5, 11, causal=True, padding_mask=mask
-    ),
-    "clusters, whole": lambda ids, mask: cluster_layout(
-        ids, 5, None, causal=False, padding_mask=mask
-    ),
-    "queries and keys apart": lambda ids, mask: cluster_layout(
-        ids, 5, 70, causal=True, padding_mask=mask, key_clusters=ids.roll(3, -1)
+    "full, causal": lambda ids, mask: _window(ids, mask, None, causal=True),
+    "window, both sides": lambda ids, mask: _window(ids, mask, 9, causal=False),
+    "clusters, causal": lambda ids, mask: _clusters(ids, mask, 11, causal=True),
+    "clusters, whole": lambda ids, mask: _clusters(ids, mask, None, causal=False),
+    "queries and keys apart": lambda ids, mask: _clusters(
+        ids, mask, 70, causal=True, key_clusters=ids.roll(3, -1)
     ),
     "chunks": lambda ids, mask: chunk_layout(ids, 5, padding_mask=mask),
     "chunks, leaking": lambda ids, mask: chunk_layout(
