@@ -305,7 +305,10 @@ class TestBadInput:
             ),
             ("--max-answer-length 0", "--max-answer-length is 0; allowed: 1 or more"),
             ("--span-marginal both", "--span-marginal is both; allowed: joint, apart"),
-            ("--cluster-attention dense", "--cluster-attention is dense; allowed: full"),
+            (
+                "--cluster-attention dense",
+                "--cluster-attention is dense: unknown kind 'dense'; allowed: full",
+            ),
             ("--clustering-loss-weight -1", "--clustering-loss-weight is -1.0; allowed: 0 or"),
             (
                 "--criterion cross_entropy",

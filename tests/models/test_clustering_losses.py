@@ -143,9 +143,9 @@ class TestWhoLearnsFromWhat:
         assert not any(name.startswith("decoder.layers.1") for name in learning)
         _, extra = model(samples([12])["net_input"]["src_tokens"])
         report = summary(extra["reports"])
-        layer = model.decoder.layers[0].self_attn.routers[0].clustering
+        router = model.decoder.layers[0].self_attn.routers[0]
         seen = {}
-        layer.register_forward_hook(lambda _, __, out: seen.update(report=out[1]))
+        router.register_forward_hook(lambda _, __, out: seen.update(report=out.report))
         model(samples([12])["net_input"]["src_tokens"])
         assert torch.equal(report["clustering_loss"], seen["report"].clustering_loss)
 

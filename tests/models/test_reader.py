@@ -269,9 +269,12 @@ def test_the_rule_recent_keeps_to_the_cluster(rule: str) -> None:
         ({"cluster_layers": "0"}, "--cluster-layers is 0; allowed: layers 1 to 4"),
         ({"cluster_layers": "2,5"}, "--cluster-layers is 2,5; allowed: layers 1 to 4"),
         ({"cluster_layers": "a"}, "--cluster-layers is a; allowed: layers 1 to 4"),
-        ({"cluster_attention": "dense"}, "--cluster-attention is dense; allowed: full"),
+        (
+            {"cluster_attention": "dense"},
+            "--cluster-attention is dense: unknown kind 'dense'; allowed: full",
+        ),
         ({"encoder_attention_heads": 3}, "--encoder-attention-heads is 3; allowed"),
-        ({"kmeans_bank_size": 3}, "--kmeans-bank-size is 3; allowed: --num-clusters"),
+        ({"kmeans_bank_size": 3}, "--kmeans-bank-size is 3; allowed: 4 or more, the clusters"),
         ({"kmeans_interval": -1}, "--kmeans-interval is -1; allowed"),
         ({"cluster_rule": "old"}, "--cluster-rule is old; allowed: chunk, recent$"),
         (
