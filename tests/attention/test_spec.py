@@ -195,10 +195,6 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
         ({"num_heads": 0}, "the width of 10 do not divide among 0 heads"),
         ({"kinds": "full+window+neural"}, "2 heads do not divide among 3 kinds of full+window+"),
         ({"kv_heads": 3}, "2 heads do not divide among 3 heads of keys and values"),
-        (
-            {"kinds": "full+window", "kv_heads": 1},
-            "1 heads of keys and values do not divide among 2 kinds of full+window",
-        ),
         ({"rotary": True}, "rotary positions with heads 5 wide; allowed: even"),
     ],
 )

@@ -44,7 +44,6 @@ BAD_OPTIONS = {
     "--positions none": "--positions is none; allowed: learned, sinusoidal, rotary",
     "--short-convolution -1": "--short-convolution is -1; allowed: 1 or more, or 0 for none",
     "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",
-    "--decoder-kv-heads 1": "1 heads of keys and values do not divide among 2 kinds",
     "--attention kmeans --kmeans-bank-size 3": "--kmeans-bank-size is 3; allowed: 4 or more",
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
     "--centroid-sorting-loss-weight -0.1": "-weight is -0.1; allowed: 0 or more",
