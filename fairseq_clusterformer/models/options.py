@@ -223,6 +223,8 @@ def attention_plan(
         values["cluster_gap"] = 0
     layers, keep = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", "")
     try:
+        for kind in attention_kinds():  # whether or not a layer is of that kind
+            registered(kind).options.of({f: v for f, v in values.items() if f not in _BY_SIDE})
         kinds = parse_attention(
             getattr(args, spec),
             num_layers=layers,

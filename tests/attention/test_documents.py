@@ -13,7 +13,7 @@ TOTAL = 17
 ALL = {"rotary": True, "short_convolution": 3}
 
 with_and_without = pytest.mark.parametrize(
-    "of", [{}, ALL, {**ALL, "kv_heads": 2}], ids=["plain", "rotary+convolution", "shared keys"]
+    "of", [{}, {**ALL, "kv_heads": 2}], ids=["plain", "rotary, convolution, shared keys"]
 )
 
 
@@ -41,7 +41,7 @@ def alone(module: MultiheadAttention, texts: list[tuple[Tensor, ...]]) -> Tensor
 
 @every_kind
 @with_and_without
-@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize("side", [None, "left"])
 def test_each_is_as_if_alone(kind, causal, of, side):
     if of.get("kv_heads") and side is not None:
         pytest.skip("heads share keys after padding is hidden")
@@ -84,7 +84,7 @@ def test_steps_begin_anew(kind, of):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CAUSAL if "running" not in kind])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left"])
 @torch.no_grad()
 def test_steps_with_padding(kind, side):
     module, given = build(kind, causal=True, of=ALL), inputs()

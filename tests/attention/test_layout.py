@@ -79,9 +79,9 @@ def test_window(length, window, causal):
         assert torch.equal(seen_by_all(layouts, length), expected)
 
 
-@pytest.mark.parametrize("length", [1, 2, 17])
-@pytest.mark.parametrize("num_clusters", [1, 4, 30])
-@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("length", [2, 17])
+@pytest.mark.parametrize("num_clusters", [1, 4])
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("gap", [0, 1, 4])
