@@ -14,6 +14,7 @@ from ..kernels import join, ranged_attention
 from ..precision import full_float32, is_exact
 from .batch import Batch
 from .kind import Assignment, Kind, Shape, Tokens, registered
+from .options import OptionError
 from .projections import ShortConvolution, rotated
 from .rings import Ring, attend_step
 from .rules import own_bias, own_part
@@ -92,9 +93,13 @@ class MultiheadAttention(nn.Module):
             }
         )
         shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
-        self.routers = nn.ModuleList(
-            registered(heads.kind).kind(heads.options, shape) for heads in kinds
-        )
+        self.routers = nn.ModuleList()
+        for heads in kinds:
+            try:
+                self.routers.append(registered(heads.kind).kind(heads.options, shape))
+            except OptionError as error:
+                error.written = heads.written
+                raise
 
     def reset_parameters(self) -> None:
         for projection in (self.q_proj, self.k_proj, self.v_proj):

@@ -15,7 +15,10 @@ class OptionError(ValueError):
     Attributes:
         name: of the option, as it stands in its dataclass.
         text: the message without the name.
+        written: how a spec names the kind of which it is an option, where that is known.
     """
+
+    written = ""
 
     def __init__(self, name: str, value: object, allowed: str):
         self.name, self.text = name, f"is {value}; allowed: {allowed}"

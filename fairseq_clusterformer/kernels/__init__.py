@@ -112,13 +112,12 @@ def ranged_attention(
     Raises:
         ValueError: an unknown ``impl``, or tensors that do not fit each other or the layout.
     """
-    traced = impl in TRACED and torch.compiler.is_compiling()
-    impl = impl if traced else chosen(impl, q)
     if layout.key_bias is not None:
         if key_bias is not None:
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
         key_bias = layout.key_bias
     validate(q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    traced = impl in TRACED and torch.compiler.is_compiling()
     if traced:
         return traced_attention(q, k, v, layout, key_bias=key_bias, dropout=dropout, impl=impl)
-    return IMPLEMENTATIONS[impl](q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    return IMPLEMENTATIONS[chosen(impl, q)](q, k, v, layout, key_bias=key_bias, dropout=dropout)

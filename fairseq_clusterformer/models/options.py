@@ -219,8 +219,9 @@ def attention_plan(
         f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
     }
     values |= {"cluster_rule": check_rule(args, side, rule), "own_centroids": own_centroids}
-    if values["cluster_rule"] != "recent":
+    if values["cluster_rule"] == "chunk":  # which has no gap; a spec's is refused
         values["cluster_gap"] = 0
+    values |= instead
     layers, keep = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", "")
     try:
         for kind in attention_kinds():  # whether or not a layer is of that kind
@@ -230,7 +231,7 @@ def attention_plan(
             num_layers=layers,
             num_heads=getattr(args, f"{side}_attention_heads"),
             option=_flag(spec),
-            defaults=values | instead,
+            defaults=values,
         )
     except OptionError as error:
         raise flagged(error) from None
@@ -308,7 +309,8 @@ def flagged(error: OptionError) -> ValueError:
         for kind in attention_kinds()
         for item in fields(registered(kind).options)
     }
-    return ValueError(f"{_flag(flags[error.name])} {error.text}")
+    where = f" (in {error.written})" if error.written else ""
+    return ValueError(f"{_flag(flags[error.name])} {error.text}{where}")
 
 
 def _flag(name: str) -> str:

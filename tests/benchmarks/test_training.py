@@ -68,7 +68,7 @@ def test_a_wrong_model_is_not_timed(capsys, monkeypatch, calls):
         return trainer
 
     monkeypatch.setattr(benchmark_training, "make_trainer", broken)
-    assert benchmark_training.main(TINY) == 1
+    assert benchmark_training.main([*TINY, "--impl", "blocks"]) == 1
     said = capsys.readouterr()
     assert "with blocks" in said.err
     assert "nothing is timed" in said.err

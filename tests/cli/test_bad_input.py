@@ -40,7 +40,7 @@ BAD_OPTIONS = {
     "--attention gated --attention-window 1": (
         "--attention-window is 1; allowed: 2 or more, the query's own included"
     ),
-    "--attention gated(1)": "--attention is gated(1): gated: window is 1; allowed: 2 or more",
+    "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
     "--positions none": "--positions is none; allowed: learned, sinusoidal, rotary",
     "--short-convolution -1": "--short-convolution is -1; allowed: 1 or more, or 0 for none",
     "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",
