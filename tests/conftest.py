@@ -1,6 +1,7 @@
 """What tests of every part need: one thread, a fixed seed, fairseq's command lines."""
 
 import importlib.util
+import logging
 import os
 import random
 import shlex
@@ -26,6 +27,13 @@ if not torch.cuda.is_available():
 REPO_ROOT = Path(__file__).resolve().parents[1]
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def logging_stays_on():
+    """Programs that print tables switch it off for their process, which is that of the tests."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
