@@ -419,7 +419,7 @@ BAD_OPTIONS = {
         "--decoder-cluster-rule is chunk; allowed: recent, leaking-chunk"
     ),
     "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
-    "--cluster-gap 2": "--cluster-gap is 2; allowed: 0 with the rule chunk",
+    "--encoder-attention neural(gap=2)": "--cluster-gap is 2; allowed: 0 with the rule chunk",
     "--encoder-kv-heads 3": "--encoder-kv-heads is 3; allowed: a number that divides",
     "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
     "--cluster-similarity l2": "--cluster-similarity is l2; allowed: dot, scaled-dot, cosine",

@@ -8,7 +8,7 @@ import torch
 from fairseq_clusterformer.kernels import Layout, ranged_attention
 
 from ..kinds import pads
-from .test_ranged_attention import BATCH, HEADS, WIDTH, every_layout, make_inputs, make_layout, run
+from .layouts import BATCH, HEADS, WIDTH, every_layout, make_inputs, make_layout, run
 
 
 @every_layout

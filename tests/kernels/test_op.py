@@ -7,7 +7,7 @@ from fairseq_clusterformer.kernels import Layout, ranged_attention
 from fairseq_clusterformer.kernels.op import ranged_attention as operator
 
 from ..kinds import pads
-from .test_ranged_attention import LAYOUTS
+from .layouts import LAYOUTS
 
 IMPLEMENTATIONS = ["blocks", "cpu", "triton"]
 

@@ -1,0 +1,61 @@
+"""Layouts and inputs that tests of ranged attention share."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention.layout import chunk_layout, recent_layouts, window_layouts
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS, Layout, ranged_attention
+
+BATCH, HEADS, WIDTH = 3, 2, 8
+
+
+def _window(ids, mask, window, causal) -> Layout:
+    return window_layouts(ids[:, 0], window, causal=causal, batch=Batch(mask))[0]
+
+
+def _clusters(ids, mask, window, **options) -> Layout:
+    return recent_layouts(ids, 5, window, batch=Batch(mask), **options)[0]
+
+
+LAYOUTS = {
+    "full, causal": lambda ids, mask: _window(ids, mask, None, causal=True),
+    "window, both sides": lambda ids, mask: _window(ids, mask, 9, causal=False),
+    "clusters, causal": lambda ids, mask: _clusters(ids, mask, 11, causal=True),
+    "clusters, whole": lambda ids, mask: _clusters(ids, mask, None, causal=False),
+    "queries and keys apart": lambda ids, mask: _clusters(
+        ids, mask, 70, causal=True, key_clusters=ids.roll(3, -1)
+    ),
+    "chunks": lambda ids, mask: chunk_layout(ids, 5, padding_mask=mask),
+    "chunks, leaking": lambda ids, mask: chunk_layout(
+        ids, 5, padding_mask=mask, earlier_only=True
+    ),
+}
+every_layout = pytest.mark.parametrize("name", LAYOUTS)
+# flex_attention is not ours, and slow where it is not compiled: it has tests of its own
+OURS = [name for name in IMPLEMENTATIONS if name != "flex"]
+OTHERS = [name for name in OURS if name != "reference"]
+every_other = pytest.mark.parametrize("impl", OTHERS)
+
+
+def make_layout(name: str, length: int, groups: int, mask=None) -> Layout:
+    return LAYOUTS[name](torch.randint(5, (BATCH, groups, length)), mask)
+
+
+def make_inputs(length: int, dtype=torch.float64, bias: bool = False):
+    """q, k, v laid out as projections leave them, and a bias."""
+    tensors = [
+        torch.randn(BATCH, length, HEADS, WIDTH, dtype=dtype).transpose(1, 2) for _ in range(3)
+    ]
+    return (*tensors, torch.randn(BATCH, 1, length, dtype=dtype) if bias else None)
+
+
+def run(impl, q, k, v, bias, layout, weight):
+    """Output, log-sum-exp, and gradients of a function of both."""
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v, bias) if t is not None]
+    key_bias = leaves[3] if bias is not None else None
+    out, lse = ranged_attention(*leaves[:3], layout, key_bias=key_bias, impl=impl)
+    visible = torch.isfinite(lse)
+    loss = (out.double() * weight).sum() + lse[visible].double().square().sum()
+    gradients = torch.autograd.grad(loss, leaves)
+    return [out.detach(), lse.detach(), *gradients]
