@@ -211,7 +211,9 @@ class TestGenerate:
         for number, hypotheses in alone.items():
             # the prefix of a sentence of one word holds its end
             if "--nbest" in options and not ("prefix" in options and len(wanted[number]) < 2):
-                assert len({text for _, text, _ in hypotheses}) == int(options.split()[3])
+                assert len({(text, *positions) for _, text, positions in hypotheses}) == int(
+                    options.split()[3]
+                )
             for score, text, positions in hypotheses:
                 words = text.split()
                 power = 2 if "lenpen" in options else 1
