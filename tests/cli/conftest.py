@@ -129,7 +129,7 @@ LEARNED = (
 def translator(parallel_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clustered model that has begun to translate :func:`parallel_data`."""
     folder = tmp_path_factory.mktemp("translator")
-    train(parallel_data, f"{CLUSTERED_TRANSLATION} {LEARNED}", folder)
+    train(parallel_data, f"{CLUSTERED_TRANSLATION} {LEARNED} --seed 3", folder)
     return folder / "checkpoint_last.pt"
 
 
