@@ -152,9 +152,9 @@ class Clustered(Attention):
         return join(parts)[0], self.losses_of(routing)
 
     def losses_of(self, routing: Routing) -> list[Tensor]:
-        """What teaches the clusters."""
-        report = routing.report
-        return [report.clustering_loss, report.sorting_loss] if self.losses else []
+        """What teaches the clusters; nothing does in evaluation."""
+        both = routing.report.clustering_loss, routing.report.sorting_loss
+        return [loss for loss in both if loss is not None] if self.losses else []
 
     def visible(self, x, q, k, queries):
         routing = self.route(x, q, k)

@@ -20,7 +20,7 @@ PROGRAMS = {
     "python": [sys.executable],
 }
 BITS = "bits per symbol"
-CLUSTERS = ("clustering_loss", "sorting_loss", "cluster_effective", "cluster_largest")
+CLUSTERS = ("cluster_effective", "cluster_largest")
 SAVE_EVERY = 200  # updates, with --keep
 
 
