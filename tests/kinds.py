@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
+from fairseq_clusterformer.clustering import LOSSES
 
 WINDOW = 5
 CLUSTERS = 3
@@ -25,6 +26,8 @@ CAUSAL = {
     "gated": "gated",
     "gated, many clusters": "gated(clusters=100)",
     "gated, gap": "gated(gap=4)",
+    "taught": "taught",
+    "window+taught, gap, no convolution": "window+taught(gap=3,routing_convolution=0)",
     "window+neural": "window+neural",
     "lsh": "lsh",
     "lsh, gap": "lsh(gap=3)",
@@ -47,6 +50,8 @@ BIDIRECTIONAL = {
     "neural, chunk, many clusters": "neural(rule=chunk,clusters=100)",
     "gated": "gated",
     "gated, gap": "gated(gap=2)",
+    "taught": "taught",
+    "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
     "window+neural": "window+neural(rule=chunk)",
     "lsh, chunk": "lsh(rule=chunk)",
     "lsh, recent": "lsh",
@@ -133,6 +138,12 @@ def build(
         module.commit()
     module.impl = impl
     return module.eval()
+
+
+def losses_of(reports: list) -> list[torch.Tensor]:
+    """All that teaches clusters besides the task."""
+    losses = [getattr(report, name) for report in reports for name in LOSSES]
+    return [loss for loss in losses if loss is not None]
 
 
 def pads(lengths: list[int], total: int, side: str) -> torch.Tensor:

@@ -21,6 +21,7 @@ from .kinds import (
     every_causal_kind_and_kernel,
     every_kind,
     every_kind_and_kernel,
+    losses_of,
     pads,
 )
 
@@ -180,8 +181,7 @@ def test_a_batch_of_padding_alone_is_finite(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal)
     x = inputs().requires_grad_()
     out, reports = module(x, torch.ones(3, LENGTH, dtype=torch.bool))
-    losses = [r.clustering_loss + r.sorting_loss for r in reports if r.sorting_loss is not None]
-    sum(losses, out.square().sum()).backward()
+    sum(losses_of(reports), out.square().sum()).backward()
     assert torch.isfinite(x.grad).all()
     for parameter in module.parameters():
         assert parameter.grad is None or torch.isfinite(parameter.grad).all()
@@ -268,9 +268,7 @@ def test_training_observes_and_learns(kind, causal):
     module = build(kind, causal=causal, of={"dropout": 0.3}).train()
     buffers = {name: b.clone() for name, b in module.named_buffers()}
     out, reports = module(inputs())
-    losses = [r.clustering_loss for r in reports if r.clustering_loss is not None]
-    losses += [r.sorting_loss for r in reports if r.sorting_loss is not None]
-    sum(losses, out.square().sum()).backward()
+    sum(losses_of(reports), out.square().sum()).backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -315,9 +313,7 @@ def test_trains_inside_autocast(kind, causal, dtype):
     x = inputs(dtype=torch.float32).requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
         out, reports = module(x)
-        losses = [r.clustering_loss for r in reports if r.clustering_loss is not None]
-        losses += [r.sorting_loss for r in reports if r.sorting_loss is not None]
-        (out.float().square().mean() + sum(losses)).backward()
+        (out.float().square().mean() + sum(losses_of(reports))).backward()
     assert torch.isfinite(x.grad).all()
     for name, parameter in module.named_parameters():
         assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
@@ -343,13 +339,7 @@ def test_gradients_of_the_layer(kind, causal):
 
     def outputs(x):
         out, reports = module(x)
-        losses = [
-            loss
-            for r in reports
-            for loss in (r.clustering_loss, r.sorting_loss)
-            if loss is not None
-        ]
-        return (out, *losses)
+        return (out, *losses_of(reports))
 
     assert torch.autograd.gradcheck(outputs, (x,), eps=1e-7, atol=1e-5)
 

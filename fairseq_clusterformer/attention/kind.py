@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..clustering.report import Report, State
 from .batch import Batch
 from .options import OptionError, Options, flag_of
+from .scouts import Scouts
 
 
 class Shape(NamedTuple):
@@ -101,6 +102,7 @@ class Assignment(NamedTuple):
             [B, G, N].
         similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
             nearest keys of its cluster.
+        scouts: queries that see every key, for training.
         report: for the losses, the log and the layer above.
     """
 
@@ -108,6 +110,7 @@ class Assignment(NamedTuple):
     key: Tensor | None = None
     key_bias: Tensor | None = None
     similarity: Tensor | None = None
+    scouts: Scouts | None = None
     report: Report = Report()
 
     def pairs(self) -> tuple[tuple[Tensor, Tensor | None], ...]:

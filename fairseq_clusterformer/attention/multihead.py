@@ -18,6 +18,7 @@ from .options import OptionError
 from .projections import ShortConvolution, rotated
 from .rings import Ring, attend_step
 from .rules import own_bias, own_part
+from .scouts import routing_loss
 from .spec import Heads, parse_layer
 
 PROJECTIONS = ("q", "k", "v")
@@ -164,6 +165,12 @@ class MultiheadAttention(nn.Module):
         )
         if self.rotary:
             q, k = (rotated(t, batch.positions(x)) for t in (q, k))
+        report = routing.report
+        if routing.scouts is not None:
+            loss = routing_loss(
+                q, k, routing.of_scouts, routing.scouts, window=router.by_cluster, impl=self.impl
+            )
+            report = report._replace(routing_loss=loss)
         dropout = self.dropout if self.training else 0.0
         parts = [
             ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
@@ -171,7 +178,7 @@ class MultiheadAttention(nn.Module):
         ]
         if routing.own is not None:
             parts.append(own_part(q, k, v, routing.own, batch.padding_mask, dropout))
-        return join(parts)[0], routing.report
+        return join(parts)[0], report
 
     def _attend_apart(self, router, i, x, heads, exact, batch, centroids) -> tuple[Tensor, Report]:
         """The same for a kind that looks at whole rows: each document is a row of its own."""

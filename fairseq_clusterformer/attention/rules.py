@@ -22,6 +22,7 @@ from .layout import (
     window_layouts,
     without_own,
 )
+from .scouts import Scouts, hidden_from, scout_layouts
 
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
 # 0, and float16 still holds the logit.
@@ -48,11 +49,14 @@ class Routing(NamedTuple):
             softmax over all that it sees (what two layouts show it counts twice).
         own: the query's own key, where no layout shows it.
         report: for the losses, the log and the layer above.
+        scouts: queries that teach, and by which layouts they see every key.
     """
 
     layouts: tuple[Layout, ...]
     own: Own | None
     report: Report
+    scouts: Scouts | None = None
+    of_scouts: tuple[Layout, ...] = ()
 
 
 def own_bias(kind: Kind) -> float:
@@ -66,7 +70,13 @@ def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
     by_cluster, near, own = of_rule(kind, tokens, assignment)
     if assignment.key_bias is not None:
         by_cluster = [replace(layout, key_bias=assignment.key_bias) for layout in by_cluster]
-    return Routing((*by_cluster, *near), own, assignment.report)
+    scouts, of_scouts = assignment.scouts, ()
+    if scouts is not None:
+        of_scouts = scout_layouts(
+            scouts.queries, causal=kind.causal, gap=kind.gap, batch=tokens.batch
+        )
+        by_cluster = [*hidden_from(scouts.queries, by_cluster), *of_scouts]
+    return Routing((*by_cluster, *near), own, assignment.report, scouts, of_scouts)
 
 
 _Seen = tuple[Sequence[Layout], Sequence[Layout], Own | None]  # by cluster, by position, itself

@@ -4,9 +4,10 @@ from .average import AverageNormalizer
 from .kmeans import KMeansClustering
 from .neural import NeuralClustering, initial_centroids
 from .report import Report, State
-from .statistics import ClusterUse, cluster_sizes, cluster_use, summary
+from .statistics import LOSSES, ClusterUse, cluster_sizes, cluster_use, summary
 
 __all__ = [
+    "LOSSES",
     "AverageNormalizer",
     "ClusterUse",
     "KMeansClustering",

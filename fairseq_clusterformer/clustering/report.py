@@ -17,6 +17,8 @@ class Report(NamedTuple):
     Attributes:
         clustering_loss: float32 scalar, CF22 eq. 6, a mean over real tokens.
         sorting_loss: float32 scalar, CF22 eq. 11, a mean over rows weighted by their real tokens.
+        routing_loss: float32 scalar, what teaches clusters where attention goes: minus the nats by
+            which attention lands in a query's cluster more often than by chance.
         cluster_sizes: tokens in each cluster over the batch, float32 [K]; of several clusterings
             in one layer, [..., K].
         clusters: of each query, int64 [B, G, N] where G heads cluster apart, or G = 1; at padding
@@ -28,6 +30,7 @@ class Report(NamedTuple):
 
     clustering_loss: Tensor | None = None
     sorting_loss: Tensor | None = None
+    routing_loss: Tensor | None = None
     cluster_sizes: Tensor | None = None
     clusters: Tensor | None = None
     centroids: Tensor | None = None

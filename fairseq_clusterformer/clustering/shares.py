@@ -16,6 +16,48 @@ from .fuzzy import Similarity, chunks, lowest_argmax
 from .statistics import cluster_sizes
 
 
+class Both(NamedTuple):
+    """What :func:`assign_both` finds.
+
+    Attributes:
+        queries, keys: cluster of each, int64 [B, H, N].
+        log_mass: log of the sum of exp(s) over the real tokens of a batch, of queries and of keys,
+            [2, H, K].
+        sizes: real queries and keys in each cluster [2, H, K].
+        tokens: number of real tokens, a scalar.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    log_mass: Tensor
+    sizes: Tensor
+    tokens: Tensor
+
+
+@torch.no_grad()
+@full_float32()
+def assign_both(
+    q: Tensor,
+    k: Tensor,
+    centroids: Tensor,
+    *,
+    similarity: Similarity,
+    temperature: float,
+    log_normalizer: Tensor,
+    padding_mask: Tensor | None = None,
+) -> Both:
+    """Assign queries and keys, as :func:`assign_with_shares` does, with no gradient."""
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    vectors = similarity.vectors(centroids.to(dtype)) / temperature
+    found = [
+        _assign(x, vectors, offsets, similarity, padding_mask)
+        for x, offsets in zip((q, k), log_normalizer.to(dtype).unsqueeze(2), strict=True)
+    ]
+    (queries, *of_queries), (keys, *of_keys) = found
+    both = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
+    return Both(queries, keys, *both, _number_of(k, padding_mask))
+
+
 class Shares(NamedTuple):
     """What :func:`assign_with_shares` finds; floating point as it computes, if not said otherwise.
 
@@ -79,10 +121,15 @@ def assign_with_shares(
         queries, *of_queries = _assign(q, vectors, offsets[0], *args)
     log_share, keys, *of_keys = _LogShares.apply(k, vectors, offsets[1], *args, explored)
     log_mass, sizes = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
-    real = torch.ones_like(k[:, 0, :, 0], dtype=dtype)
-    if padding_mask is not None:
-        real = real.masked_fill(padding_mask, 0.0)
-    return Shares(queries, keys, log_share, log_mass, sizes, real.sum())
+    return Shares(queries, keys, log_share, log_mass, sizes, _number_of(k, padding_mask))
+
+
+def _number_of(k: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """Real tokens of k [B, H, N, E], as a floating point scalar."""
+    number = k.size(0) * k.size(2) if padding_mask is None else (~padding_mask).sum()
+    return torch.as_tensor(
+        number, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32)
+    )
 
 
 class _LogShares(torch.autograd.Function):

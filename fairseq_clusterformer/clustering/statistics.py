@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .report import Report
 
+LOSSES = ("clustering_loss", "sorting_loss", "routing_loss")
+
 
 class ClusterUse(NamedTuple):
     """Float32 scalars.
@@ -63,9 +65,9 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
         reports: of the layers of each side of the model, such as "encoder" and "decoder".
 
     Returns:
-        Float32 scalars: ``clustering_loss`` and ``sorting_loss``, means over the layers that
-        cluster, so that their weights mean the same at any depth; ``cluster_`` and each field of
-        :class:`ClusterUse`, means too; and ``SIDE_cluster_effective`` of each side that clusters.
+        Float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
+        weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`,
+        means too; and ``SIDE_cluster_effective`` of each side that clusters.
     """
     sides = {
         side: [report for report in of_side if report.cluster_sizes is not None]
@@ -79,7 +81,7 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
         return torch.stack(values).mean()
 
     found = {}
-    for name in ("clustering_loss", "sorting_loss"):
+    for name in LOSSES:
         losses = [getattr(report, name) for report in clustered]
         losses = [loss for loss in losses if loss is not None]
         found[name] = mean(losses) if losses else clustered[0].cluster_sizes.new_zeros(())

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 from fairseq.logging import metrics
 
-from fairseq_clusterformer.clustering import summary
+from fairseq_clusterformer.clustering import LOSSES, summary
 
-LOSSES = ("clustering_loss", "sorting_loss")
 STATISTICS = (
     *LOSSES,
     "cluster_entropy",
@@ -29,6 +28,7 @@ class ClusteringLossConfig:
     centroid_sorting_loss_weight: float = weight(
         0.1, "nu: weight of the centroid sorting loss (eq. 11)"
     )
+    routing_loss_weight: float = weight(1.0, "weight of the routing loss of taught heads")
     task_loss_weight: float = weight(1.0, "lambda: weight of the task's loss")
 
 
@@ -49,13 +49,14 @@ class ClusteringLosses:
         Raises:
             ValueError: a weight below 0.
         """
-        for name in ("clustering_loss", "centroid_sorting_loss", "task_loss"):
+        for name in ("clustering_loss", "centroid_sorting_loss", "routing_loss", "task_loss"):
             value = getattr(config, f"{name}_weight")
             if not value >= 0:
                 option = "--" + name.replace("_", "-") + "-weight"
                 raise ValueError(f"{option} is {value}; allowed: 0 or more")
         self.clustering_loss_weight = config.clustering_loss_weight
         self.centroid_sorting_loss_weight = config.centroid_sorting_loss_weight
+        self.routing_loss_weight = config.routing_loss_weight
         self.task_loss_weight = config.task_loss_weight
 
     def forward(self, model, sample, reduce=True):
@@ -82,6 +83,7 @@ class ClusteringLosses:
                 auxiliary = (
                     self.clustering_loss_weight * clustering["clustering_loss"]
                     + self.centroid_sorting_loss_weight * clustering["sorting_loss"]
+                    + self.routing_loss_weight * clustering["routing_loss"]
                 )
                 loss = loss + sample_size * auxiliary
         return loss, sample_size, logging_output

@@ -36,7 +36,7 @@ from fairseq_clusterformer.attention import (
 )
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.clustering import cluster_use
+from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, write_aside
 
 LENGTH = 96
@@ -89,6 +89,7 @@ class Setting:
     loss_weight: float = 0.1
     cluster_temperature: float = 0.1
     cluster_exploration: float = 0.1
+    short_convolution: int = 0
     steps: int = 2000
     seed: int = 1
 
@@ -113,10 +114,15 @@ class Setting:
 class Layer(nn.Module):
     """A pre-norm Transformer layer over ``MultiheadAttention``."""
 
-    def __init__(self, kinds: tuple[Heads, ...]):
+    def __init__(self, kinds: tuple[Heads, ...], short_convolution: int):
         super().__init__()
         self.attention = MultiheadAttention(
-            WIDTH, HEADS, kinds=kinds, causal=True, kernel="reference"
+            WIDTH,
+            HEADS,
+            kinds=kinds,
+            causal=True,
+            short_convolution=short_convolution,
+            kernel="reference",
         )
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(
@@ -141,7 +147,9 @@ class Model(nn.Module):
         rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
         angle = torch.arange(LENGTH).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
-        self.layers = nn.ModuleList(Layer(kinds) for kinds in setting.layers())
+        self.layers = nn.ModuleList(
+            Layer(kinds, setting.short_convolution) for kinds in setting.layers()
+        )
         self.norm = nn.LayerNorm(WIDTH)
         self.classify = nn.Linear(WIDTH, SYMBOLS)
 
@@ -168,7 +176,7 @@ def train(setting: Setting) -> dict:
         rows = make_rows(BATCH, rows_drawn)
         logits, reports = model(rows.tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())
-        total = loss + setting.loss_weight * clustering_losses(reports)
+        total = loss + clustering_losses(reports, setting)
         optimizer.zero_grad()
         total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -183,11 +191,13 @@ def train(setting: Setting) -> dict:
     return {**result, "curve": curve, "seconds": round(time.perf_counter() - begin)}
 
 
-def clustering_losses(reports: list[list]) -> Tensor | float:
-    """Sum of both losses of CF22 (eq. 6 and 11), each a mean over the layers that cluster."""
-    clustered = [r for of_layer in reports for r in of_layer if r.sorting_loss is not None]
-    losses = [report.clustering_loss + report.sorting_loss for report in clustered]
-    return torch.stack(losses).mean() if losses else 0.0
+def clustering_losses(reports: list[list], setting: Setting) -> Tensor | float:
+    """What teaches clusters: both losses of CF22 (eq. 6 and 11), and that of taught heads."""
+    found = summary({"decoder": [report for of_layer in reports for report in of_layer]})
+    if found is None:
+        return 0.0
+    both = found["clustering_loss"] + found["sorting_loss"]
+    return setting.loss_weight * both + found["routing_loss"]
 
 
 @torch.no_grad()

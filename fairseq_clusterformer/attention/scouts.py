@@ -1,0 +1,156 @@
+"""Scouts: queries that see every key in training, and teach where attention would go.
+
+A scout attends as in dense attention, with weights a over the keys that it would see if all were
+in its cluster. With p(c) the share of cluster c in a query or a key, s_ij = sum_c p_i(c) p_j(c) is
+the probability that key j lies in the cluster of query i. The loss is what chance would give less
+what attention finds there, in nats:
+
+    L = - mean over scouts i of log( sum_j a_ij s_ij / mean_j s_ij )
+
+All tokens in one cluster earn nothing, and neither does attention to everything alike: no loss of
+balance is needed. It teaches the shares alone: queries and keys learn from the task.
+
+Shape letters: B batch, H heads, N tokens, E head width, K clusters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..kernels import Layout, join, ranged_attention
+from ..precision import at_least_float32, full_float32
+from .batch import Batch
+from .layout import recent_layouts
+
+TINY = 1e-6  # a share of attention below it is none
+
+
+class Scouts(NamedTuple):
+    """Who teaches, and what is taught.
+
+    Attributes:
+        queries: those that see every key, bool [B, H, N].
+        query_shares: p(c) of each query [B, H, N, K], at least float32, differentiable.
+        key_shares: p(c) of each key, likewise.
+    """
+
+    queries: Tensor
+    query_shares: Tensor
+    key_shares: Tensor
+
+
+def draw_scouts(number: int, heads: int, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """That many real tokens of each row and head, or all if there are fewer, bool [B, H, N], drawn
+    by torch's generator of the device: an activation checkpoint draws the same.
+
+    Args:
+        x: [B, N, ...], for its length and device.
+    """
+    batch, length = x.shape[:2]
+    if padding_mask is None and number >= length:
+        return torch.ones(batch, heads, length, dtype=torch.bool, device=x.device)
+    order = torch.rand(batch, heads, length, device=x.device)
+    if padding_mask is not None:
+        order = order.masked_fill(padding_mask.unsqueeze(1), 2.0)
+    chosen = order.topk(min(number, length), largest=False).indices
+    scouts = torch.zeros(batch, heads, length, dtype=torch.bool, device=x.device)
+    scouts.scatter_(-1, chosen, True)
+    return scouts if padding_mask is None else scouts & ~padding_mask.unsqueeze(1)
+
+
+def scout_layouts(scouts: Tensor, *, causal: bool, gap: int, batch: Batch) -> tuple[Layout, ...]:
+    """What scouts see: all keys of their documents that are ``gap`` tokens back or more, and, not
+    causal, those that follow likewise."""
+
+    def everything() -> tuple[Layout, ...]:
+        alike = torch.zeros(
+            len(scouts), 1, scouts.size(-1), dtype=torch.long, device=scouts.device
+        )
+        return recent_layouts(alike, 1, None, causal=causal, gap=gap, batch=batch)
+
+    layouts = batch.once(("everything", causal, gap), everything)
+    return tuple(_of_queries(layout, scouts) for layout in layouts)
+
+
+def _of_queries(layout: Layout, queries: Tensor) -> Layout:
+    """A layout of some of its queries alone."""
+    order = layout.query_order.expand_as(queries)
+    others = ~queries.gather(-1, order)
+    slots = others.to(torch.uint8).argsort(dim=-1, stable=True)
+    lo, hi = (
+        bound.expand_as(queries).masked_fill(others, 0).gather(-1, slots)
+        for bound in (layout.lo, layout.hi)
+    )
+    return replace(
+        layout, lo=lo, hi=hi, query_order=order.gather(-1, slots), num_queries=queries.sum(-1)
+    )
+
+
+def hidden_from(queries: Tensor, layouts: Sequence[Layout]) -> list[Layout]:
+    """The layouts, in which those queries see nothing."""
+    found = []
+    for layout in layouts:
+        hidden = queries.gather(-1, layout.query_order.expand_as(queries))
+        found.append(replace(layout, hi=torch.where(hidden, layout.lo, layout.hi)))
+    return found
+
+
+@full_float32()
+def routing_loss(
+    q: Tensor,
+    k: Tensor,
+    layouts: Sequence[Layout],
+    scouts: Scouts,
+    *,
+    window: int | None,
+    impl: str,
+) -> Tensor:
+    """L above, over scouts that see more than W keys; 0 where there are none.
+
+    Args:
+        q, k: as they are attended, [B, H, N, E]; they get no gradient.
+        layouts: of the scouts.
+        window: W, keys that a query sees by its cluster; None: all.
+    """
+    q, k = (at_least_float32(t.detach()) for t in (q, k))
+    width, shares = q.size(-1), scouts.key_shares
+    shares = shares.to(q.dtype)
+    missing = -shares.size(-1) % width  # values are as wide as heads
+    parts = pad(shares, (0, missing)).split(width, dim=-1)
+    attended = torch.cat(
+        [
+            join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
+            for part in parts
+        ],
+        dim=-1,
+    )[..., : shares.size(-1)]
+    total, seen = _sums(shares, layouts)
+    lands = (attended * scouts.query_shares).sum(-1)
+    chance = (total * scouts.query_shares).sum(-1) / seen.clamp(min=1)
+    teaches = scouts.queries & (seen > (0 if window is None else window))
+    gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
+    return -gain.masked_fill(~teaches, 0.0).sum() / teaches.sum().clamp(min=1)
+
+
+def _sums(values: Tensor, layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
+    """Of the keys that a query sees: the sum of their values [B, H, N, K], and how many they are
+    [B, H, N]."""
+    shape = values.shape[:3]
+    total, seen = torch.zeros_like(values), values.new_zeros(shape)
+    for layout in layouts:
+        order = layout.key_order.expand(shape).unsqueeze(-1).expand_as(values)
+        sums = pad(values.gather(2, order).cumsum(2), (0, 0, 1, 0))
+
+        def below(slot: Tensor, sums: Tensor = sums) -> Tensor:
+            return sums.gather(2, slot.unsqueeze(-1).expand_as(values))
+
+        lo, hi = layout.lo, torch.maximum(layout.lo, layout.hi)
+        place = layout.query_order.argsort(-1)
+        of_slot = below(hi) - below(lo)
+        total = total + of_slot.gather(2, place.unsqueeze(-1).expand_as(values))
+        seen = seen + (hi - lo).gather(-1, place).to(seen.dtype)
+    return total, seen

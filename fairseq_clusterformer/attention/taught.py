@@ -1,0 +1,122 @@
+"""Taught clustering: clusters that attention teaches.
+
+Each head has routing projections of its own, which read the layer's input detached and learn by
+the routing loss alone (:mod:`fairseq_clusterformer.attention.scouts`): in training, some queries
+see every key, and queries and keys come into the same cluster where the scouts' attention goes.
+The task trains what is attended, and never what routes: its gradient would have to pass an argmax.
+
+Learned selection elsewhere is taught alike (DeepSeek-V3.2, 2025: an indexer that learns from the
+attention of the dense model). Here what is learned are clusters: inference is linear, too.
+
+Shape letters: B batch, H heads, N tokens, D width, R width of what routes, K clusters.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..clustering import AverageNormalizer, Report, State
+from ..clustering.fuzzy import Similarity
+from ..clustering.shares import assign_both
+from ..precision import at_least_float32, full_float32
+from .kind import Assignment, Kind, Shape, Tokens, register_attention
+from .neural import FuzzyOptions
+from .options import option
+from .projections import ShortConvolution
+from .scouts import Scouts, draw_scouts
+
+
+@dataclass(frozen=True)
+class TaughtOptions(FuzzyOptions):
+    """Options of taught heads."""
+
+    scouts: int = option(
+        64, "queries of each row and taught head that see every key in training", at_least=0
+    )
+    dense_updates: int = option(
+        0, "updates in which all queries of taught heads are scouts", at_least=0
+    )
+    routing_width: int = option(32, "width of what taught heads route by", at_least=1)
+    routing_convolution: int = option(
+        4, "width of the convolution over what taught heads route by; 0: none", at_least=0
+    )
+
+
+@register_attention("taught", TaughtOptions)
+class Taught(Kind):
+    """Each head clusters its queries and its keys, apart, around the same centroids."""
+
+    own, learner, reads_heads = "always", "normalizer", False
+
+    def __init__(self, options: TaughtOptions, shape: Shape):
+        super().__init__(options, shape)
+        self.similarity = Similarity(options.similarity)
+        self.temperature = options.temperature_or(0.2)
+        self.alone = options.routing_convolution == 0
+        heads, width = shape.num_heads, options.routing_width
+        self.query_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
+        self.key_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
+        self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
+        self.convolution = None
+        if options.routing_convolution:
+            self.convolution = ShortConvolution(
+                shape.embed_dim, options.routing_convolution, causal=shape.causal
+            )
+        self.normalizer = AverageNormalizer((2, heads, options.clusters))
+        self.begins = options.dense_updates > 0
+
+    def commit(self) -> None:
+        super().commit()
+        self.begins = bool(self.normalizer.updates < self.options.dense_updates)
+
+    @property
+    def least_gap(self) -> int:
+        """A query's own key is seen besides those of its cluster, in an encoder, too."""
+        return 1
+
+    @full_float32()
+    def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
+        x = at_least_float32(tokens.x.detach())
+        if self.convolution is not None and tokens.decoding:
+            x, before = self.convolution.step(x, state.get("before"), tokens.batch, None)
+            state = {"before": before}
+        elif self.convolution is not None:
+            x = self.convolution(x, tokens.batch)
+        q, k = (self._heads(x, projection) for projection in (self.query_proj, self.key_proj))
+        found = assign_both(
+            q,
+            k,
+            self.centroids,
+            similarity=self.similarity,
+            temperature=self.temperature,
+            log_normalizer=self.normalizer.log_normalizer,
+            padding_mask=tokens.padding_mask,
+        )
+        observation = self.normalizer.observation(found.log_mass, found.tokens)
+        report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
+        scouts = self._scouts(tokens, q, k) if self.training else None
+        return Assignment(found.queries, found.keys, scouts=scouts, report=report), state
+
+    def _heads(self, x: Tensor, projection: nn.Linear) -> Tensor:
+        """What routes, [B, H, N, R]."""
+        routing = nn.functional.linear(x, projection.weight.to(x.dtype))
+        return routing.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+
+    def _scouts(self, tokens: Tokens, q: Tensor, k: Tensor) -> Scouts | None:
+        number = self.options.scouts
+        if self.begins:
+            number = tokens.x.size(1)
+        if number == 0:
+            return None
+        queries = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
+        vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
+        return Scouts(
+            queries,
+            *(
+                (
+                    self.similarity.vectors(x) @ vectors.transpose(-1, -2) - offsets.unsqueeze(1)
+                ).softmax(-1)
+                for x, offsets in zip((q, k), self.normalizer.log_normalizer.to(q), strict=True)
+            ),
+        )

@@ -1,0 +1,186 @@
+"""Clusters that attention teaches: who sees what in training, what is taught, and to whom."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import Batch, MultiheadAttention
+from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.scouts import (
+    Scouts,
+    draw_scouts,
+    routing_loss,
+    scout_layouts,
+)
+
+B, N, D, H, K = 2, 19, 16, 2, 5
+E = D // H
+
+
+def layer(spec: str, causal: bool = True, **options) -> MultiheadAttention:
+    torch.manual_seed(1)
+    return MultiheadAttention(D, H, kinds=spec, causal=causal, **options).double()
+
+
+def batches() -> dict[str, Batch]:
+    padding = torch.zeros(B, N, dtype=torch.bool)
+    padding[0, :4] = padding[1, -3:] = True
+    documents = torch.zeros(B, N, dtype=torch.long)
+    documents[0, 7:] = documents[1, 12:] = 1
+    documents[1, 15:] = 2
+    return {"plain": Batch(), "padded": Batch(padding), "documents": Batch(documents=documents)}
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocks"])
+@pytest.mark.parametrize("gap", [1, 4])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["plain", "padded", "documents"])
+def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
+    torch.manual_seed(2)
+    batch, window = batches()[name], 3
+    q, k = torch.randn(2, B, H, N, E).double()
+    shares = torch.randn(2, B, H, N, K).double().softmax(-1).requires_grad_()
+    queries = draw_scouts(7, H, q[:, 0], batch.padding_mask)
+    layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
+    scouts = Scouts(queries, *shares)
+    found = routing_loss(q, k, layouts, scouts, window=window, impl=impl)
+
+    gains = []
+    for b in range(B):
+        hidden = torch.zeros(N) if batch.padding_mask is None else batch.padding_mask[b]
+        document = torch.zeros(N) if batch.documents is None else batch.documents[b]
+        real = [n for n in range(N) if not hidden[n]]
+        for h in range(H):
+            for i in real:
+                seen = [
+                    j
+                    for j in real
+                    if document[i] == document[j]
+                    and abs(real.index(i) - real.index(j)) >= gap
+                    and (j < i or not causal)
+                ]
+                if not queries[b, h, i] or len(seen) <= window:
+                    continue
+                a = (k[b, h, seen] @ q[b, h, i] / math.sqrt(E)).softmax(0)
+                s = shares[1, b, h, seen] @ shares[0, b, h, i]
+                gains.append(torch.log((a * s).sum() / s.mean()))
+    expected = -torch.stack(gains).mean()
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(found, shares), torch.autograd.grad(expected, shares), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_loss_is_zero_where_nobody_teaches():
+    shares = torch.full((2, 1, 1, 2, K), 1 / K).double().requires_grad_()
+    queries = torch.ones(1, 1, 2, dtype=torch.bool)
+    layouts = scout_layouts(queries, causal=True, gap=1, batch=Batch())
+    q = torch.randn(1, 1, 2, E).double()
+    loss = routing_loss(q, q, layouts, Scouts(queries, *shares), window=3, impl="reference")
+    loss.backward()
+    assert loss == 0
+    assert torch.equal(shares.grad, torch.zeros_like(shares))
+
+
+@pytest.mark.parametrize("gap", [0, 5])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["plain", "padded", "documents"])
+def test_scouts_attend_as_dense_attention_does(name, causal, gap):
+    spec = f"taught(window=2,clusters={K},gap={gap},scouts={N})"
+    taught, dense = layer(spec, causal).train(), layer("full", causal)
+    dense.load_state_dict(taught.state_dict(), strict=False)
+    x, batch = torch.randn(B, N, D).double(), batches()[name]
+    real = slice(None) if batch.padding_mask is None else ~batch.padding_mask
+    torch.testing.assert_close(taught(x, batch)[0][real], dense(x, batch)[0][real])
+    assert not torch.allclose(taught.eval()(x, batch)[0][real], dense(x, batch)[0][real])
+
+
+def test_other_queries_see_their_cluster():
+    module = layer(f"taught(window=3,clusters={K},scouts=4)")
+    x = torch.randn(B, N, D).double()
+    (alone,) = tokens_seen(module.eval(), x).values()
+    (seen,) = tokens_seen(module.train(), x).values()
+    dense = torch.ones(N, N, dtype=torch.bool).tril()
+    scouts = (seen == dense).all(-1)
+    changed = (seen != alone).any(-1)
+    assert (scouts[..., 6:] | ~changed[..., 6:]).all()  # what is not a scout's is as before
+    assert changed.any()
+    assert changed.sum(-1).max() <= 4
+
+
+def test_scouts_are_real_tokens_drawn_anew():
+    mask = torch.zeros(B, N, dtype=torch.bool)
+    mask[0, 5:] = True
+    x = torch.zeros(B, N, D)
+    first, second = (draw_scouts(8, H, x, mask) for _ in range(2))
+    assert not (first & mask.unsqueeze(1)).any()
+    assert torch.equal(first.sum(-1), torch.tensor([[5, 5], [8, 8]]))
+    assert not torch.equal(first, second)
+
+
+def test_the_task_teaches_no_router_and_the_router_nothing_else():
+    module = layer(f"taught(window=3,clusters={K},scouts=6)").train()
+    x = torch.randn(B, N, D).double().requires_grad_()
+    out, (report,) = module(x)
+    routers = [p for n, p in module.named_parameters() if n.startswith("routers")]
+    others = [p for n, p in module.named_parameters() if not n.startswith("routers")]
+    of_task = torch.autograd.grad(
+        out.square().sum(), [*routers, *others], retain_graph=True, allow_unused=True
+    )
+    assert all(g is None for g in of_task[: len(routers)])
+    assert all(g is not None for g in of_task[len(routers) :])
+    of_loss = torch.autograd.grad(report.routing_loss, [*routers, *others, x], allow_unused=True)
+    assert all(g is not None and g.any() for g in of_loss[: len(routers)])
+    assert all(g is None for g in of_loss[len(routers) :])
+
+
+def test_dense_updates_end_and_are_remembered():
+    module = layer(f"taught(window=3,clusters={K},scouts=2,dense_updates=2)").train()
+    x = torch.randn(B, N, D).double()
+
+    def see_everything(of: MultiheadAttention) -> float:
+        (seen,) = tokens_seen(of, x).values()
+        return float(seen.sum(-1).eq(torch.arange(N) + 1).double().mean())
+
+    for update in range(3):
+        module.commit()
+        assert (see_everything(module) == 1) == (update < 2)
+        module.observe(module(x)[1])
+    resumed = layer(f"taught(window=3,clusters={K},scouts=2,dense_updates=2)").train()
+    resumed.load_state_dict(module.state_dict())
+    resumed.commit()
+    assert see_everything(resumed) < 1
+
+
+def test_learns_where_attention_goes():
+    """Tokens of four sorts, of which each attends to its own."""
+    torch.manual_seed(3)
+    module = layer(f"taught(window=8,clusters=4,scouts={N},routing_convolution=0)").train()
+    sorts = torch.nn.functional.normalize(torch.randn(4, D), dim=-1).double()
+    with torch.no_grad():
+        for projection in (module.q_proj, module.k_proj):
+            torch.nn.init.orthogonal_(projection.weight).mul_(6)
+            projection.bias.zero_()
+        module.k_proj.weight.copy_(module.q_proj.weight)
+    optimizer = torch.optim.Adam(module.routers.parameters(), lr=0.02)
+    losses = []
+    for _ in range(80):
+        x = sorts[torch.randint(4, (8, N))]
+        _, reports = module(x)
+        optimizer.zero_grad()
+        reports[0].routing_loss.backward()
+        optimizer.step()
+        module.observe(reports)
+        module.commit()
+        losses.append(reports[0].routing_loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < -0.9
+    (report,) = module.eval()(sorts[None])[1]
+    assert len(report.clusters[0, 0].unique()) == 4  # each sort has a cluster of its own
+
+
+def test_no_scouts_no_loss():
+    module = layer(f"taught(clusters={K},scouts=0)").train()
+    assert module(torch.randn(B, N, D).double())[1][0].routing_loss is None
