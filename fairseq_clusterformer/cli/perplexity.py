@@ -28,6 +28,20 @@ def _parser() -> Parser:
     add("--tokens-per-sample", metavar="N", type=whole_number, help="of a block, as trained")
     add("--max-blocks", metavar="N", type=whole_number, help="score the first N blocks")
     add("--teacher-forced", action="store_true", help="one pass only, which is much faster")
+    add(
+        "--breakdown",
+        action="store_true",
+        help="also bits by position, and on rare identifiers (of bytes) or pairs (of pieces and "
+        "words) that the text has had before, by how far back; one pass",
+    )
+    add(
+        "--rare",
+        metavar="N",
+        type=whole_number,
+        default=20,
+        help="with --breakdown, what the training split holds at most N times is rare (default: "
+        "20; without the split, everything is)",
+    )
     add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
     return parser
 
@@ -48,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     from tqdm import tqdm
 
     from fairseq_clusterformer.inference import perplexity
+    from fairseq_clusterformer.inference.breakdown import Breakdown
     from fairseq_clusterformer.inference.language_model import LanguageModel
     from fairseq_clusterformer.inference.load import load_checkpoint
 
@@ -66,11 +81,17 @@ def main(arguments: Sequence[str]) -> int:
         blocks = perplexity.blocks_of(tokens, length or longest, coding.dictionary.eos())
     else:
         blocks = perplexity.split_blocks(loaded, args.gen_subset)
+    breakdown = None
+    if args.breakdown:
+        has_training = (loaded.folder / "train.idx").is_file()
+        training = perplexity.training_items(loaded) if has_training else ()
+        breakdown = Breakdown(coding, training, args.rare)
     result = perplexity.compare(
         model,
         tqdm(blocks, unit="block", disable=not sys.stderr.isatty()),
         stepwise=not args.teacher_forced,
         most=args.max_blocks,
+        breakdown=breakdown,
     )
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
     if args.text and whole:
@@ -80,6 +101,13 @@ def main(arguments: Sequence[str]) -> int:
         print("this model lets later tokens change earlier outputs: stepwise is by prefix")
     for name, value in result.items():
         print(f"{name:>40}  {value:.6g}")
+    if breakdown is not None:
+        for title, buckets in breakdown.result().items():
+            print(title)
+            for found in buckets:
+                span = f"{found['from']} to {found['to'] - 1}"
+                print(f"{span:>40}  {found['bits']:.4f}  ({found['tokens']:,} tokens)")
+        result |= breakdown.result()
     if args.out is not None:
         write_aside(args.out, json.dumps(result, indent=2) + "\n")
     return 0

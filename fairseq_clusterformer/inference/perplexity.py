@@ -11,6 +11,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.decoder import ClusterformerDecoder
 
+from .breakdown import Breakdown
 from .load import Loaded
 
 #: inputs and targets, int64 [N]
@@ -43,6 +44,11 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
     return ((sample["source"], sample["target"]) for sample in samples)
 
 
+def training_items(loaded: Loaded) -> Iterator[Tensor]:
+    """Yield the training split of the data folder, block by block."""
+    return (target for _, target in split_blocks(loaded, "train"))
+
+
 def tokens_of(coding: TextCoding, text: str | bytes, name: str = "the text") -> Tensor:
     """The tokens of a text, int64 [N]; its last line is ended where line ends are tokens.
 
@@ -68,7 +74,12 @@ def blocks_of(tokens: Tensor, length: int, eos: int) -> Iterator[Block]:
 
 @torch.no_grad()
 def compare(
-    model: nn.Module, blocks: Iterable[Block], *, stepwise: bool = True, most: int | None = None
+    model: nn.Module,
+    blocks: Iterable[Block],
+    *,
+    stepwise: bool = True,
+    most: int | None = None,
+    breakdown: Breakdown | None = None,
 ) -> dict[str, float]:
     """Score each block on its own, in one pass and step by step.
 
@@ -79,6 +90,7 @@ def compare(
         model: a language model of fairseq, in evaluation mode.
         stepwise: whether to go step by step as well, which takes longer.
         most: how many blocks to score; None: all.
+        breakdown: is given each block, and what one pass found.
 
     Returns:
         Bits per token, perplexities, and the largest difference of a log-probability.
@@ -94,6 +106,9 @@ def compare(
             difference = (log_probs - found["teacher-forced"]).abs().max().item()
             largest = max(largest, difference)
         tokens += target.numel()
+        if breakdown is not None:
+            for block in zip(source, target, found["teacher-forced"], strict=True):
+                breakdown.add(*block)
     bits = {name: total / tokens / math.log(2) for name, total in sums.items()}
     result = {"tokens": tokens, **{f"{name} bits": value for name, value in bits.items()}}
     result |= {f"{name} perplexity": 2**value for name, value in bits.items()}

@@ -42,6 +42,19 @@ def test_a_text_file_is_scored_as_its_split(
     assert numbers(tmp_path, *words, "--max-blocks", 2)["tokens"] == 128
 
 
+def test_a_breakdown_counts_each_token(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["--checkpoint", checkpoint, "--gen-subset", "test", "--teacher-forced"]
+    result = numbers(tmp_path, *words, "--breakdown", "--rare", "1000")
+    buckets = result["bits by position"]
+    assert sum(bucket["tokens"] for bucket in buckets) == result["tokens"]
+    bits = sum(bucket["bits"] * bucket["tokens"] for bucket in buckets) / result["tokens"]
+    assert bits == pytest.approx(result["teacher-forced bits"], abs=1e-6)
+    assert result["bits on repeats by distance"]
+    assert "bits on repeats by distance" in capsys.readouterr().out
+
+
 def test_the_leaking_rule_is_measured_by_prefixes(
     tmp_path: Path, byte_data: Path, capsys: pytest.CaptureFixture
 ) -> None:

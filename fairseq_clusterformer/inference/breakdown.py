@@ -1,0 +1,75 @@
+"""Where a language model is right: by position, and on what the text has said before."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+from torch import Tensor
+
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.metrics import repeats
+
+#: buckets are powers of two: below it, from it to twice it, and so on
+FIRST = 64
+
+
+class Breakdown:
+    """Bits per token by position in the block, and on repeats by distance.
+
+    Args:
+        coding: of the tokens. Bytes repeat in identifiers, pieces and words in pairs.
+        training: items of the training set, int64 [N] each, which tell what is rare; none: all is.
+        rare: what training holds more often than that is no repeat.
+    """
+
+    def __init__(self, coding: TextCoding, training: Iterable[Tensor] = (), rare: int = 20):
+        self.coding, self.rare = coding, rare
+        self.of_bytes = coding.unit == "byte"
+        if self.of_bytes:
+            self.known = repeats.count_identifiers(map(self._text, training))
+        else:
+            self.known = repeats.count_pairs(tokens.tolist() for tokens in training)
+        self._nats: dict[str, Counter] = {"position": Counter(), "repeats": Counter()}
+        self._count: dict[str, Counter] = {"position": Counter(), "repeats": Counter()}
+
+    def add(self, source: Tensor, target: Tensor, log_probs: Tensor) -> None:
+        """Count a block: inputs and targets int64 [N], and log-probabilities of these [N]."""
+        nats = -log_probs.double().cpu().numpy()
+        self._tally("position", np.arange(len(nats)), nats)
+        if self.of_bytes:
+            found = repeats.repeated_identifiers(self._text(target), self.known, self.rare)
+        else:
+            tokens = [int(source[0]), *target.tolist()]
+            found = repeats.repeated_pairs(tokens, self.known, self.rare)[1:]
+        distances = np.array(found)
+        self._tally("repeats", distances[distances > 0], nats[distances > 0])
+
+    def result(self) -> dict[str, list[dict]]:
+        """``bits by position`` and ``bits on repeats by distance``: for each bucket, where it
+        begins and ends (not included), how many tokens it has, and the bits of one."""
+        names = {"position": "bits by position", "repeats": "bits on repeats by distance"}
+        return {
+            title: [
+                {
+                    "from": 0 if bucket == 0 else FIRST << (bucket - 1),
+                    "to": FIRST << bucket,
+                    "tokens": count,
+                    "bits": self._nats[name][bucket] / count / math.log(2),
+                }
+                for bucket, count in sorted(self._count[name].items())
+            ]
+            for name, title in names.items()
+        }
+
+    def _tally(self, name: str, places: np.ndarray, nats: np.ndarray) -> None:
+        buckets = np.frexp(places // FIRST)[1]  # 0 below FIRST, 1 below twice it, and so on
+        for bucket in np.unique(buckets).tolist():
+            chosen = buckets == bucket
+            self._nats[name][bucket] += float(nats[chosen].sum())
+            self._count[name][bucket] += int(chosen.sum())
+
+    def _text(self, tokens: Tensor) -> bytes:
+        """One byte a token; a blank for what is none."""
+        chunks = self.coding.chunks(tokens.tolist())
+        return b"".join(chunk if len(chunk) == 1 else b" " for chunk in chunks)
