@@ -3,11 +3,11 @@
     python -m scripts.experiments.recall near+gated --steps 5000 --cluster-temperature 0.2
     python -m scripts.experiments.run examples/language_model/recall.yaml --out RESULTS
 
-The second command trains every kind of attention. A row holds 8 pairs of a key and a value,
-scattered over its first 40 tokens, then noise, and at its end the 8 keys again, shuffled. At each
-of these the model names the value of its pair. A model that does not see the pairs is right in 1
-of 16 cases. A model that sees which values there are, but not which key each belongs to, is right
-in 2 of 16.
+The second command trains every kind of attention. A row holds pairs of a key and a value (8 of
+them), scattered over its first tokens (40), then noise, and at its end the keys again, shuffled.
+At each of these the model names the value of its pair. A model that does not see the pairs is
+right in 1 of 16 cases. A model that sees which values there are, but not which key each belongs
+to, is right in 2 of 16.
 
 KIND is an attention spec as --attention takes it. `near`, which importing this module registers,
 is a window of 8, for local heads next to clustered ones.
@@ -39,23 +39,56 @@ from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, write_aside
 
-LENGTH = 96
-PAIRS = 8
-PAIRS_END = 40  # pairs lie before this position
-SYMBOLS = 16  # different keys, different values, different noise tokens
-GAP = LENGTH - PAIRS - PAIRS_END  # every query is further than this from every pair
-WIDTH, HEADS, LAYERS = 64, 2, 2
-NEAR, WINDOW = 8, 24  # all layers together reach less than GAP
-CLUSTERS = 8
+WIDTH, HEADS, LAYERS, NEAR = 64, 2, 2, 8
 BATCH, LEARNING_RATE, WARMUP = 32, 1e-3, 100
 TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What differs between runs: the options of the command.
+
+    ``pairs`` lie before ``pairs_end``; there are ``symbols`` different keys, as many values, and
+    as many noise tokens. All windows together reach less far than a query is from its pair.
+    """
+
+    kind: str
+    length: int = 96
+    pairs: int = 8
+    pairs_end: int = 40
+    symbols: int = 16
+    attention_window: int = 24
+    num_clusters: int = 8
+    cluster_normalizer: str = "average"
+    cluster_temperature: float | None = None
+    cluster_exploration: float = 0.1
+    loss_weight: float = 0.1
+    short_convolution: int = 0
+    steps: int = 2000
+    seed: int = 1
+
+    def __post_init__(self):
+        if self.pairs > min(self.symbols, self.pairs_end // 2):
+            raise UserError(
+                f"--pairs is {self.pairs}; allowed: up to --symbols, and up to half --pairs-end"
+            )
+        if self.pairs + self.pairs_end > self.length:
+            raise UserError(f"--length is {self.length}; allowed: --pairs + --pairs-end or more")
+
+    def layers(self) -> list[tuple[Heads, ...]]:
+        """The kinds of each layer; ``near`` is a window of 8."""
+        spec = re.sub(r"\bnear\b", f"window({NEAR})", self.kind)
+        defaults = {k: v for k, v in vars(self).items() if k.startswith(("cluster", "num", "att"))}
+        return parse_attention(
+            spec, num_layers=LAYERS, num_heads=HEADS, option="KIND", defaults=defaults
+        )
 
 
 class Rows(NamedTuple):
     """Rows of the task, int64.
 
     Attributes:
-        tokens: [B, N]; values are 0 up to SYMBOLS, then come keys, then noise.
+        tokens: [B, N]; values are 0 up to ``symbols``, then come keys, then noise.
         answers: the value that belongs to each query, [B, Q]; the queries are the last Q tokens.
         pairs_at: position of the second token of that pair, which can know both, [B, Q].
     """
@@ -65,50 +98,21 @@ class Rows(NamedTuple):
     pairs_at: Tensor
 
 
-def make_rows(rows: int, generator: torch.Generator) -> Rows:
+def make_rows(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     """Draw rows; keys differ from each other within a row, and values do."""
 
     def draw(count: int, of: int) -> Tensor:
         return torch.rand(rows, of, generator=generator).argsort(-1)[:, :count]
 
-    keys, values = SYMBOLS + draw(PAIRS, SYMBOLS), draw(PAIRS, SYMBOLS)
-    first = 2 * draw(PAIRS, PAIRS_END // 2)
-    asked = draw(PAIRS, PAIRS)
-    tokens = torch.randint(2 * SYMBOLS, 3 * SYMBOLS, (rows, LENGTH), generator=generator)
+    pairs, symbols = setting.pairs, setting.symbols
+    keys, values = symbols + draw(pairs, symbols), draw(pairs, symbols)
+    first = 2 * draw(pairs, setting.pairs_end // 2)
+    asked = draw(pairs, pairs)
+    noise = (2 * symbols, 3 * symbols)
+    tokens = torch.randint(*noise, (rows, setting.length), generator=generator)
     tokens.scatter_(1, first, keys).scatter_(1, first + 1, values)
-    tokens[:, -PAIRS:] = keys.gather(1, asked)
+    tokens[:, -pairs:] = keys.gather(1, asked)
     return Rows(tokens, values.gather(1, asked), first.gather(1, asked) + 1)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What differs between runs: the options of the command."""
-
-    kind: str
-    cluster_normalizer: str = "average"
-    loss_weight: float = 0.1
-    cluster_temperature: float = 0.1
-    cluster_exploration: float = 0.1
-    short_convolution: int = 0
-    steps: int = 2000
-    seed: int = 1
-
-    def layers(self) -> list[tuple[Heads, ...]]:
-        """The kinds of each layer; ``near`` is a window of 8."""
-        options = {
-            "attention_window": WINDOW,
-            "num_clusters": CLUSTERS,
-            "cluster_temperature": self.cluster_temperature,
-            "cluster_exploration": self.cluster_exploration,
-            "cluster_normalizer": self.cluster_normalizer,
-        }
-        return parse_attention(
-            re.sub(r"\bnear\b", f"window({NEAR})", self.kind),
-            num_layers=LAYERS,
-            num_heads=HEADS,
-            option="KIND",
-            defaults=options,
-        )
 
 
 class Layer(nn.Module):
@@ -143,23 +147,24 @@ class Model(nn.Module):
 
     def __init__(self, setting: Setting):
         super().__init__()
-        self.embed = nn.Embedding(3 * SYMBOLS, WIDTH)  # of variance 1, as fairseq's once scaled
+        self.setting = setting
+        self.embed = nn.Embedding(3 * setting.symbols, WIDTH)  # variance 1, as fairseq's
         rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
-        angle = torch.arange(LENGTH).unsqueeze(-1) * rate
+        angle = torch.arange(setting.length).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
         self.layers = nn.ModuleList(
             Layer(kinds, setting.short_convolution) for kinds in setting.layers()
         )
         self.norm = nn.LayerNorm(WIDTH)
-        self.classify = nn.Linear(WIDTH, SYMBOLS)
+        self.classify = nn.Linear(WIDTH, setting.symbols)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[list]]:
-        """Logits of the values at the queries [B, Q, SYMBOLS], and each layer's reports."""
+        """Logits of the values at the queries [B, Q, symbols], and each layer's reports."""
         x, reports = self.embed(tokens) + self.positions, []
         for layer in self.layers:
             x, of_layer = layer(x)
             reports.append(of_layer)
-        return self.classify(self.norm(x[:, -PAIRS:])), reports
+        return self.classify(self.norm(x[:, -self.setting.pairs :])), reports
 
 
 def train(setting: Setting) -> dict:
@@ -173,7 +178,7 @@ def train(setting: Setting) -> dict:
     for step in (progress := tqdm(range(1, setting.steps + 1), desc=about, mininterval=1)):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
-        rows = make_rows(BATCH, rows_drawn)
+        rows = make_rows(setting, BATCH, rows_drawn)
         logits, reports = model(rows.tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())
         total = loss + clustering_losses(reports, setting)
@@ -203,7 +208,7 @@ def clustering_losses(reports: list[list], setting: Setting) -> Tensor | float:
 @torch.no_grad()
 def evaluate(model: Model) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
-    rows = make_rows(TEST_ROWS, torch.Generator().manual_seed(TEST_SEED))
+    rows = make_rows(model.setting, TEST_ROWS, torch.Generator().manual_seed(TEST_SEED))
     logits, reports = model.eval()(rows.tokens)
     by_layer: dict[str, list[Tensor]] = {}
     for name, seen in tokens_seen(model, rows.tokens).items():
@@ -225,14 +230,15 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     Args:
         seen_by_heads: which tokens each query of some heads sees, bool [B, G, N, N].
     """
-    seen = torch.zeros(len(rows.tokens), LENGTH, LENGTH, dtype=torch.bool)
+    (count, pairs), length = rows.answers.shape, rows.tokens.size(1)
+    seen = torch.zeros(count, length, length, dtype=torch.bool)
     for of_heads in seen_by_heads:
         seen |= of_heads.any(1)
-    seen = seen[:, -PAIRS:]
-    at = rows.pairs_at.unsqueeze(1).expand(-1, PAIRS, -1)
+    seen = seen[:, -pairs:]
+    at = rows.pairs_at.unsqueeze(1).expand(-1, pairs, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()
-    other = (seen.mean() * PAIRS - own) / (PAIRS - 1)
+    other = (seen.mean() * pairs - own) / (pairs - 1)
     return own.item(), other.item()
 
 
@@ -240,7 +246,8 @@ def make_parser() -> Parser:
     parser = Parser(prog="python -m scripts.experiments.recall", description=__doc__)
     parser.add_argument("kind", metavar="KIND")
     for field in fields(Setting)[1:]:
-        kind = whole_number if isinstance(field.default, int) else type(field.default)
+        types = {int: whole_number, type(None): float}
+        kind = types.get(type(field.default), type(field.default))
         about = {"type": kind, "default": field.default, "help": f"default: {field.default}"}
         parser.add_argument("--" + field.name.replace("_", "-"), **about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")

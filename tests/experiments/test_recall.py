@@ -20,48 +20,62 @@ def task():
         yield importlib.import_module("scripts.experiments.recall")
 
 
-def rows_of(task, count=200):
-    return task.make_rows(count, torch.Generator().manual_seed(3))
+PAIRS, PAIRS_END, SYMBOLS, LENGTH = 8, 40, 16, 96  # the defaults
+
+
+def rows_of(task, count=200, **setting):
+    generator = torch.Generator().manual_seed(3)
+    return task.make_rows(task.Setting("full", **setting), count, generator)
 
 
 def test_answers_are_the_values_of_the_asked_keys(task):
     rows = rows_of(task)
     for row, answers, pairs_at in zip(*(t.tolist() for t in rows), strict=True):
         value_of, place_of = {}, {}
-        for i in range(task.PAIRS_END):
-            if task.SYMBOLS <= row[i] < 2 * task.SYMBOLS:  # a key
-                assert 0 <= row[i + 1] < task.SYMBOLS
+        for i in range(PAIRS_END):
+            if SYMBOLS <= row[i] < 2 * SYMBOLS:  # a key
+                assert 0 <= row[i + 1] < SYMBOLS
                 assert row[i] not in value_of
                 value_of[row[i]], place_of[row[i]] = row[i + 1], i + 1
-        queries = row[-task.PAIRS :]
+        queries = row[-PAIRS:]
         assert sorted(queries) == sorted(value_of)
-        assert len(set(value_of.values())) == len(value_of) == task.PAIRS
+        assert len(set(value_of.values())) == len(value_of) == PAIRS
         assert answers == [value_of[query] for query in queries]
         assert pairs_at == [place_of[query] for query in queries]
-        noise = row[task.PAIRS_END : -task.PAIRS]
-        assert min(noise) >= 2 * task.SYMBOLS
+        noise = row[PAIRS_END:-PAIRS]
+        assert min(noise) >= 2 * SYMBOLS
+
+
+def test_rows_of_another_size(task):
+    rows = rows_of(task, length=1024, pairs=64, pairs_end=512, symbols=64)
+    assert rows.tokens.shape == (200, 1024)
+    assert rows.answers.shape == rows.pairs_at.shape == (200, 64)
+    assert torch.equal(rows.tokens.gather(1, rows.pairs_at), rows.answers)
+    keys = rows.tokens.gather(1, rows.pairs_at - 1)
+    assert torch.equal(keys, rows.tokens[:, -64:])
+    assert int(rows.pairs_at.max()) < 512
 
 
 def test_what_is_near_a_query_says_nothing_of_its_answer(task):
     rows = rows_of(task, 4096)
-    count = torch.zeros(task.SYMBOLS, task.SYMBOLS)
-    queries = rows.tokens[:, -task.PAIRS :] - task.SYMBOLS
+    count = torch.zeros(SYMBOLS, SYMBOLS)
+    queries = rows.tokens[:, -PAIRS:] - SYMBOLS
     count.index_put_((queries, rows.answers), torch.ones(()), accumulate=True)
-    chance = 1 / task.SYMBOLS
+    chance = 1 / SYMBOLS
     assert (count / count.sum(1, keepdim=True) - chance).abs().max() < 0.03
-    by_place = torch.nn.functional.one_hot(rows.answers, task.SYMBOLS).float().mean(0)
+    by_place = torch.nn.functional.one_hot(rows.answers, SYMBOLS).float().mean(0)
     assert (by_place - chance).abs().max() < 0.02
 
 
 def test_no_window_of_the_defaults_reaches_a_pair(task):
     rows = rows_of(task, 20)
-    first_query = task.LENGTH - task.PAIRS
+    first_query = LENGTH - PAIRS
     last_of_pairs = max(i for row in rows.tokens for i in range(first_query) if row[i] < 32)
-    assert first_query - last_of_pairs > task.GAP
-    assert task.LAYERS * (task.WINDOW - 1) <= task.GAP
+    reach = task.LAYERS * (task.Setting("full").attention_window - 1)
+    assert first_query - last_of_pairs > LENGTH - PAIRS - PAIRS_END >= reach
 
     changed = rows.tokens.clone()
-    changed[:, : task.PAIRS_END] = rows.tokens.roll(1, 0)[:, : task.PAIRS_END]
+    changed[:, :PAIRS_END] = rows.tokens.roll(1, 0)[:, :PAIRS_END]
     for kind, moves in (("window", False), ("near", False), ("full", True)):
         net = task.Model(task.Setting(kind))
         same = torch.equal(net(rows.tokens)[0], net(changed)[0])
@@ -77,11 +91,11 @@ def test_pairs_seen_by_dense_and_local_attention(task, monkeypatch):
         assert result["sees its pair"] == result["sees another pair"] == [share, share]
 
     # Each pair in the cluster of its query, and of no other: own 1, another 0.
-    clusters = torch.full((len(rows.tokens), 1, task.LENGTH), task.PAIRS)
-    queries = torch.arange(task.PAIRS).expand(len(rows.tokens), -1)
+    clusters = torch.full((len(rows.tokens), 1, LENGTH), PAIRS)
+    queries = torch.arange(PAIRS).expand(len(rows.tokens), -1)
     clusters[:, 0].scatter_(1, rows.pairs_at, queries)
-    clusters[:, 0, -task.PAIRS :] = queries
-    (layout,) = recent_layouts(clusters, task.PAIRS + 1, None, causal=True, batch=Batch())
+    clusters[:, 0, -PAIRS:] = queries
+    (layout,) = recent_layouts(clusters, PAIRS + 1, None, causal=True, batch=Batch())
     assert task.pairs_seen([seen_keys(layout)], rows) == (1.0, 0.0)
 
 
@@ -103,6 +117,8 @@ def test_the_command_trains_and_writes_its_result(task, tmp_path, capsys, monkey
         ("neurall", "KIND is neurall"),
         ("full+window+neural", "divides 2"),
         ("near --steps 0", "1 or more"),
+        ("near --pairs 17", "--pairs is 17"),
+        ("near --length 47", "--length is 47"),
         ("near --seed one", "a whole number"),
         ("neural --cluster-temperature 0", "above 0"),
         ("neural --cluster-normalizer best", "running"),
