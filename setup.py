@@ -68,7 +68,9 @@ setup(
         "tensorboardX",
     ],
     entry_points={"console_scripts": ["clusterformer=fairseq_clusterformer.cli.main:main"]},
-    package_data={"fairseq_clusterformer": ["visual/templates/*", "kernels/cpu/*.cpp"]},
+    package_data={
+        "fairseq_clusterformer": ["visual/templates/*", "kernels/cpu/*.cpp", "trained/*/*"]
+    },
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
         # clustering: the self-organising map that neural clustering is compared with

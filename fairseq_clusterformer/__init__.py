@@ -15,7 +15,8 @@ def load(path, *, device=None, dtype=None, data=None):
         print(model.generate("The cat", max_tokens=100, temperature=0.8))
 
     Args:
-        path: a checkpoint that fairseq wrote, or a bundle that ``clusterformer bundle`` made.
+        path: a checkpoint that fairseq wrote, a bundle that ``clusterformer bundle`` made, or the
+            name of a model that is installed with this package (:func:`models`).
         device: such as "cpu" or "cuda:1"; None: a GPU if there is one.
         dtype: of the parameters, such as torch.bfloat16; None: float32.
         data: the prepared data folder; None: that of the training, or the bundle itself.
@@ -37,3 +38,10 @@ def load(path, *, device=None, dtype=None, data=None):
     root.handlers[:] = handlers
     root.setLevel(level)  # one of fairseq's modules asks for DEBUG
     return load_pretrained(path, device=device, dtype=dtype, data=data)
+
+
+def models():
+    """Names of the trained models that are installed with this package, for :func:`load`."""
+    from .inference.bundle import shipped
+
+    return shipped()

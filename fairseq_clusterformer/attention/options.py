@@ -1,4 +1,4 @@
-"""Options of the kinds of attention: a frozen dataclass beside each kind.
+"""Options of the kinds of attention: each kind has a frozen dataclass.
 
 Whoever builds a model from a command line finds there what each option is called, what it means
 and what it allows; see :mod:`fairseq_clusterformer.models.options`.
@@ -13,7 +13,7 @@ class OptionError(ValueError):
     """An option's value that is not allowed.
 
     Attributes:
-        name: of the option, as it stands in its dataclass.
+        name: of the option's field in its dataclass.
         text: the message without the name.
         written: how a spec names the kind of which it is an option, where that is known.
     """

@@ -73,9 +73,10 @@ class ShortConvolution(nn.Module):
 
 
 def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary positions (RoFormer, Su et al. 2021, eq. 34): pairs of channels (i, i + E / 2) are
-    turned by the position times ``base ** (-2 i / E)``, so that products of queries and keys
-    depend on distances alone.
+    """Rotary positions (RoFormer, Su et al. 2021, eq. 34).
+
+    Each pair of channels (i, i + E / 2) is turned by the position times ``base ** (-2 i / E)``.
+    Products of queries and keys then depend on distances alone.
 
     Args:
         x: [B, H, N, E], E even.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_places
+from fairseq_clusterformer.errors import bad_option
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     add_places(parser)
     about = "of the weights in the file (default: float32, which changes no output)"
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
+    about = "a Markdown file that says what the model is, of what data, and how good"
+    add("--card", metavar="FILE", type=Path, help=about)
     add("--force", action="store_true", help="replace a bundle, nothing else")
     args = parser.parse_args(arguments)
 
@@ -35,8 +38,14 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
+    card = None
+    if args.card is not None:
+        try:
+            card = args.card.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise bad_option("--card", args.card, "a file of UTF-8 text", str(error)) from None
     loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
-    write_bundle(loaded, args.out, dtype=args.dtype, force=args.force)
+    write_bundle(loaded, args.out, dtype=args.dtype, card=card, force=args.force)
     size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
     print(f"{args.out}: {type(loaded.model).__name__}, {size / 1e6:.1f} MB in {args.dtype}")
     return 0

@@ -19,7 +19,8 @@ class Breakdown:
 
     Args:
         coding: of the tokens. Bytes repeat in identifiers, pieces and words in pairs.
-        training: items of the training set, int64 [N] each, which tell what is rare; none: all is.
+        training: items of the training set, int64 [N] each, by which it is known what is rare;
+            none: everything is.
         rare: what training holds more often than that is no repeat.
     """
 

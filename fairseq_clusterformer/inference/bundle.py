@@ -2,6 +2,7 @@
 
 ``bundle.json``        its format, its files, the options of the training, and what made it
 ``model.safetensors``  parameters and buffers; a tensor that has several names is in it once
+``MODEL_CARD.md``      if one was given: what the model is, of what data, and how good
 and the dictionaries, the subword model and the recipe of the data folder that it stands for
 """
 
@@ -32,6 +33,8 @@ FORMAT = 1
 MARK = "bundle.json"
 WEIGHTS = "model.safetensors"
 RECORD = "prepared.json"
+CARD = "MODEL_CARD.md"
+SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 # What read_bundle needs of bundle.json.
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
@@ -53,14 +56,33 @@ def is_bundle(path: Path | str) -> bool:
     return (Path(path) / MARK).is_file()
 
 
+def shipped() -> list[str]:
+    """Names of the models that are installed with this package."""
+    return sorted(mark.parent.name for mark in SHIPPED.glob(f"*/{MARK}"))
+
+
+def located(path: Path | str) -> Path:
+    """Where a checkpoint or bundle lies: the path itself, or a model that is installed with this
+    package, by its name."""
+    if not Path(path).exists() and str(path) in shipped():
+        return SHIPPED / path
+    return Path(path)
+
+
 def write_bundle(
-    loaded: "Loaded", out: Path | str, *, dtype: str = "float32", force: bool = False
+    loaded: "Loaded",
+    out: Path | str,
+    *,
+    dtype: str = "float32",
+    card: str | None = None,
+    force: bool = False,
 ) -> Path:
     """Write a model and all that it needs into one new folder.
 
     Args:
         out: the folder; it is complete or not there at all.
         dtype: of the parameters in the file, one of `DTYPES`. Buffers keep their own.
+        card: text of the model's card, in Markdown; None: it has none.
         force: replace a bundle that is there. It must hold no other file.
 
     Returns:
@@ -82,6 +104,8 @@ def write_bundle(
     with aside as work:
         new = Path(work) / "new"
         new.mkdir()
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
         _write(loaded, new, dtype)
         check_out(out, force)  # again, since writing takes a while
         if out.exists():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our models, allows fairseq's types
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.bundle import is_bundle, read_bundle
+from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
 
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 #: what torch.load ends in where a file is something else; no code of ours runs in it
@@ -58,7 +58,8 @@ def load_checkpoint(
     """Load a checkpoint or a bundle.
 
     Args:
-        path: a file that fairseq wrote, or the folder of a bundle.
+        path: a file that fairseq wrote, the folder of a bundle, or the name of a model that is
+            installed with this package.
         data: a prepared folder with the model's dictionary; None: the folder that the model was
             trained on, or the bundle itself.
         task: names of the fairseq tasks that are allowed; None: any.
@@ -68,7 +69,7 @@ def load_checkpoint(
     Raises:
         UserError: a file or a folder that is missing, is something else, or does not fit.
     """
-    path = Path(path)
+    path = located(path)
     state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
     cfg = state["cfg"]
     _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
@@ -111,7 +112,8 @@ def read_tensors(path: Path, option: str) -> dict:
     """
     if not path.is_file():
         what = "a folder without bundle.json" if path.is_dir() else "no such file"
-        raise bad_option(option, path, ALLOWED, what)
+        allowed = ", ".join([f"{ALLOWED}, or an installed model", *shipped()])
+        raise bad_option(option, path, allowed if shipped() else ALLOWED, what)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
