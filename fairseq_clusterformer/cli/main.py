@@ -29,6 +29,7 @@ COMMANDS = {
     "perplexity": "perplexity step by step, as the model has it when it writes",
     "draw": "draw what clusters together",
     "average": "average checkpoints",
+    "convert": "make a clustered model from a dense one",
     "bundle": "put a checkpoint and all that it needs into one folder",
 }
 

@@ -1,0 +1,156 @@
+"""Turn a dense model into a clustered one, and fit its clusters to the dense attention.
+
+  clusterformer convert checkpoint_best.pt clustered --data DATA
+  clusterformer convert roberta.pt clustered --text book.txt --max-positions 4096
+  clusterformer convert checkpoint_best.pt clustered --attention 'window(64)+taught(clusters=32)'
+
+CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, or one of ours whose
+attention is full. OUT becomes a folder with checkpoint.pt, convert.json and convert.png. All dense
+weights are kept. The attention of each head is measured on texts of the model's own task: heads
+that look near become windows, the others cluster. Heads change places within their layer so that
+they fit its spec; this changes no output. Heads of the kind taught are fitted to the dense
+attention; other kinds that learn clusters start anew. At the end stands the command that goes on
+with training.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
+from fairseq_clusterformer.errors import bad_option
+
+_SHARE = number("from 0 to 1", lambda value: 0 <= value <= 1)
+_LENGTH = 2048  # short texts are enough to teach a router
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="clusterformer convert", description=__doc__)
+    add = parser.add_argument
+    whole = {"metavar": "N", "type": whole_number}
+    share = {"metavar": "F", "type": _SHARE}
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="of a dense model, or a bundle")
+    add("out", metavar="OUT", type=Path, help="the folder to make")
+    add_places(parser)
+    spec = {"metavar": "SPEC"}
+    add("--attention", **spec, help="of all layers (default: what the heads' attention suggests)")
+    add("--encoder-attention", **spec, help="of a translator's encoder alone")
+    add("--decoder-attention", **spec, help="of a translator's decoder alone")
+    about = "tokens that are near: the window of heads (default: 64)"
+    add("--mass-window", **whole, default=64, help=about)
+    about = "of heads that cluster (default: positions / --mass-window)"
+    add("--clusters", **whole, help=about)
+    about = "a head with less attention beyond the window becomes a window (default: 0.05)"
+    add("--window-below", **share, default=0.05, help=about)
+    about = "a head stays full if the window and the heaviest W keys have less (default: 0, none)"
+    add("--full-below", **share, default=0.0, help=about)
+    about = "most groups of heads in a layer (default: 4)"
+    add("--parts", **whole, default=4, help=about)
+    about = "tokens of the longest text; learned positions are repeated (default: as before)"
+    add("--max-positions", **whole, help=about)
+    add("--gen-subset", metavar="SPLIT", default="train", help="to read (default: train)")
+    add("--text", metavar="FILE", type=Path, nargs="+", help="text files, instead of a split")
+    about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
+    add("--tokens-per-sample", **whole, help=about)
+    about = "to read, the first 8,192 to measure on (default: 262144)"
+    add("--tokens", **whole, default=1 << 18, help=about)
+    about = "of the routers, a batch of 2,048 tokens each; 0: as they begin (default: 300)"
+    add("--updates", metavar="N", type=_count, default=300, help=about)
+    rate = {"metavar": "F", "type": number("above 0", lambda value: value > 0)}
+    add("--lr", **rate, default=3e-3, help="of the routers (default: 0.003)")
+    about = "queries that teach in the training that follows, in --attention's place (default: 16)"
+    add("--scouts", **whole, default=16, help=about)
+    add("--seed", **whole, default=1, help="of what is drawn (default: 1)")
+    add("--force", action="store_true", help="replace what convert has written, nothing else")
+    return parser
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else whole_number(text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Convert a model; returns the exit status.
+
+    Raises:
+        UserError: if the checkpoint or its data is wrong, a spec does not fit, or OUT is there.
+    """
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    for file in args.text or ():
+        if not file.is_file():
+            problem = "it is a folder" if file.is_dir() else "no such file"
+            raise bad_option("--text", file, "a file of text", problem)
+
+    from tqdm import tqdm
+
+    from fairseq_clusterformer.inference.convert import TASKS, check, convert
+    from fairseq_clusterformer.inference.convert_batches import (
+        batches_of_split,
+        batches_of_text,
+        length_of,
+    )
+    from fairseq_clusterformer.inference.convert_write import check_out, fine_tuning, write
+    from fairseq_clusterformer.inference.load import load_checkpoint
+
+    check_out(args.out, args.force)
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASKS, option="CHECKPOINT")
+    plan = _plan(args, loaded)
+    check(loaded, plan)
+    length = length_of(loaded, args.tokens_per_sample, _LENGTH)
+    if args.text:
+        batches = batches_of_text(loaded, args.text, args.tokens, length)
+    else:
+        batches = batches_of_split(loaded, args.gen_subset, args.tokens, length, seed=args.seed)
+
+    def progress(updates: range):
+        return tqdm(updates, desc="fit", unit="update", disable=not sys.stderr.isatty())
+
+    converted = convert(loaded, batches, plan, progress=progress)
+    write(converted, args.out, force=args.force)
+    _print(converted)
+    print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
+    print(f"\nTo go on with training:\n\n{fine_tuning(converted, args.out)}")
+    return 0
+
+
+def _plan(args: argparse.Namespace, loaded):
+    """What the options ask for."""
+    from fairseq_clusterformer.inference.convert import Plan
+    from fairseq_clusterformer.inference.convert_heads import Wanted
+    from fairseq_clusterformer.models.convert import sides_of
+
+    specs = {}
+    if args.attention is not None:
+        specs = dict.fromkeys(sides_of(loaded.cfg.model._name), args.attention)
+    given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
+    specs |= {side: spec for side, spec in given.items() if spec is not None}
+    return Plan(
+        specs=specs,
+        window=args.mass_window,
+        clusters=args.clusters,
+        wanted=Wanted(args.window_below, args.full_below, args.parts),
+        max_positions=args.max_positions,
+        scouts=args.scouts,
+        updates=args.updates,
+        lr=args.lr,
+        seed=args.seed,
+    )
+
+
+def _print(converted) -> None:
+    """A line for each head, and what the layers' attention is now."""
+    sides = sorted({head.side for head in converted.heads})
+    print("side     layer head  place  kind      far   best  chance  began  after")
+    for head in converted.heads:
+        began = "     " if head.before is None else f"{head.before:5.3f}"
+        print(
+            f"{head.side:8} {head.layer:5} {head.head:4} {head.place:6}  {head.kind:8} "
+            f"{head.far:5.3f}  {head.best:5.3f}   {head.chance:5.3f}  {began}  {head.after:5.3f}"
+        )
+    for side in sides:
+        print(f"attention of the {side}: {converted.specs[side]}")
+    kinds = {head.kind for head in converted.heads} - {"window", "full", "taught", "strided"}
+    if kinds:
+        print(f"not fitted, their clusters start anew: {', '.join(sorted(kinds))}")

@@ -1,0 +1,122 @@
+"""Batches of a model's own data, or of raw text, for what looks at a model and does not train it.
+
+Shape letters: N tokens.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import tasks
+from torch import Tensor
+
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.questions import framed
+from fairseq_clusterformer.errors import bad_option
+
+from .load import Loaded
+from .perplexity import blocks_of, tokens_of
+
+Inputs = dict[str, Tensor]
+AT_ONCE = 2048  # tokens of a batch, or one text
+
+
+def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
+    """Tokens of the texts to read: what is wanted, or as trained up to ``most``; None for tasks
+    whose texts are as long as they are.
+
+    Raises:
+        UserError: more than the model has positions, or a task without this option.
+    """
+    trained, option = loaded.cfg.task.get("tokens_per_sample"), "--tokens-per-sample"
+    if trained is None:
+        if wanted is not None:
+            allowed = f"none for a model of the task {loaded.cfg.task._name}"
+            raise bad_option(option, wanted, allowed)
+        return None
+    positions = loaded.model.max_positions()
+    if wanted is not None and wanted > positions:
+        raise bad_option(option, wanted, f"{positions} or less")
+    return wanted or min(trained, positions, most)
+
+
+def batches_of_split(
+    loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
+) -> list[Inputs]:
+    """What the model is given of a split, by its task, until there are so many tokens.
+
+    Args:
+        tokens: in all, padding included; fewer if the split has no more.
+        length: tokens of a text, see :func:`length_of`.
+        seed: of the order in which texts are drawn.
+
+    Raises:
+        UserError: no such split, or nothing in it.
+    """
+    allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
+    section = copy.deepcopy(loaded.cfg.task)
+    if length is not None:
+        section.tokens_per_sample = length
+    task = tasks.setup_task(section, from_checkpoint=True)
+    try:
+        task.load_dataset(split)
+    except (FileNotFoundError, ValueError) as error:
+        problem = f"it has no split {split} ({str(error).splitlines()[0]})"
+        raise bad_option("--data", loaded.folder, allowed, problem) from None
+    dataset = task.dataset(split)
+    if not len(dataset):
+        raise bad_option("--gen-subset", split, "a split with text", "it is empty")
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = ((int(dataset.num_tokens(index)), index) for index in order)
+    return [
+        dataset.collater([dataset[i] for i in part])["net_input"] for part in _cut(rows, tokens)
+    ]
+
+
+def batches_of_text(
+    loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
+) -> list[Inputs]:
+    """Texts from their beginning, in rows of a length.
+
+    Raises:
+        UserError: a model that needs more than text, or a text that is empty or no UTF-8.
+    """
+    task = loaded.cfg.task._name
+    if length is None:
+        raise bad_option("--text", files[0], "--data", f"a model of the task {task} needs more")
+    coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+    dictionary = coding.dictionary
+    rows: list[Tensor] = []
+    for file in files:
+        found = tokens_of(coding, file.read_bytes(), f"--text is {file}")
+        if task == "masked_lm":
+            inside = found[found != dictionary.eos()].split(length - 2)
+            rows += [framed(row, dictionary, length) for row in inside]
+        else:
+            rows += [source for source, _ in blocks_of(found, length, dictionary.eos())]
+    sized = ((len(row), row) for row in rows)
+    return [_padded(part, dictionary.pad()) for part in _cut(sized, tokens)]
+
+
+def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    lengths = torch.tensor([len(row) for row in rows])
+    return {"src_tokens": tokens, "src_lengths": lengths}
+
+
+def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:
+    """Rows in batches of few tokens; the first ones, until there are so many tokens in all."""
+    batch: list[Any] = []
+    longest = total = 0
+    for length, row in rows:
+        if batch and max(longest, length) * (len(batch) + 1) > AT_ONCE:
+            yield batch
+            total += longest * len(batch)
+            batch, longest = [], 0
+            if total >= tokens:
+                return
+        batch.append(row)
+        longest = max(longest, length)
+    yield batch
