@@ -126,7 +126,6 @@ class Layer(nn.Module):
             kinds=kinds,
             causal=True,
             short_convolution=short_convolution,
-            kernel="reference",
         )
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(
