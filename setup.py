@@ -90,6 +90,7 @@ setup(
         ],
         "clustering": ["minisom"],
         "documents": ["trafilatura", "lxml_html_clean"],
+        "vectors": ["gensim>=4.3.3"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },
 )

@@ -1,0 +1,131 @@
+"""Vectors of words from plain text, by gensim, in GloVe's text form.
+
+A line of the file is a word and its numbers, separated by blanks; frequent words come first.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
+from fairseq_clusterformer.data.words import words_of
+from fairseq_clusterformer.errors import UserError, bad_option
+
+METHODS = ("word2vec", "fasttext")
+_AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
+
+
+def learn_vectors(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    method: str = "word2vec",
+    width: int = 300,
+    window: int = 5,
+    cbow: bool = False,
+    negative: int = 5,
+    epochs: int = 5,
+    min_count: int = 5,
+    max_words: int | None = None,
+    lower_case: bool = False,
+    document_separator: str | None = None,
+    pattern: Sequence[str] | None = None,
+    seed: int = 1,
+    workers: int = 1,
+    force: bool = False,
+) -> dict[str, int]:
+    """Learn vectors of the words in some text, and write them; the same each time if `workers` is
+    1.
+
+    Args:
+        sources: files and folders of text, as ``clusterformer prepare lm text`` takes them.
+        out: the file to write, whole or not at all.
+        method: of `METHODS`; fastText's vectors are sums over a word's parts.
+        width: numbers of a vector.
+        window: words on either side that a word is to predict, at most.
+        cbow: predict a word from the others in the window, instead of the others from the word.
+        negative: words that are drawn against each right one.
+        epochs: passes over the text.
+        min_count: rarer words have no vector.
+        max_words: write only as many, the most frequent ones.
+        lower_case: of all words.
+        document_separator: the line that ends a document; else a file is a document.
+        pattern: take files of such names only.
+        force: replace a file.
+
+    Returns:
+        How many ``documents`` and running ``words`` were read, and ``vectors`` written.
+
+    Raises:
+        UserError: no gensim, a file that is there, or text with no word that is frequent enough.
+    """
+    model_of = _gensim(method)
+    if out.exists() and not (force and out.is_file()):
+        raise bad_option("OUT", out, "a new file, or --force to replace a file", "it exists")
+    texts = [path for source in sources for path in find_texts(source, pattern)[0]]
+    if not out.parent.is_dir():
+        raise bad_option("OUT", out, "a file in a folder that exists", "no such folder")
+    reader = TextReader(None if document_separator is None else document_separator.encode())
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        words = Path(folder, "words.txt")
+        counts = _write_words(reader.documents(texts), words, lower_case)
+        if document_separator is not None and not reader.separators_seen:
+            problem = "no such line in SOURCE"
+            raise bad_option("--document-separator", document_separator, "a line of it", problem)
+        try:
+            model = model_of(
+                corpus_file=str(words),
+                vector_size=width,
+                window=window,
+                sg=int(not cbow),
+                negative=negative,
+                epochs=epochs,
+                min_count=min_count,
+                seed=seed,
+                workers=workers,
+            )
+        except RuntimeError:  # "you must first build vocabulary"
+            problem = f"no word is as frequent among {counts['words']:,}"
+            raise bad_option("--min-count", min_count, "a smaller number", problem) from None
+        partial = Path(folder, out.name)
+        with open(partial, "w", encoding="utf-8") as file:
+            for word in model.wv.index_to_key[:max_words]:
+                numbers = " ".join(f"{number:.5g}" for number in model.wv[word].tolist())
+                file.write(f"{word} {numbers}\n")
+        partial.replace(out)
+    return counts | {"vectors": len(model.wv.index_to_key[:max_words])}
+
+
+def _gensim(method: str):
+    """The class of a method."""
+    try:
+        from gensim.models import FastText, Word2Vec
+    except ImportError as error:
+        raise UserError(
+            f"clusterformer vectors needs gensim ({error}); install it: {sys.executable} -m pip "
+            "install gensim"
+        ) from None
+    return dict(zip(METHODS, (Word2Vec, FastText), strict=True))[method]
+
+
+def _write_words(
+    documents: Iterable[Iterator[bytes]], path: Path, lower_case: bool
+) -> dict[str, int]:
+    """Write documents as lines of words with blanks between, none of them of two documents."""
+    counts = {"documents": 0, "words": 0}
+    with open(path, "w", encoding="utf-8") as file:
+        for lines in documents:
+            words = (word for line in lines for word in _words(line, lower_case))
+            before = counts["words"]
+            while part := list(islice(words, _AT_ONCE)):
+                file.write(" ".join(part) + "\n")
+                counts["words"] += len(part)
+            counts["documents"] += counts["words"] > before
+    return counts
+
+
+def _words(line: bytes, lower_case: bool) -> list[str]:
+    text = line.decode()
+    return words_of(text.lower() if lower_case else text)
