@@ -86,7 +86,7 @@ def batches_of_text(
     task = loaded.cfg.task._name
     if length is None:
         raise bad_option("--text", files[0], "--data", f"a model of the task {task} needs more")
-    coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+    coding = TextCoding.from_folder(loaded.folder)  # a masked language model's has a <mask> more
     dictionary = coding.dictionary
     rows: list[Tensor] = []
     for file in files:

@@ -183,7 +183,10 @@ def recall(
         beyond = (may & (distance >= window if causal else distance > window))[:, 0]
         counted = beyond.any(-1)
         x = read.x.transpose(0, 1)
-        found = tokens_seen(theirs, query=x, key_padding_mask=read.batch).values()
+        first = getattr(getattr(clustered, place[0]), "centroids", None)
+        if first is not None:  # what the first layer is handed
+            first = first.expand(x.size(1), -1, -1)
+        found = tokens_seen(theirs, query=x, key_padding_mask=read.batch, centroids=first).values()
         size = theirs.num_heads // len(theirs.routers)
         seen = [part.expand(-1, size, -1, -1) for part in found]
         place_of = {head: at for at, head in enumerate(orders[place])}

@@ -79,6 +79,12 @@ def sides_of(arch: str) -> tuple[str, ...]:
     return tuple(TARGETS[name].specs) if name in TARGETS else ()
 
 
+def layers_of(model: nn.Module, side: str) -> nn.ModuleList:
+    """The layers of a side, also of a RoBERTa."""
+    stack = getattr(model, side)
+    return getattr(stack, "sentence_encoder", stack).layers
+
+
 def clustered_options(
     cfg: DictConfig, model: nn.Module, specs: Mapping[str, str], max_positions: int | None
 ) -> DictConfig:
@@ -105,7 +111,7 @@ def clustered_options(
     values |= {"_name": target.arch} | (_ROBERTA if name == "roberta" else {})
     for side, spec in specs.items():
         values[target.specs[side]] = spec
-        values[f"{side}_layers"] = len(getattr(model, side).layers)
+        values[f"{side}_layers"] = len(layers_of(model, side))
         if f"{side}_layers_to_keep" in values:  # the others are gone
             values[f"{side}_layers_to_keep"] = defaults[f"{side}_layers_to_keep"]
     cfg = OmegaConf.create(OmegaConf.to_container(cfg), flags={"allow_objects": True})

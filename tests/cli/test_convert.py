@@ -1,0 +1,349 @@
+"""``clusterformer convert``: dense models become clustered ones that all programs take."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+
+import fairseq_clusterformer
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.models.convert import target_of
+from tests.cli.in_process import (
+    CLUSTERED_TRANSLATION,
+    CLUSTERFORMER,
+    HERE,
+    eval_lm,
+    load_model,
+    load_state,
+    train,
+)
+from tests.cli.test_roberta import ROBERTA
+
+TAUGHT = "window(8)+taught(window=8,clusters=4,gap=8)"
+WIDE = "taught(window=64,clusters=2,gap=64)+window(200)"  # wider than any text here
+FAST = "--mass-window 8 --clusters 4 --tokens 1000 --updates 3"
+
+
+def convert(*words: object) -> int:
+    return main(["convert", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roberta")
+    train(byte_data, ROBERTA, folder)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def rotary(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model of ours: rotary positions, short convolutions, shared keys and values."""
+    folder = tmp_path_factory.mktemp("rotary")
+    line = f"{CLUSTERFORMER} --attention full --positions rotary --short-convolution 3"
+    train(byte_data, line, folder, "--decoder-kv-heads", 2)
+    return folder / "checkpoint_last.pt"
+
+
+def outputs(path: Path, data: Path, *inputs: Tensor) -> Tensor:
+    model, _ = load_model(path, data)
+    with torch.no_grad():
+        return model(*inputs)[0]
+
+
+def letters(data: Path, *shape: int, name: str = "dict.txt") -> Tensor:
+    dictionary = Dictionary.load(str(data / name))
+    return torch.randint(dictionary.nspecial, len(dictionary), shape)
+
+
+class TestSameOutputs:
+    """Where every head sees everything, nothing changes, whatever place a head has."""
+
+    @pytest.mark.parametrize("which", ["dense_checkpoint", "rotary"])
+    def test_language_model(
+        self, which: str, byte_data: Path, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        dense = request.getfixturevalue(which)
+        assert convert(dense, tmp_path / "out", "--attention", WIDE, *FAST.split()) == 0
+        report = json.loads((tmp_path / "out" / "convert.json").read_text())
+        assert any(head["place"] != head["head"] for head in report["heads"])
+        tokens = letters(byte_data, 3, 60)
+        found = outputs(tmp_path / "out" / "checkpoint.pt", byte_data, tokens)
+        expected = outputs(dense, byte_data, tokens)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    def test_masked_language_model(self, roberta: Path, byte_data: Path, tmp_path: Path) -> None:
+        words = ["--max-positions", 150, *FAST.split()]
+        assert convert(roberta, tmp_path / "out", "--attention", WIDE, *words) == 0
+        tokens = letters(byte_data, 3, 60)
+        found = outputs(tmp_path / "out" / "checkpoint.pt", byte_data, tokens)
+        expected = outputs(roberta, byte_data, tokens)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        longer = letters(byte_data, 1, 148)
+        assert outputs(tmp_path / "out" / "checkpoint.pt", byte_data, longer).isfinite().all()
+
+    def test_translator(self, dense_translator: Path, parallel_data: Path, tmp_path: Path) -> None:
+        words = ["--encoder-attention", WIDE, "--decoder-attention", f"full,{WIDE}"]
+        assert convert(dense_translator, tmp_path / "out", *words, *FAST.split()) == 0
+        source = letters(parallel_data, 4, 9, name="dict.src.txt")
+        target = letters(parallel_data, 4, 7, name="dict.tgt.txt")
+        source[1, :3] = Dictionary().pad()
+        lengths = torch.tensor([9, 6, 9, 9])
+        found, expected = (
+            outputs(path, parallel_data, source, lengths, target)
+            for path in (tmp_path / "out" / "checkpoint.pt", dense_translator)
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def converted(dense_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted") / "out"
+    assert convert(dense_checkpoint, folder, "--attention", TAUGHT, *FAST.split()) == 0
+    return folder
+
+
+class TestWhatItWrites:
+    def test_report(self, converted: Path, dense_checkpoint: Path) -> None:
+        report = json.loads((converted / "convert.json").read_text())
+        assert report["checkpoint"] == str(dense_checkpoint)
+        assert report["arch"] == "clusterformer_lm"
+        assert len(report["routing losses"]) == 3
+        heads = report["heads"]
+        assert [(head["layer"], head["head"]) for head in heads] == [
+            (layer, head) for layer in (0, 1) for head in range(4)
+        ]
+        for head in heads:
+            assert 0 <= head["far"] <= 1
+            assert 1 - head["far"] <= head["best"] + 1e-6
+            assert head["after"] <= head["best"] + 0.2  # far keys are up to W - 1, near ones W
+            if head["kind"] == "window":
+                assert math.isclose(head["after"], 1 - head["far"], abs_tol=1e-5)
+                assert head["before"] is None
+            else:
+                assert head["after"] >= 1 - head["far"] - 1e-5
+        for layer in (0, 1):
+            far = {
+                kind: [h["far"] for h in heads if (h["layer"], h["kind"]) == (layer, kind)]
+                for kind in ("window", "taught")
+            }
+            assert [len(of_kind) for of_kind in far.values()] == [2, 2]
+            assert max(far["window"]) <= min(far["taught"])
+            places = [head["place"] for head in heads if head["layer"] == layer]
+            assert sorted(places) == [0, 1, 2, 3]
+
+    def test_files(self, converted: Path) -> None:
+        assert sorted(file.name for file in converted.iterdir()) == [
+            *("checkpoint.pt", "convert.json", "convert.png")
+        ]
+        assert (converted / "convert.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_every_dense_weight_is_kept(self, converted: Path, dense_checkpoint: Path) -> None:
+        dense, new = (
+            load_state(path)["model"] for path in (dense_checkpoint, converted / "checkpoint.pt")
+        )
+        assert dense.keys() < new.keys()
+        assert all(".routers." in name for name in new.keys() - dense.keys())
+        for name, tensor in dense.items():
+            theirs, ours = (t.flatten().sort().values for t in (tensor, new[name]))
+            assert torch.equal(theirs, ours), name
+
+
+class TestWhatTakesIt:
+    def test_evaluation(self, converted: Path, byte_data: Path) -> None:
+        loss = eval_lm(byte_data, converted / "checkpoint.pt", "--tokens-per-sample 64")["loss"]
+        assert 3 < loss < 8
+
+    def test_loading(self, converted: Path) -> None:
+        model = fairseq_clusterformer.load(converted / "checkpoint.pt", device="cpu")
+        assert len(model.generate("The", max_tokens=5, seed=1)) > 3
+        assert model.perplexity("The cat sat on the mat.") > 1
+
+    def test_bundle_and_perplexity(
+        self, converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        bundle = tmp_path / "bundle"
+        assert main(["bundle", str(converted / "checkpoint.pt"), str(bundle)]) == 0
+        data = load_state(converted / "checkpoint.pt")["cfg"].task.data
+        words = ["--checkpoint", bundle, "--data", data, "--max-blocks", 1, "--cpu"]
+        assert main(["perplexity", *map(str, words)]) == 0
+        assert "stepwise perplexity" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("option", ["--finetune-from-model", "--restore-file"])
+    def test_training_goes_on(
+        self, option: str, converted: Path, byte_data: Path, tmp_path: Path
+    ) -> None:
+        spec = json.loads((converted / "convert.json").read_text())["attention"]["decoder"]
+        line = f"{CLUSTERFORMER} --lr 0 {option} {converted / 'checkpoint.pt'} --max-update 2"
+        run = train(byte_data, line, tmp_path, "--attention", spec)
+        assert len(run.updates) == 2
+        assert run.updates[0]["routing_loss"] != 0
+        state, before = (
+            load_state(path)["model"]
+            for path in (tmp_path / "checkpoint_last.pt", converted / "checkpoint.pt")
+        )
+        for name in before:
+            if "normalizer" not in name:
+                torch.testing.assert_close(state[name], before[name])
+
+    def test_the_command_that_it_prints(
+        self, dense_checkpoint: Path, byte_data: Path, tmp_path: Path, capsys
+    ) -> None:
+        assert convert(dense_checkpoint, tmp_path / "out", *FAST.split()) == 0
+        run = train(byte_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
+        assert run.model.decoder.layers[0].self_attn.kinds[-1].options.scouts == 16
+        assert len(run.updates) == 1
+
+
+def test_roberta_of_more_positions(
+    roberta: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat. " * 40)
+    words = ["--text", text, "--max-positions", 300, *FAST.split(), "--window-below", 0]
+    assert convert(roberta, tmp_path / "out", *words) == 0
+    loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
+    assert loaded.model.max_positions() == loaded.task.max_positions() == 300
+    learned = loaded.model.encoder.embed_positions.weight
+    assert torch.equal(learned[2:66], learned[66:130])
+    encoder = fairseq_clusterformer.load(tmp_path / "out" / "checkpoint.pt", device="cpu")
+    assert len(encoder.encode("a b " * 149)[0]) == 300
+    run = train(byte_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
+    assert run.updates[0]["routing_loss"] != 0
+
+
+def words_of(capsys: pytest.CaptureFixture) -> list[str]:
+    """What the printed command says, to train in this process."""
+    printed = capsys.readouterr().out.partition("To go on with training:\n\n")[2]
+    program, _, *words = shlex.split(printed.replace("\\\n", ""))
+    assert program == "fairseq-train"
+    at = words.index("--user-dir")
+    return [*words[:at], *words[at + 2 :], *HERE.split()]
+
+
+class TestTranslator:
+    def test_fitted_and_used(
+        self, dense_translator: Path, parallel_data: Path, tmp_path: Path, capsys
+    ) -> None:
+        words = f"{FAST} --mass-window 2 --clusters 2 --window-below 0 --gen-subset valid"
+        assert convert(dense_translator, tmp_path / "out", *words.split()) == 0
+        heads = json.loads((tmp_path / "out" / "convert.json").read_text())["heads"]
+        assert {head["side"] for head in heads} == {"encoder", "decoder"}
+        assert {head["kind"] for head in heads} == {"taught"}
+        command = words_of(capsys)
+        loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
+        assert loaded.cfg.model._name == "clusterformer"
+        run = train(parallel_data, "", tmp_path / "on", *command, "--max-update", 1)
+        assert len(run.updates) == 1
+
+    def test_a_dense_one_of_ours(self, parallel_data: Path, tmp_path: Path) -> None:
+        full = "--encoder-attention full --decoder-attention full --max-update 1"
+        train(parallel_data, f"{CLUSTERED_TRANSLATION} {full}", tmp_path / "dense")
+        checkpoint = tmp_path / "dense" / "checkpoint_last.pt"
+        words = ["--encoder-attention", "window(3)+neural(clusters=3)", *FAST.split()]
+        assert convert(checkpoint, tmp_path / "out", *words) == 0
+
+
+def test_other_kinds_start_anew(
+    dense_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["--attention", f"gated(8,clusters=4)+kmeans(8,clusters=4),{TAUGHT}", *FAST.split()]
+    assert convert(dense_checkpoint, tmp_path / "out", *words) == 0
+    assert "not fitted, their clusters start anew: gated, kmeans" in capsys.readouterr().out
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("--attention neurall", "--attention is neurall: unknown kind 'neurall'; allowed: "),
+            ("--attention window+full+lsh", "4 heads do not divide among the 3 kinds"),
+            ("--attention gated(1)", "--attention-window is 1; allowed: 2 or more"),
+            ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
+            ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
+            ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 64 or less"),
+            ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
+            ("--gen-subset tests", "it has no split tests"),
+            ("--data no/such", "--data is no/such: no such folder; allowed: "),
+        ],
+    )
+    def test_one_line(
+        self,
+        words: str,
+        message: str,
+        dense_checkpoint: Path,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture,
+    ) -> None:
+        assert convert(dense_checkpoint, tmp_path / "out", *words.split()) == 1
+        self.check(capsys, message)
+        assert not (tmp_path / "out").exists()
+
+    @staticmethod
+    def check(capsys: pytest.CaptureFixture, message: str) -> None:
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("clusterformer convert: error: ")
+        assert message in line, line
+        assert "; allowed: " in line
+
+    def test_a_model_that_clusters(
+        self, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        assert convert(checkpoint, tmp_path / "out") == 1
+        self.check(capsys, "layer 0 of the decoder is window+neural; allowed: a dense model")
+
+    def test_an_unknown_architecture(
+        self, dense_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        with pytest.raises(ValueError, match="its architecture is lightconv_lm; allowed: trans"):
+            target_of("lightconv_lm")
+        state = torch.load(dense_checkpoint, weights_only=True)
+        state["cfg"]["model"]["_name"] = "other_lm"
+        torch.save(state, tmp_path / "other.pt")
+        assert convert(tmp_path / "other.pt", tmp_path / "out") == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.search("other_lm.*; allowed: ", line), line
+
+    def test_what_is_there(
+        self, converted: Path, dense_checkpoint: Path, tmp_path: Path, capsys
+    ) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "notes").write_text("mine")
+        assert convert(dense_checkpoint, tmp_path / "mine", "--force") == 1
+        self.check(capsys, "it holds something else; allowed: a new or empty folder")
+        shutil.copytree(converted, tmp_path / "out")
+        assert convert(dense_checkpoint, tmp_path / "out") == 1
+        self.check(capsys, "it exists; allowed: a new folder, or --force to replace it")
+        (tmp_path / "out" / "notes").write_text("mine")
+        assert convert(dense_checkpoint, tmp_path / "out", "--force") == 1
+        self.check(capsys, "holds notes, which --force would delete")
+        (tmp_path / "out" / "notes").unlink()
+        words = ["--attention", "full", "--force", *FAST.split()]
+        assert convert(dense_checkpoint, tmp_path / "out", *words) == 0
+        report = json.loads((tmp_path / "out" / "convert.json").read_text())
+        assert report["attention"] == {"decoder": "full"}
+
+
+def test_features_that_no_clustered_model_has(
+    dense_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """What computes something else than the same weights do here is found out by its outputs."""
+    from fairseq.models.transformer_lm import TransformerLanguageModel
+
+    forward = TransformerLanguageModel.forward
+
+    def other(self: nn.Module, *args, **kwargs):
+        x, extra = forward(self, *args, **kwargs)
+        own = type(self).__module__.startswith("fairseq_clusterformer")
+        return (x if own else 2 * x), extra
+
+    monkeypatch.setattr(TransformerLanguageModel, "forward", other)
+    assert convert(dense_checkpoint, tmp_path / "out", *FAST.split()) == 1
+    assert "as a clustered model with full attention it differs by" in capsys.readouterr().err
