@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import fairseq_clusterformer.plugin  # noqa: F401  models, criterions, tasks
+from tests.composing import composed_once
 
 # Triton reads it where kernels are defined: without a GPU they run under its interpreter.
 if not torch.cuda.is_available():
@@ -74,6 +75,12 @@ def _interpreter_prepares_once():
         return launch(*args, **kwargs)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = prepare_once, launch_anew
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fairseq_composes_once():
+    with composed_once():
+        yield
 
 
 def kernel_of(request: pytest.FixtureRequest) -> str | None:
