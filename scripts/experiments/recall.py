@@ -46,11 +46,8 @@ TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
 
 @dataclass(frozen=True)
 class Setting:
-    """What differs between runs: the options of the command.
-
-    ``pairs`` lie before ``pairs_end``; there are ``symbols`` different keys, as many values, and
-    as many noise tokens. All windows together reach less far than a query is from its pair.
-    """
+    """What differs between runs: the options of the command. ``pairs`` lie before ``pairs_end``;
+    there are ``symbols`` different keys, as many values, and as many noise tokens."""
 
     kind: str
     length: int = 96
@@ -121,11 +118,7 @@ class Layer(nn.Module):
     def __init__(self, kinds: tuple[Heads, ...], short_convolution: int):
         super().__init__()
         self.attention = MultiheadAttention(
-            WIDTH,
-            HEADS,
-            kinds=kinds,
-            causal=True,
-            short_convolution=short_convolution,
+            WIDTH, HEADS, kinds=kinds, causal=True, short_convolution=short_convolution
         )
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(
@@ -151,9 +144,8 @@ class Model(nn.Module):
         rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
         angle = torch.arange(setting.length).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
-        self.layers = nn.ModuleList(
-            Layer(kinds, setting.short_convolution) for kinds in setting.layers()
-        )
+        width = setting.short_convolution
+        self.layers = nn.ModuleList(Layer(kinds, width) for kinds in setting.layers())
         self.norm = nn.LayerNorm(WIDTH)
         self.classify = nn.Linear(WIDTH, setting.symbols)
 
@@ -197,7 +189,7 @@ def train(setting: Setting) -> dict:
 
 def clustering_losses(reports: list[list], setting: Setting) -> Tensor | float:
     """What teaches clusters: both losses of CF22 (eq. 6 and 11), and that of taught heads."""
-    found = summary({"decoder": [report for of_layer in reports for report in of_layer]})
+    found = summary({"decoder": sum(reports, [])})
     if found is None:
         return 0.0
     both = found["clustering_loss"] + found["sorting_loss"]
@@ -241,7 +233,8 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     return own.item(), other.item()
 
 
-def make_parser() -> Parser:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; a user's mistake is one line on stderr and status 1."""
     parser = Parser(prog="python -m scripts.experiments.recall", description=__doc__)
     parser.add_argument("kind", metavar="KIND")
     for field in fields(Setting)[1:]:
@@ -250,12 +243,6 @@ def make_parser() -> Parser:
         about = {"type": kind, "default": field.default, "help": f"default: {field.default}"}
         parser.add_argument("--" + field.name.replace("_", "-"), **about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; a user's mistake is one line on stderr and status 1."""
-    parser = make_parser()
     options = vars(parser.parse_args(arguments))
     path = options.pop("json")
     try:
