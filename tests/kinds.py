@@ -1,6 +1,8 @@
 """Every kind of attention, as the conformance suite runs it: one line a kind."""
 
 import re
+from collections import defaultdict
+from itertools import count
 
 import pytest
 import torch
@@ -78,22 +80,80 @@ FLAGS = {
 # outweigh all others, counts only where nothing else is seen, as in the papers.
 OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
 
-# By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
-BY_TRITON = ("neural, many clusters", "gated", "window+neural", "lsh")
-_CAUSAL = [("blocks", kind) for kind in CAUSAL] + [("triton", kind) for kind in BY_TRITON]
-_BIDIRECTIONAL = [("blocks", kind) for kind in BIDIRECTIONAL]
-_BIDIRECTIONAL += [("triton", kind) for kind in ("window+neural", "routing, chunk")]
+# Kinds that carry more than rings from token to token, which no document of a row may begin with.
+CARRIED_ON = ("neural, running normaliser", "taught")
 
-every_causal_kind = pytest.mark.parametrize("kind", CAUSAL)
-every_kind = pytest.mark.parametrize(
-    ("kind", "causal"), [(k, True) for k in CAUSAL] + [(k, False) for k in BIDIRECTIONAL]
-)
-every_causal_kind_and_kernel = pytest.mark.parametrize(("impl", "kind"), _CAUSAL)
-every_bidirectional_kind_and_kernel = pytest.mark.parametrize(("impl", "kind"), _BIDIRECTIONAL)
-every_kind_and_kernel = pytest.mark.parametrize(
-    ("impl", "kind", "causal"),
-    [(*both, True) for both in _CAUSAL] + [(*both, False) for both in _BIDIRECTIONAL],
-)
+# By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
+CAUSAL_BY_TRITON = ("neural, many clusters", "gated", "window+neural", "lsh")
+BIDIRECTIONAL_BY_TRITON = ("window+neural", "routing, chunk")
+
+
+def every_causal_kind(**others):
+    """A parametrisation by ``kind``; ``others`` as in :func:`spread`."""
+    return _by(("kind",), [(kind,) for kind in CAUSAL], others)
+
+
+def every_causal_kind_once():
+    """By ``kind``: the first form of each."""
+    firsts = {family(name): name for name in reversed(CAUSAL)}
+    return pytest.mark.parametrize("kind", list(firsts.values()))
+
+
+def every_kind(**others):
+    """By ``kind`` and ``causal``."""
+    cases = [(kind, True) for kind in CAUSAL] + [(kind, False) for kind in BIDIRECTIONAL]
+    return _by(("kind", "causal"), cases, others)
+
+
+def every_causal_kind_and_kernel(**others):
+    """By ``impl`` and ``kind``."""
+    return _by(("impl", "kind"), _and_kernel(CAUSAL, CAUSAL_BY_TRITON), others)
+
+
+def every_bidirectional_kind_and_kernel(**others):
+    """By ``impl`` and ``kind``."""
+    return _by(("impl", "kind"), _and_kernel(BIDIRECTIONAL, BIDIRECTIONAL_BY_TRITON), others)
+
+
+def every_kind_and_kernel(**others):
+    """By ``impl``, ``kind`` and ``causal``."""
+    cases = [(*case, True) for case in _and_kernel(CAUSAL, CAUSAL_BY_TRITON)]
+    cases += [(*case, False) for case in _and_kernel(BIDIRECTIONAL, BIDIRECTIONAL_BY_TRITON)]
+    return _by(("impl", "kind", "causal"), cases, others)
+
+
+def _and_kernel(kinds, by_triton) -> list[tuple[str, str]]:
+    return [("blocks", kind) for kind in kinds] + [("triton", kind) for kind in by_triton]
+
+
+def _by(names: tuple[str, ...], cases: list[tuple], others: dict[str, list]):
+    for name, values in others.items():
+        names, cases = (*names, name), spread(cases, values)
+    return pytest.mark.parametrize(names, cases, ids=_id)
+
+
+def _id(value: object) -> str | None:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+def spread(cases: list[tuple], values: list) -> list[tuple]:
+    """Each case with one of the values, which take turns among the forms of one kind: a kind meets
+    as many of them as it has forms, and all together meet them all."""
+    turns = defaultdict(count)
+    return [(*case, values[next(turns[_turn(case)]) % len(values)]) for case in cases]
+
+
+def _turn(case: tuple) -> str:
+    """The kind of a case, without its options; those of Triton are few and take turns together."""
+    if "triton" in case:
+        return "triton"
+    (name,) = (part for part in case if part in CAUSAL or part in BIDIRECTIONAL)
+    return family(name)
+
+
+def family(name: str) -> str:
+    """The kind of that name from the tables, without its options."""
+    return name.split(",")[0].removeprefix("window+")
 
 
 class HandedOn(MultiheadAttention):

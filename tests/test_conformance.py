@@ -19,6 +19,7 @@ from .kinds import (
     every_bidirectional_kind_and_kernel,
     every_causal_kind,
     every_causal_kind_and_kernel,
+    every_causal_kind_once,
     every_kind,
     every_kind_and_kernel,
     losses_of,
@@ -26,15 +27,22 @@ from .kinds import (
 )
 
 LENGTH = 23
+HALF = [torch.float16, torch.bfloat16]
 
 
 def inputs(batch: int = 3, length: int = LENGTH, dtype=torch.float64) -> torch.Tensor:
     return torch.randn(batch, length, WIDTH, dtype=dtype)
 
 
-def positions(impl: str, first: int) -> range:
-    """Where to cut a text; Triton's interpreter is slow, so fewer there."""
-    return range(first, LENGTH, 9 if impl == "triton" else 3)
+def length_for(impl: str) -> int:
+    """Of a text that is read step by step; Triton's interpreter is slow, so shorter there."""
+    return 9 if impl == "triton" else LENGTH
+
+
+def cuts(impl: str, first: int) -> tuple[list[int], torch.Tensor]:
+    """Where to cut a text, one place a row, and which tokens come after, bool [B, N]."""
+    places = list(range(first, LENGTH, 9 if impl == "triton" else 3))
+    return places, torch.arange(LENGTH) >= torch.tensor(places).unsqueeze(1)
 
 
 def step_by_step(module, x, padding_mask=None, reorder_at=None):
@@ -52,31 +60,30 @@ def step_by_step(module, x, padding_mask=None, reorder_at=None):
     return torch.cat(outputs, dim=1)
 
 
-@every_causal_kind_and_kernel
+@every_causal_kind_and_kernel()
 def test_the_future_changes_nothing(impl, kind):
     module = build(kind, impl=impl, causal=True)
-    x = inputs()
-    before, _ = module(x)
-    for t in positions(impl, 0):
-        edited = x.clone()
-        edited[:, t:] = torch.randn_like(edited[:, t:])
-        after, _ = module(edited)
-        torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-12)
-        assert not torch.allclose(after[:, t:], before[:, t:])
+    places, later = cuts(impl, 0)
+    x = inputs(batch=len(places))
+    edited = torch.where(later.unsqueeze(-1), torch.randn_like(x), x)
+    before, after = module(x)[0], module(edited)[0]
+    torch.testing.assert_close(after[~later], before[~later], rtol=0, atol=1e-12)
+    for row, t in enumerate(places):
+        assert not torch.allclose(after[row, t:], before[row, t:])
 
 
-@every_causal_kind_and_kernel
+@every_causal_kind_and_kernel()
 def test_no_gradient_flows_from_the_past_to_the_future(impl, kind):
     module = build(kind, impl=impl, causal=True)
-    for t in positions(impl, 1):
-        x = inputs().requires_grad_()
-        out, _ = module(x)
-        (gradient,) = torch.autograd.grad(out[:, :t].square().sum(), x)
-        assert gradient[:, t:].abs().max() == 0
-        assert gradient[:, :t].abs().max() > 0
+    places, later = cuts(impl, 1)
+    x = inputs(batch=len(places)).requires_grad_()
+    (gradient,) = torch.autograd.grad(module(x)[0][~later].square().sum(), x)
+    assert gradient[later].abs().max() == 0
+    for row, t in enumerate(places):
+        assert gradient[row, :t].abs().max() > 0
 
 
-@every_causal_kind_and_kernel
+@every_causal_kind_and_kernel()
 def test_a_change_of_the_past_is_seen(impl, kind):
     """Guards the tests above: an attention that sees nothing would pass them."""
     module = build(kind, impl=impl, causal=True, clusters=1, window=LENGTH)
@@ -86,38 +93,32 @@ def test_a_change_of_the_past_is_seen(impl, kind):
     assert not torch.allclose(module(x)[0][:, -1], module(edited)[0][:, -1], atol=1e-8)
 
 
-@every_causal_kind_and_kernel
+@every_causal_kind_and_kernel()
 @torch.no_grad()
 def test_steps_equal_the_parallel_pass(impl, kind):
+    """Of a beam that is reordered on the way."""
     module = build(kind, impl=impl, causal=True)
-    x = inputs()
-    torch.testing.assert_close(step_by_step(module, x), module(x)[0], rtol=0, atol=1e-12)
-
-
-@every_causal_kind_and_kernel
-@torch.no_grad()
-def test_steps_follow_a_reordered_beam(impl, kind):
-    module = build(kind, impl=impl, causal=True)
-    x = inputs(batch=4)
+    x = inputs(batch=4, length=length_for(impl))
     order = torch.tensor([2, 0, 0])
-    stepwise = step_by_step(module, x, reorder_at=(9, order))
+    stepwise = step_by_step(module, x, reorder_at=(x.size(1) - 3, order))
     torch.testing.assert_close(stepwise, module(x[order])[0], rtol=0, atol=1e-12)
 
 
-@every_causal_kind_and_kernel
-@pytest.mark.parametrize("side", ["left", "right"])
+@every_causal_kind_and_kernel()
 @torch.no_grad()
-def test_steps_of_a_ragged_batch(impl, kind, side):
+def test_steps_of_a_ragged_batch(impl, kind):
+    """Sentences padded on either side."""
     module = build(kind, impl=impl, causal=True)
-    lengths = [LENGTH, 7, 1]
-    mask = pads(lengths, LENGTH, side)
-    x = inputs()
+    length = length_for(impl)
+    lengths = [length, 7, 1]
+    mask = torch.cat([pads(lengths, length, side) for side in ("left", "right")])
+    x = inputs(batch=len(mask), length=length)
     stepwise = step_by_step(module, x, mask)
     expected, _ = module(x, mask)
     torch.testing.assert_close(stepwise[~mask], expected[~mask], rtol=0, atol=1e-12)
 
 
-@every_causal_kind
+@every_causal_kind()
 @torch.no_grad()
 def test_the_state_stops_growing(kind):
     if kind == "full":
@@ -131,39 +132,35 @@ def test_the_state_stops_growing(kind):
     assert sizes[2 * WINDOW] == max(sizes) == sizes[-1]  # no gap is wider than W
 
 
-@every_kind_and_kernel
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("extra", [1, WINDOW, 70])
-def test_padding_is_never_seen(impl, kind, causal, side, extra):
-    if impl == "triton" and (side, extra) not in (("left", WINDOW), ("right", 70)):
-        pytest.skip("Triton's interpreter is slow: a size of padding on each side is enough")
+@every_kind_and_kernel(extra=[1, WINDOW, 70])
+def test_padding_is_never_seen(impl, kind, causal, extra):
     module = build(kind, impl=impl, causal=causal)
-    x = inputs()
-    mask = pads([LENGTH] * 3, LENGTH + extra, side)
-    padded = torch.full((3, LENGTH + extra, WIDTH), float("nan"), dtype=x.dtype)
-    padded[~mask] = x.flatten(0, 1)
-    x.requires_grad_()
+    x = inputs().requires_grad_()
     out, reports = module(x)
     (gradient,) = torch.autograd.grad(out.square().sum(), x)
-    padded.requires_grad_()
-    out_padded, reports_padded = module(padded, mask)
-    real = out_padded[~mask].view_as(out)
-    (gradient_padded,) = torch.autograd.grad(real.square().sum(), padded)
-    torch.testing.assert_close(real, out, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        gradient_padded[~mask].view_as(gradient), gradient, rtol=0, atol=1e-12
-    )
-    for report, report_padded in zip(reports, reports_padded, strict=True):
-        if report.clusters is not None:
-            rows = zip(report_padded.clusters, mask, strict=True)
-            clusters = torch.stack([row[:, ~hidden] for row, hidden in rows])
-            report_padded = report_padded._replace(clusters=clusters)
-        for field, field_padded in zip(report, report_padded, strict=True):
-            if field is not None:
-                torch.testing.assert_close(field_padded, field, rtol=0, atol=1e-12)
+    for side in ("left", "right"):
+        mask = pads([LENGTH] * 3, LENGTH + extra, side)
+        padded = torch.full((3, LENGTH + extra, WIDTH), float("nan"), dtype=x.dtype)
+        padded[~mask] = x.detach().flatten(0, 1)
+        padded.requires_grad_()
+        out_padded, reports_padded = module(padded, mask)
+        real = out_padded[~mask].view_as(out)
+        (gradient_padded,) = torch.autograd.grad(real.square().sum(), padded)
+        torch.testing.assert_close(real, out, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            gradient_padded[~mask].view_as(gradient), gradient, rtol=0, atol=1e-12
+        )
+        for report, report_padded in zip(reports, reports_padded, strict=True):
+            if report.clusters is not None:
+                rows = zip(report_padded.clusters, mask, strict=True)
+                clusters = torch.stack([row[:, ~hidden] for row, hidden in rows])
+                report_padded = report_padded._replace(clusters=clusters)
+            for field, field_padded in zip(report, report_padded, strict=True):
+                if field is not None:
+                    torch.testing.assert_close(field_padded, field, rtol=0, atol=1e-12)
 
 
-@every_kind_and_kernel
+@every_kind_and_kernel()
 def test_a_row_is_the_same_alone_and_in_a_batch(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal)
     lengths = [LENGTH, 11, 1, 0, 4]
@@ -176,7 +173,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(impl, kind, causal):
             torch.testing.assert_close(together[row, :length], alone[0], rtol=0, atol=1e-12)
 
 
-@every_kind_and_kernel
+@every_kind_and_kernel()
 def test_a_batch_of_padding_alone_is_finite(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal)
     x = inputs().requires_grad_()
@@ -187,7 +184,7 @@ def test_a_batch_of_padding_alone_is_finite(impl, kind, causal):
         assert parameter.grad is None or torch.isfinite(parameter.grad).all()
 
 
-@every_kind_and_kernel
+@every_kind_and_kernel()
 def test_one_token(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal)
     x = inputs(length=1)
@@ -196,7 +193,7 @@ def test_one_token(impl, kind, causal):
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
 
 
-@every_kind_and_kernel
+@every_kind_and_kernel()
 def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
     # Of several rounds of hashing, each would count a far key once, and the window a near one.
     once = {"rounds": 1} if kind == "lsh, gap" else {}
@@ -216,8 +213,7 @@ def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
     torch.testing.assert_close(module(x)[0], module._merge(outputs), rtol=0, atol=1e-12)
 
 
-@every_kind_and_kernel
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_kind_and_kernel(dtype=HALF)
 def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
     module = build(kind, impl=impl, causal=causal, dtype=torch.float32).to(dtype)
     x = inputs(dtype=dtype)
@@ -236,18 +232,17 @@ def test_large_logits_stay_finite_in_half_precision(impl, kind, causal, dtype):
             assert field is None or field.dtype == expected
 
 
-@every_causal_kind
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_causal_kind(dtype=HALF)
 @torch.no_grad()
 def test_steps_equal_the_parallel_pass_in_half_precision(kind, dtype):
     """Rounding may move an output by its last bits, and no token to another cluster."""
     module = build(kind, causal=True, dtype=torch.float32, window=16, clusters=8).to(dtype)
-    x = inputs(batch=2, length=200, dtype=dtype)
+    x = inputs(batch=4, length=64, dtype=dtype)
     stepwise, parallel = step_by_step(module, x), module(x)[0]
     torch.testing.assert_close(stepwise, parallel, rtol=0, atol=2e-2)
 
 
-@every_causal_kind
+@every_causal_kind()
 def test_training_is_causal(kind):
     """Exploration and drawn rotations included: what is drawn is drawn by position."""
     module = build(kind, causal=True).train()
@@ -261,7 +256,7 @@ def test_training_is_causal(kind):
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
 
 
-@every_kind
+@every_kind()
 def test_training_observes_and_learns(kind, causal):
     """In training mode, dropout included, everything that is learned by gradient has one, and
     what a batch shows changes nothing before it is committed."""
@@ -276,7 +271,7 @@ def test_training_observes_and_learns(kind, causal):
         torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0, msg=name)
 
 
-@every_causal_kind
+@every_causal_kind()
 @torch.no_grad()
 def test_lengths_of_several_tiles(kind):
     """Three tiles and a bit, and a window of more than one: the kernels against the plain one."""
@@ -287,11 +282,17 @@ def test_lengths_of_several_tiles(kind):
         module.impl = impl
         outputs.append(module(x)[0])
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
-    stepwise = step_by_step(module, x)
-    torch.testing.assert_close(stepwise, outputs[1], rtol=0, atol=1e-12)
 
 
-@every_causal_kind
+@every_causal_kind_once()
+@torch.no_grad()
+def test_steps_over_several_tiles(kind):
+    module = build(kind, causal=True, window=70)
+    x = inputs(batch=2, length=140)
+    torch.testing.assert_close(step_by_step(module, x), module(x)[0], rtol=0, atol=1e-12)
+
+
+@every_causal_kind()
 def test_a_window_is_of_as_many_keys_in_every_kind(kind):
     """W keys, the query's own included, and besides them what a gap shows by position; lsh sees as
     many in each round of hashing."""
@@ -305,8 +306,7 @@ def test_a_window_is_of_as_many_keys_in_every_kind(kind):
         assert of_kind.sum(-1).max() == most - (router.own == "last")
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_kind(dtype=HALF)
 def test_trains_inside_autocast(kind, causal, dtype):
     """Losses and the backward pass included, where some call it inside as well."""
     module = build(kind, causal=causal, dtype=torch.float32).train()
@@ -319,8 +319,7 @@ def test_trains_inside_autocast(kind, causal, dtype):
         assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
 
 
-@every_causal_kind
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_causal_kind(dtype=HALF)
 def test_moving_averages_keep_their_bits_in_half_precision(kind, dtype):
     module = build(kind, causal=True, dtype=torch.float32)
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -328,20 +327,24 @@ def test_moving_averages_keep_their_bits_in_half_precision(kind, dtype):
         assert torch.equal(buffer, before[name]), name
 
 
-@every_kind
+@every_kind()
 def test_gradients_of_the_layer(kind, causal):
-    """Outputs and losses against finite differences. Routing is a step function of x: where a
-    difference crosses a step the check would be of nothing, so centroids are far apart here."""
+    """Outputs and losses against finite differences, in random directions that all numbers take
+    part in. Routing is a step function of x: where a difference crosses a step the check would be
+    of nothing, so centroids are far apart here."""
     torch.manual_seed(5)
     module = build(kind, causal=causal)
     module.impl = "reference"
-    x = inputs(batch=2, length=7).requires_grad_()
+    x = inputs(batch=2, length=7)
+    directions = torch.randn(10, x.numel(), dtype=x.dtype)
+    views = torch.randn(x.numel(), 10, dtype=x.dtype)
 
-    def outputs(x):
-        out, reports = module(x)
-        return (out, *losses_of(reports))
+    def outputs(step):
+        out, reports = module(x + (step @ directions).view_as(x))
+        return (out.flatten() @ views, *losses_of(reports))
 
-    assert torch.autograd.gradcheck(outputs, (x,), eps=1e-7, atol=1e-5)
+    step = torch.zeros(10, dtype=x.dtype, requires_grad=True)
+    assert torch.autograd.gradcheck(outputs, (step,), eps=1e-7, rtol=1e-6, atol=1e-5)
 
 
 def test_heads_of_several_kinds_compute_what_they_would_alone():
@@ -363,7 +366,7 @@ def test_heads_of_several_kinds_compute_what_they_would_alone():
     torch.testing.assert_close(mixed(x)[0], alone + mixed.out_proj.bias, rtol=0, atol=1e-12)
 
 
-@every_bidirectional_kind_and_kernel
+@every_bidirectional_kind_and_kernel()
 def test_an_encoder_sees_both_sides(impl, kind):
     module = build(kind, impl=impl, causal=False, window=LENGTH, clusters=1)
     x = inputs()

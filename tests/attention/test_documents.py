@@ -6,15 +6,15 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 
-from ..kinds import CAUSAL, WIDTH, build, every_causal_kind, every_kind, pads
+from ..kinds import CARRIED_ON, CAUSAL, WIDTH, build, every_causal_kind, every_kind, pads
 
 LENGTHS = [[9, 1, 7], [4, 13], [17]]  # of the documents of each row
 TOTAL = 17
 ALL = {"rotary": True, "short_convolution": 3}
 
-with_and_without = pytest.mark.parametrize(
-    "of", [{}, {**ALL, "kv_heads": 2}], ids=["plain", "rotary, convolution, shared keys"]
-)
+PLAIN = {}
+#: rotary positions, a convolution, and shared keys
+WHOLE = {**ALL, "kv_heads": 2}
 
 
 def documents() -> Tensor:
@@ -39,41 +39,35 @@ def alone(module: MultiheadAttention, texts: list[tuple[Tensor, ...]]) -> Tensor
     return torch.cat(rows)
 
 
-@every_kind
-@with_and_without
-@pytest.mark.parametrize("side", [None, "left"])
-def test_each_is_as_if_alone(kind, causal, of, side):
+@every_kind(of=[WHOLE, PLAIN])
+def test_each_is_as_if_alone(kind, causal, of):
+    """Also in rows that padding fills, of another length each."""
     if "handed on" in kind:
         pytest.skip("refused: see below")
     module, x = build(kind, causal=causal, of=of), inputs().requires_grad_()
-    whole, numbers, mask = x, documents(), None
-    if side is not None:  # of another length for each row
-        extra = 5
-        mask = pads([TOTAL] * 3, TOTAL + extra, side)
-        whole = torch.full((3, TOTAL + extra, WIDTH), float("nan"), dtype=x.dtype)
-        whole = whole.masked_scatter(~mask.unsqueeze(-1), x)
-        padded = torch.zeros_like(mask, dtype=torch.long)
-        padded[~mask] = numbers.flatten()
-        if side == "right":
-            padded[:, TOTAL:] = numbers[:, -1:]
-        numbers = padded
-    out, reports = module(whole, Batch(mask, numbers))
-    real = out if mask is None else out[~mask].view_as(x)
     expected = alone(module, apart(x))
-    torch.testing.assert_close(real, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(y[:, :9].square().sum(), x)[0] for y in (real, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-    for report in reports:
-        if report.clusters is not None:
-            assert report.clusters.shape[::2] == whole.shape[:2]
+    (gradient,) = torch.autograd.grad(expected[:, :9].square().sum(), x)
+    for extra in (0, 5):
+        mask = pads([TOTAL] * 3, TOTAL + extra, "left")
+        whole = torch.full((*mask.shape, WIDTH), float("nan"), dtype=x.dtype)
+        whole = whole.masked_scatter(~mask.unsqueeze(-1), x)
+        numbers = torch.zeros_like(mask, dtype=torch.long)
+        numbers[~mask] = documents().flatten()
+        out, reports = module(whole, Batch(mask if extra else None, numbers))
+        real = out[~mask].view_as(x)
+        torch.testing.assert_close(real, expected, rtol=0, atol=1e-12)
+        (found,) = torch.autograd.grad(real[:, :9].square().sum(), x)
+        torch.testing.assert_close(found, gradient, rtol=0, atol=1e-12)
+        for report in reports:
+            if report.clusters is not None:
+                assert report.clusters.shape[::2] == whole.shape[:2]
 
 
-@every_causal_kind
-@with_and_without
+@every_causal_kind(of=[WHOLE, PLAIN])
 @torch.no_grad()
 def test_steps_begin_anew(kind, of):
     module, x = build(kind, causal=True, of=of), inputs()
-    if "running" in kind:
+    if kind in CARRIED_ON:
         with pytest.raises(ValueError, match="carries what it saw .*; allowed in rows of se"):
             steps(module, x, documents(), None)
         return
@@ -81,18 +75,15 @@ def test_steps_begin_anew(kind, of):
     torch.testing.assert_close(found, alone(module, apart(x)), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if "running" not in kind])
-@pytest.mark.parametrize("side", ["left"])
+@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if kind not in CARRIED_ON])
 @torch.no_grad()
-def test_steps_with_padding(kind, side):
+def test_steps_with_padding(kind):
     module, given = build(kind, causal=True, of=ALL), inputs()
-    mask = pads([TOTAL] * 3, TOTAL + 4, side)
+    mask = pads([TOTAL] * 3, TOTAL + 4, "left")
     x = torch.full((3, TOTAL + 4, WIDTH), float("nan"), dtype=torch.float64)
     x[~mask] = given.flatten(0, 1)
     numbers = torch.zeros_like(mask, dtype=torch.long)
     numbers[~mask] = documents().flatten()
-    if side == "right":
-        numbers[:, TOTAL:] = documents()[:, -1:]
     found = steps(module, x, numbers, mask)[~mask].view(3, TOTAL, WIDTH)
     torch.testing.assert_close(found, alone(module, apart(given)), rtol=0, atol=1e-12)
 

@@ -52,7 +52,7 @@ class TestRotary:
         own = logits.diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(own, (q * k).sum(-1), rtol=0, atol=1e-5)
 
-    @every_kind
+    @every_kind()
     def test_padding_in_front_moves_nothing(self, kind, causal):
         module, x = build(kind, causal=causal, of={"rotary": True}), inputs()
         mask = pads([LENGTH] * BATCH, LENGTH + 6, "left")
@@ -61,8 +61,7 @@ class TestRotary:
         out, _ = module(whole, mask)
         torch.testing.assert_close(out[:, 6:], module(x)[0], rtol=0, atol=1e-12)
 
-    @every_causal_kind
-    @pytest.mark.parametrize("side", [None, "left"])
+    @every_causal_kind(side=[None, "left"])
     @torch.no_grad()
     def test_step_by_step(self, kind, side):
         module, x = build(kind, causal=True, of={"rotary": True}), inputs()
@@ -83,8 +82,7 @@ class TestRotary:
 
 
 class TestSharedKeys:
-    @every_kind
-    @pytest.mark.parametrize("of", [{}, {"rotary": True, "short_convolution": 2}])
+    @every_kind(of=[{"rotary": True, "short_convolution": 2}, {}])
     def test_equal_repeated_heads(self, kind, causal, of):
         shared = build(kind, causal=causal, of={"kv_heads": 2, **of})
         whole = build(kind, causal=causal, of=of)
@@ -102,7 +100,7 @@ class TestSharedKeys:
         if causal:
             torch.testing.assert_close(by_steps(shared, x)[0], whole(x)[0], rtol=0, atol=1e-12)
 
-    @every_causal_kind
+    @every_causal_kind()
     @torch.no_grad()
     def test_what_is_kept_is_less_where_heads_share_rings(self, kind):
         kept = []
@@ -184,8 +182,7 @@ class TestShortConvolution:
         convolution.identity_()
         assert torch.equal(convolution(x, Batch()), x)
 
-    @every_causal_kind
-    @pytest.mark.parametrize("side", [None, "left", "right"])
+    @every_causal_kind(side=["left", None, "right"])
     @torch.no_grad()
     def test_step_by_step(self, kind, side):
         module, x = build(kind, causal=True, of={"short_convolution": 4}), inputs()
