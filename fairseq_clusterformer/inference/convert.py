@@ -19,7 +19,7 @@ from fairseq_clusterformer.models.convert import (
     target_of,
 )
 
-from .convert_fit import Inputs, begin, fit, pupils
+from .convert_fit import Inputs, begin, calibrate, fit, pupils
 from .convert_heads import Mass, Place, Wanted, head_mass, kinds_for, order_of_heads, recall
 from .load import Loaded, reason_of
 
@@ -169,14 +169,15 @@ def convert(
 
     routers = pupils(dense.model, clustered.model, orders)
     losses: list[float] = []
-    if routers:
-        begin(dense.model, routers, _first(fitted, MEASURED), seed=plan.seed)
-        clustered.model.eval()
+    some = _first(fitted, MEASURED)
+    begin(dense.model, routers, some, seed=plan.seed)
+    calibrate(dense.model, routers, some)
     before = after = measure()
     if routers and plan.updates:
         losses = fit(
             dense.model, routers, fitted, updates=plan.updates, lr=plan.lr, progress=progress
         )
+        calibrate(dense.model, routers, some)
         after = measure()
     heads = _heads(clustered, orders, mass, before, after)
     return Converted(clustered, heads, specs, plan.window, losses, loaded.updates)

@@ -1,7 +1,7 @@
 """Fits routers of the kind taught to the attention of a dense model, which stays as it is.
 
 What routes begins as the directions of queries and keys that decide about far keys, with
-centroids by K-Means; then the routing loss teaches it, with every query as a scout. Layers are
+centroids by K-Means; then the routing loss teaches it, with many queries as scouts. Layers are
 apart: each reads what the dense model's layer reads.
 
 Shape letters: B batch, H heads, N tokens, n of all batches, D width, E head width, R width of
@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from fairseq_clusterformer.attention.kind import Tokens
 from fairseq_clusterformer.attention.projections import rotated
-from fairseq_clusterformer.attention.scouts import routing_loss
+from fairseq_clusterformer.attention.scouts import Scouts, draw_scouts, routing_loss, scout_layouts
 from fairseq_clusterformer.attention.taught import Taught
 from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
@@ -29,6 +29,7 @@ from .convert_heads import Place, Read, read
 
 Inputs = dict[str, Tensor]
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
+TEACHERS = 2048  # queries of each text and head
 DISTANCES = 256  # over which rotary positions are averaged
 
 
@@ -66,10 +67,23 @@ def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]
 def begin(
     dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs], seed: int
 ) -> None:
-    """Where the routing loss starts from: projections, centroids and normalisers."""
+    """Where the routing loss starts from: projections and centroids."""
     readings = [read(dense, inputs) for inputs in batches]
     for pupil in routers:
         _begin(pupil, [of_batch[pupil.place] for of_batch in readings], seed)
+
+
+@torch.no_grad()
+def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs]) -> None:
+    """Let the routers' normalisers be averages over these batches."""
+    for inputs in batches:
+        readings = read(dense, inputs)
+        for pupil in routers:
+            routing = pupil.router(_tokens(pupil, readings[pupil.place]))
+            pupil.router.observe(routing.report.observation)
+    for pupil in routers:
+        pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
+        pupil.router.commit()
 
 
 def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
@@ -96,10 +110,6 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
             router.centroids[at] = spherical_kmeans(keys, router.num_clusters, seed=seed)
     for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
         projection.weight.copy_(torch.cat(projections[name]))
-    for reading in readings:
-        routing = router(_tokens(pupil, reading))
-        router.observe(routing.report.observation)
-    router.commit()
 
 
 def _real(reading: Read) -> Tensor:
@@ -170,7 +180,8 @@ def fit(
     lr: float,
     progress: Callable[[range], Iterator[int]] = iter,
 ) -> list[float]:
-    """Lower the routing loss of all routers, with all queries as scouts; a batch each update.
+    """Lower the routing loss of all routers, a batch each update. All queries of short texts are
+    scouts, and ``TEACHERS`` of longer ones.
 
     Args:
         updates: of Adam; its step falls linearly to 0.
@@ -194,25 +205,27 @@ def fit(
             loss.backward()
             total += loss.item()
         optimizer.step()
-        for pupil in routers:
-            pupil.router.commit()
         losses.append(total / len(routers))
-    for pupil in routers:
-        pupil.router.eval()
     return losses
 
 
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
-    router = pupil.router.train()
-    router.begins = True  # all queries are scouts
-    routing = router(_tokens(pupil, reading))
-    router.observe(routing.report.observation)
+    """The routing loss of a batch, normalised by the batch itself: in training, the normaliser
+    is an average that the gradient does not see, and clusters that were drawn towards keys that
+    all attend to would be pushed apart again."""
+    router, batch = pupil.router, reading.batch
+    x = reading.x if router.convolution is None else router.convolution(reading.x, batch)
+    vectors = router.similarity.vectors(router.centroids) / router.temperature
+    shares = []
+    for projection in (router.query_proj, router.key_proj):
+        routing = projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
+        scores = router.similarity.vectors(routing) @ vectors.transpose(-1, -2)
+        real = scores
+        if batch.padding_mask is not None:
+            real = scores.masked_fill(batch.padding_mask[:, None, :, None], -torch.inf)
+        shares.append((scores - real.logsumexp((0, 2)).unsqueeze(1)).softmax(-1))
+    queries = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
+    layouts = scout_layouts(queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
-    return routing_loss(
-        q,
-        k,
-        routing.of_scouts,
-        routing.scouts,
-        window=router.by_cluster,
-        impl=pupil.attention.impl,
-    )
+    scouts, impl = Scouts(queries, *shares), pupil.attention.impl
+    return routing_loss(q, k, layouts, scouts, window=router.by_cluster, impl=impl)

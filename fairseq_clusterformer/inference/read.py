@@ -22,8 +22,6 @@ from fairseq_clusterformer.corpora.question_answering.encode import led_by_start
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.models.reader import Reading
-from fairseq_clusterformer.models.windows import put_back
 
 from ..answers import TYPES, Answer, Answers, Document, ranked_answers, text_mask
 from .documents import SENTENCE_END, Source, read_sources, text_source
@@ -284,7 +282,7 @@ class Reader(Pretrained):
         logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows))
         longest = self.task.cfg.max_answer_length
         (answers,) = ranked_answers(logits, [section.document], top=top, max_answer_length=longest)
-        return SectionRead(section, answers, self._clusters(extra["reading"], len(section.tokens)))
+        return SectionRead(section, answers, self.model.encoder.clusters(extra["reading"]))
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
@@ -317,21 +315,6 @@ class Reader(Pretrained):
             characters=torch.from_numpy(np.concatenate(characters, axis=1)),
         )
         return Section(source, numbers, torch.from_numpy(tokens), document)
-
-    def _clusters(self, reading: Reading, length: int) -> dict[tuple[int, str], Tensor]:
-        encoder, found = self.model.encoder, {}
-        windows = reading.question.size(1)
-        for number, report in zip(encoder.cluster_layers, reading.reports, strict=False):
-            if report.clusters is None:
-                continue
-            rows = report.clusters.transpose(1, 2)
-            _, clusters = put_back(rows, windows=windows, stride=encoder.stride, length=length)
-            kind = encoder.layers[number].kinds[0]
-            name = f"layer {number} of layers 0 to {len(encoder.layers) - 1}, {kind}"
-            for head, of_head in enumerate(clusters[0].t().cpu()):
-                which = f", head {head}" if clusters.size(-1) > 1 else ""
-                found[number, name + which] = of_head
-        return found
 
 
 def ranked(reads: Sequence[SectionRead], top: int) -> Ranking:

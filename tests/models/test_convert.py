@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
-from fairseq_clusterformer.inference.convert_fit import Pupil, begin, fit, pupils
+from fairseq_clusterformer.inference.convert_fit import Pupil, begin, calibrate, fit, pupils
 from fairseq_clusterformer.inference.convert_heads import (
     Mass,
     Wanted,
@@ -208,14 +208,15 @@ class TestFit:
         before = {name: t.clone() for name, t in clustered.state_dict().items()}
 
         def measured() -> tuple[Tensor, Tensor]:
-            clustered.eval()
             seen, chance = recall(dense, clustered, [held_out], orders, 8)["decoder", 0]
             return seen[:5].mean(), chance[:5].mean()
 
         untouched, _ = measured()
         begin(dense, routers, batches[:2], seed=1)
+        calibrate(dense, routers, batches[:2])
         began, chance = measured()
         losses = fit(dense, routers, batches, updates=40, lr=0.01)
+        calibrate(dense, routers, batches[:2])
         fitted, _ = measured()
         assert began > max(chance, untouched) + 0.15, (untouched, began, chance)
         assert fitted > began + 0.05, (began, fitted)
