@@ -97,8 +97,11 @@ BY_TRITON = [
     "itself apart, one ring",
     "itself apart, all else",
 ]
+PRECISIONS = [torch.float64, torch.bfloat16]
 every_case = pytest.mark.parametrize(
-    ("impl", "name"), [("blocks", n) for n in CASES] + [("triton", n) for n in BY_TRITON]
+    ("impl", "name", "dtype"),
+    [("blocks", name, dtype) for name in CASES for dtype in PRECISIONS]
+    + [("triton", name, PRECISIONS[i % 2]) for i, name in enumerate(BY_TRITON)],
 )
 
 
@@ -224,7 +227,6 @@ def real(given: SimpleNamespace, out: torch.Tensor) -> torch.Tensor:
 
 
 @every_case
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @torch.no_grad()
 def test_steps_see_what_the_rings_hold(impl, name, dtype):
     given = text(**CASES[name], dtype=dtype)
