@@ -63,7 +63,7 @@ class Taught(Kind):
             self.convolution = ShortConvolution(
                 shape.embed_dim, options.routing_convolution, causal=shape.causal
             )
-        self.normalizer = AverageNormalizer((2, heads, options.clusters))
+        self.normalizer = AverageNormalizer((heads, options.clusters))  # of keys
         self.begins = options.dense_updates > 0
 
     def commit(self) -> None:
@@ -110,13 +110,25 @@ class Taught(Kind):
         if number == 0:
             return None
         queries = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
+        return Scouts(queries, *self.shares(q, k, tokens.padding_mask))
+
+    def shares(self, q: Tensor, k: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The share p(c) of each cluster in queries and in keys [B, H, N, K], differentiable.
+
+        Keys are normalised by those of the batch. By the average, which is a constant, the loss
+        would draw keys to a cluster that the average then pushes away again. No output depends on
+        these shares.
+
+        Args:
+            q, k: what routes, [B, H, N, R].
+        """
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
-        return Scouts(
-            queries,
-            *(
-                (
-                    self.similarity.vectors(x) @ vectors.transpose(-1, -2) - offsets.unsqueeze(1)
-                ).softmax(-1)
-                for x, offsets in zip((q, k), self.normalizer.log_normalizer.to(q), strict=True)
-            ),
+        of_queries, of_keys = (
+            self.similarity.vectors(x) @ vectors.transpose(-1, -2) for x in (q, k)
         )
+        real = of_keys
+        if padding_mask is not None:  # finite, where a batch is padding alone
+            hidden = torch.finfo(of_keys.dtype).min / 2
+            real = of_keys.masked_fill(padding_mask[:, None, :, None], hidden)
+        of_keys = of_keys - real.logsumexp((0, 2)).unsqueeze(1)
+        return of_queries.softmax(-1), of_keys.softmax(-1)

@@ -21,8 +21,7 @@ class Both(NamedTuple):
 
     Attributes:
         queries, keys: cluster of each, int64 [B, H, N].
-        log_mass: log of the sum of exp(s) over the real tokens of a batch, of queries and of keys,
-            [2, H, K].
+        log_mass: log of the sum of exp(s) over the real keys of a batch [H, K].
         sizes: real queries and keys in each cluster [2, H, K].
         tokens: number of real tokens, a scalar.
     """
@@ -46,16 +45,22 @@ def assign_both(
     log_normalizer: Tensor,
     padding_mask: Tensor | None = None,
 ) -> Both:
-    """Assign queries and keys, as :func:`assign_with_shares` does, with no gradient."""
+    """Assign queries, each to the largest s, and keys, each to the largest of
+    ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient.
+
+    Keys spread over the clusters. Queries may crowd: each sees W keys, whatever others see.
+
+    Args:
+        log_normalizer: of keys, [H, K].
+    """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
-    found = [
-        _assign(x, vectors, offsets, similarity, padding_mask)
-        for x, offsets in zip((q, k), log_normalizer.to(dtype).unsqueeze(2), strict=True)
-    ]
-    (queries, *of_queries), (keys, *of_keys) = found
-    both = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
-    return Both(queries, keys, *both, _number_of(k, padding_mask))
+    offsets = log_normalizer.to(dtype).unsqueeze(1)
+    rest = similarity, padding_mask
+    queries, _, of_queries = _assign(q, vectors, torch.zeros_like(offsets), *rest)
+    keys, log_mass, of_keys = _assign(k, vectors, offsets, *rest)
+    sizes = torch.stack([of_queries, of_keys])
+    return Both(queries, keys, log_mass, sizes, _number_of(k, padding_mask))
 
 
 class Shares(NamedTuple):
