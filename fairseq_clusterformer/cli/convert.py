@@ -58,7 +58,7 @@ def _parser() -> Parser:
     about = "of the routers, a batch of 2,048 tokens each; 0: as they begin (default: 300)"
     add("--updates", metavar="N", type=_count, default=300, help=about)
     rate = {"metavar": "F", "type": number("above 0", lambda value: value > 0)}
-    add("--lr", **rate, default=3e-3, help="of the routers (default: 0.003)")
+    add("--lr", **rate, default=0.02, help="of the routers (default: 0.02)")
     about = "queries that teach in the training that follows, in --attention's place (default: 16)"
     add("--scouts", **whole, default=16, help=about)
     add("--seed", **whole, default=1, help="of what is drawn (default: 1)")

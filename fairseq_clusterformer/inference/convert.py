@@ -51,7 +51,7 @@ class Plan:
     max_positions: int | None = None
     scouts: int = 16
     updates: int = 300
-    lr: float = 3e-3
+    lr: float = 0.02
     seed: int = 1
 
 

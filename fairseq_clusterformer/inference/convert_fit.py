@@ -30,6 +30,7 @@ from .convert_heads import Place, Read, read
 Inputs = dict[str, Tensor]
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
+SPREAD = 0.5  # of the weights of a routing convolution
 DISTANCES = 256  # over which rotary positions are averaged
 
 
@@ -88,13 +89,18 @@ def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inpu
 
 def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
     router, width = pupil.router, pupil.router.options.routing_width
+    generator = torch.Generator().manual_seed(seed)
     if router.convolution is not None:
+        # Channels that look back by different weights: what regression finds in them may be of
+        # one token for queries, and of another for keys.
         router.convolution.identity_()
+        taps = router.convolution.weight
+        taps += SPREAD * torch.randn(taps.shape, generator=generator)
     real = [_real(r) for r in readings]
-    x = torch.cat([r.x[mask] for r, mask in zip(readings, real, strict=True)]).double()
+    x = torch.cat([_routed(router, r)[mask] for r, mask in zip(readings, real, strict=True)])
+    x = x.double()
     turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
     projections = {"q": [], "k": []}
-    generator = torch.Generator().manual_seed(seed)
     for at, head in enumerate(pupil.heads):
         q, k = (
             torch.cat([t[:, head][mask] for t, mask in zip(of_all, real, strict=True)]).double()
@@ -103,13 +109,21 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
         found = _directions(q, k @ turn.to(k), width)
         for name, wanted in zip("qk", found, strict=True):
             weight = _regression(x, wanted)  # [R, D]
+            weight *= x.size(1) ** -0.5 / weight.std()  # cosines do not see it; steps of Adam do
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            projections[name].append(weight + 1e-3 * weight.std() * noise)
+            projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
         keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
         if len(keys) >= router.num_clusters:
             router.centroids[at] = spherical_kmeans(keys, router.num_clusters, seed=seed)
     for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
         projection.weight.copy_(torch.cat(projections[name]))
+
+
+def _routed(router: Taught, reading: Read) -> Tensor:
+    """What the routing projections read, [B, N, D]."""
+    if router.convolution is None:
+        return reading.x
+    return router.convolution(reading.x, reading.batch)
 
 
 def _real(reading: Read) -> Tensor:
@@ -210,22 +224,15 @@ def fit(
 
 
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
-    """The routing loss of a batch, normalised by the batch itself: in training, the normaliser
-    is an average that the gradient does not see, and clusters that were drawn towards keys that
-    all attend to would be pushed apart again."""
     router, batch = pupil.router, reading.batch
-    x = reading.x if router.convolution is None else router.convolution(reading.x, batch)
-    vectors = router.similarity.vectors(router.centroids) / router.temperature
-    shares = []
-    for projection in (router.query_proj, router.key_proj):
-        routing = projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
-        scores = router.similarity.vectors(routing) @ vectors.transpose(-1, -2)
-        real = scores
-        if batch.padding_mask is not None:
-            real = scores.masked_fill(batch.padding_mask[:, None, :, None], -torch.inf)
-        shares.append((scores - real.logsumexp((0, 2)).unsqueeze(1)).softmax(-1))
+    x = _routed(router, reading)
+    routing = (
+        projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
+        for projection in (router.query_proj, router.key_proj)
+    )
     queries = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
+    scouts = Scouts(queries, *router.shares(*routing, batch.padding_mask))
     layouts = scout_layouts(queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
-    scouts, impl = Scouts(queries, *shares), pupil.attention.impl
+    impl = pupil.attention.impl
     return routing_loss(q, k, layouts, scouts, window=router.by_cluster, impl=impl)
