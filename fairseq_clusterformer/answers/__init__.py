@@ -1,7 +1,16 @@
 """From a reader's logits to answers: spans, their order, what is scored of them; no fairseq."""
 
 from .natural_questions import natural_question
-from .ranking import TYPES, Answer, AnswerLogits, Answers, Document, ranked_answers, text_mask
+from .ranking import (
+    TYPES,
+    Answer,
+    AnswerLogits,
+    Answers,
+    Document,
+    WordLogits,
+    ranked_answers,
+    text_mask,
+)
 from .spans import best_spans
 
 __all__ = [
@@ -10,6 +19,7 @@ __all__ = [
     "AnswerLogits",
     "Answers",
     "Document",
+    "WordLogits",
     "best_spans",
     "natural_question",
     "ranked_answers",

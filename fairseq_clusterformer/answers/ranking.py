@@ -37,6 +37,26 @@ class AnswerLogits(NamedTuple):
     type: Tensor
 
 
+class WordLogits(NamedTuple):
+    """What a reader of words says; the first four as in :class:`AnswerLogits`.
+
+    Attributes:
+        start, end: -inf but for the first and for the last token of each word.
+        paragraph: as there.
+        type: the best span's logits in sum, and those of each slot, [B, 5].
+        slots: of places in front of the document, one for each of :data:`TYPES` but the first,
+            which share the softmaxes of starts and ends with the tokens, [B, 2, 4].
+        bounds: the first and the last token of each token's word, int64 [B, N, 2].
+    """
+
+    start: Tensor
+    end: Tensor
+    paragraph: Tensor
+    type: Tensor
+    slots: Tensor
+    bounds: Tensor
+
+
 def text_mask(characters: Tensor) -> Tensor:
     """The tokens that an answer can begin or end with, those of some character, bool [N].
 
@@ -150,7 +170,7 @@ class Answers:
 
 @torch.no_grad()
 def ranked_answers(
-    logits: AnswerLogits,
+    logits: AnswerLogits | WordLogits,
     documents: Sequence[Document],
     *,
     top: int = 1,

@@ -9,7 +9,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_clusterformer.answers import AnswerLogits, ranked_answers
+from fairseq_clusterformer.answers import AnswerLogits, WordLogits, ranked_answers
 from fairseq_clusterformer.metrics.squad import evaluate_v2
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
@@ -69,13 +69,51 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
     return torch.where(some.any(-1), -right, 0.0)
 
 
+def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
+    """Spans of tokens as spans of whole words, each pair once.
+
+    Args:
+        spans: first and last tokens, int64 [B, A, 2]; -1: no more.
+        bounds: the first and the last token of each token's word, int64 [B, N, 2].
+    """
+    if not bounds.size(1):
+        return spans
+    places = spans.clamp(min=0)
+    found = torch.stack([bounds[..., i].gather(1, places[..., i]) for i in range(2)], dim=-1)
+    same = (found.unsqueeze(2) == found.unsqueeze(1)).all(-1) & (spans[..., 0] >= 0).unsqueeze(1)
+    again = same.tril(-1).any(-1)  # as one before
+    return torch.where((spans >= 0) & ~again.unsqueeze(-1), found, -1)
+
+
+def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans.
+
+    Args:
+        spans: first and last tokens, int64 [B, A, 2]; -1: no more.
+        types: that an answer may have, bool [B, 5]; all: that is unknown.
+
+    Returns:
+        Starts, ends, and spans int64 [B, A + 4, 2], those of slots last.
+    """
+    number = logits.slots.size(-1)
+    start = torch.cat([logits.slots[:, 0], logits.start], dim=1)
+    end = torch.cat([logits.slots[:, 1], logits.end], dim=1)
+    right = types[:, 1:] & ~types.all(-1, keepdim=True)
+    slots = torch.where(right, torch.arange(number, device=types.device), -1)
+    spans = torch.where(spans >= 0, spans + number, -1)
+    return start, end, torch.cat([spans, slots.unsqueeze(-1).expand(-1, -1, 2)], dim=1)
+
+
 class QACriterion(FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
     Each part is the cross-entropy of all right choices together: if there are several gold spans,
     the model needs to find one. Validation also logs exact match and F1 of SQuAD 2.0, over the
     questions whose answers are known. It logs F1 of long answers, if there are any. And it logs
-    how often the model is right about whether there is an answer.
+    how often the model is right about whether there is an answer, which XLQA calls AvNA.
+
+    Of a model that has a place for "no answer" among the tokens, the span's loss is that of a
+    start and an end among all of them; it is logged in nats too, as ``nll``.
 
     Args:
         task: ``clusterformer_qa``.
@@ -102,15 +140,20 @@ class QACriterion(FairseqCriterion):
         """As fairseq's: (loss, sample size, what to log)."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
+        start, end, spans = logits.start, logits.end, target["spans"]
+        types = target["types"]
+        if by_words := isinstance(logits, WordLogits):
+            start, end, spans = with_slots(logits, whole_words(spans, logits.bounds), types)
+            types = torch.ones_like(types)  # the slots have them
         losses = {
-            "span": span_nll(logits.start, logits.end, target["spans"], self.span_marginal),
+            "span": span_nll(start, end, spans, self.span_marginal),
             "long": marginal_nll(logits.paragraph, target["paragraphs"]),
-            "type": marginal_nll(logits.type, target["types"]),
+            "type": marginal_nll(logits.type, types),
         }
         told = {
-            "span": (target["spans"] >= 0).flatten(1).any(-1),
+            "span": (spans >= 0).flatten(1).any(-1),
             "long": target["paragraphs"].any(-1),
-            "type": ~target["types"].all(-1),
+            "type": ~types.all(-1),
         }
         loss = sum(losses.values())
         size = len(loss)
@@ -122,11 +165,13 @@ class QACriterion(FairseqCriterion):
             **{f"{part}_loss": losses[part].detach().sum() for part in PARTS},
             **{f"{part}_size": told[part].sum() for part in PARTS},
         }
+        if by_words:
+            logging_output["nll"] = losses["span"].detach().sum()
         if not model.training:
             logging_output |= self._scores(logits, sample)
         return loss.sum() if reduce else loss, size, logging_output
 
-    def _scores(self, logits: AnswerLogits, sample) -> dict[str, float]:
+    def _scores(self, logits: AnswerLogits | WordLogits, sample) -> dict[str, float]:
         """Sums over the questions of a batch whose answers are known."""
         data = self.task.dataset(sample["split"]).data
         numbers = sample["id"].tolist()
@@ -164,6 +209,9 @@ class QACriterion(FairseqCriterion):
             if number := total(f"{part}_size"):
                 mean = total(f"{part}_loss") / number / math.log(2)
                 metrics.log_scalar(f"{part}_loss", mean, number, round=3)
+        number = total("span_size")
+        if number and any("nll" in log for log in logging_outputs):
+            metrics.log_scalar("nll", total("nll") / number, number, round=3)
         if scored := total("scored"):
             metrics.log_scalar("em", total("em") / scored, scored, round=2)
             metrics.log_scalar("f1", total("f1") / scored, scored, round=2)

@@ -8,9 +8,12 @@ given, whatever a model makes of it inside.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 MODEL = "sentencepiece.model"  # in a prepared folder
@@ -66,6 +69,9 @@ class Subwords(Protocol):
     symbols: Sequence[str]
     """Each id's symbol in a fairseq dictionary."""
 
+    texts: Sequence[str]
+    """What each id stands for, led by a blank where a word begins; empty of a part of a letter."""
+
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
 
@@ -80,6 +86,7 @@ class GPT2Subwords:
     """
 
     def __init__(self, folder: Path) -> None:
+        from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
         from tokenizers import Tokenizer, models, pre_tokenizers
 
         files = [folder / name for name in GPT2_FILES]
@@ -99,6 +106,10 @@ class GPT2Subwords:
         if ids != list(range(len(ids))):
             raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
         self.symbols = [str(id_) for id_ in ids]
+        of_letter = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        in_order = sorted(vocabulary, key=vocabulary.get)
+        raw = (bytes(of_letter.get(letter, 0xFF) for letter in piece) for piece in in_order)
+        self.texts = [text.decode(errors="ignore") for text in raw]
         self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
         self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
             add_prefix_space=False, trim_offsets=False
@@ -131,6 +142,11 @@ class SentencePieceSubwords:
             raise ValueError(f"{model}: is no sentencepiece model: {error}") from None
         ids = range(self._model.get_piece_size())
         self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
+        unseen = (self._model.is_control, self._model.is_unknown, self._model.is_byte)
+        self.texts = [
+            "" if any(unseen_(id_) for unseen_ in unseen) else symbol.replace("▁", " ")
+            for id_, symbol in enumerate(self.symbols)
+        ]
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
@@ -159,3 +175,21 @@ def load_prepared(folder: Path) -> Subwords:
     """Return the model of a folder that ``clusterformer prepare qa`` has made; see `load`."""
     model = folder / MODEL
     return load(model if model.exists() else folder)
+
+
+def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:
+    """What each symbol of a prepared folder's dictionary stands for; see `Subwords.texts`.
+
+    Of fairseq's own symbols it is empty. Where a folder holds a dictionary and no model of
+    subwords, each symbol is a word.
+
+    Raises:
+        ValueError: files that are no model of subwords.
+    """
+    has_model = (folder / MODEL).exists() or (folder / GPT2_FILES[0]).exists()
+    own = dictionary.symbols[dictionary.nspecial :]
+    if has_model:
+        pieces = load_prepared(folder)
+        known = dict(zip(pieces.symbols, pieces.texts, strict=True))
+        return [""] * dictionary.nspecial + [known.get(symbol, "") for symbol in own]
+    return [""] * dictionary.nspecial + [f" {symbol}" for symbol in own]

@@ -39,8 +39,8 @@ class AnswerHeads(nn.Module):
             text_mask: bool [B, N], True where a short answer can begin and end.
         """
         real = ~reading.document_padding
-        start, end = _float32(self.span, reading.document).unbind(-1)
-        paragraph = _float32(self.paragraph, reading.document).squeeze(-1)
+        start, end = in_float32(self.span, reading.document).unbind(-1)
+        paragraph = in_float32(self.paragraph, reading.document).squeeze(-1)
         # "the mean values of the first hidden state of all the chunked sequences"
         first = (reading.question[:, :, :1], reading.question_padding[:, :, :1])
         states, hidden = (x.flatten(1, 2) for x in first)
@@ -48,10 +48,11 @@ class AnswerHeads(nn.Module):
             start=start.masked_fill(~(text_mask & real), -torch.inf),
             end=end.masked_fill(~(text_mask & real), -torch.inf),
             paragraph=paragraph.masked_fill(~(paragraph_mask & real), -torch.inf),
-            type=_float32(self.answer_type, masked_mean(states, ~hidden)),
+            type=in_float32(self.answer_type, masked_mean(states, ~hidden)),
         )
 
 
-def _float32(head: nn.Linear, x: Tensor) -> Tensor:
+def in_float32(head: nn.Linear, x: Tensor) -> Tensor:
+    """A linear map, computed in float32 or more."""
     with torch.autocast(x.device.type, enabled=False):
         return linear(*map(at_least_float32, (x, head.weight, head.bias)))

@@ -193,6 +193,22 @@ class ClusterformerReader(EncoderOnlyModel):
     def max_positions(self) -> None:
         """A document may have any number of tokens."""
 
+    def check_questions(self, most: int) -> None:
+        """Refuse questions that leave no room in a window.
+
+        Args:
+            most: tokens of a question.
+
+        Raises:
+            ValueError: naming the option.
+        """
+        positions, size = self.args.window_positions, self.args.window_size
+        if most > positions - size:
+            raise ValueError(
+                f"--max-question-positions is {most}; allowed: up to {positions - size}, which is "
+                f"--window-positions ({positions}) less --window-size ({size})"
+            )
+
     def load_initial_weights(self) -> None:
         """Start from what ``--roberta-checkpoint`` names.
 

@@ -18,7 +18,7 @@ from fairseq_clusterformer.clustering import Report
 from .attention import SelfAttention
 from .encoder import ClusterformerEncoderLayer
 from .stack import ClusteredStack, at_once_in, unpack
-from .windows import Rows, Windows
+from .windows import Rows, Windows, put_back
 
 
 class Reading(NamedTuple):
@@ -37,6 +37,18 @@ class Reading(NamedTuple):
     question_padding: Tensor
     document_padding: Tensor
     reports: list[Report]
+
+
+def check_padding(question_tokens: Tensor, document_tokens: Tensor, padding_idx: int) -> None:
+    """Refuse padding before a token.
+
+    Raises:
+        ValueError: naming what has it.
+    """
+    for name, tokens in (("question", question_tokens), ("document", document_tokens)):
+        hidden = tokens.eq(padding_idx)
+        if (hidden[:, :-1] & ~hidden[:, 1:]).any():
+            raise ValueError(f"{name}_tokens: padding before a token; allowed: behind them")
 
 
 class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
@@ -100,10 +112,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         Raises:
             ValueError: padding elsewhere, or windows with more tokens than there are positions.
         """
-        for name, tokens in (("question", question_tokens), ("document", document_tokens)):
-            hidden = tokens.eq(self.padding_idx)
-            if (hidden[:, :-1] & ~hidden[:, 1:]).any():
-                raise ValueError(f"{name}_tokens: padding before a token; allowed: behind them")
+        check_padding(question_tokens, document_tokens, self.padding_idx)
         longest = question_tokens.size(1) + min(self.size, document_tokens.size(1))
         if longest > self.max_positions():
             raise ValueError(
@@ -154,3 +163,27 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         return Reading(
             question, document, windows.question_padding, windows.document_padding, reports
         )
+
+    def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
+        """The cluster of each token of one document, int64 [N], for each layer (and head) that
+        clusters: its number from 0, and its label."""
+        found = {}
+        windows, length = reading.question.size(1), reading.document.size(1)
+        for number, report in zip(self.cluster_layers, reading.reports, strict=False):
+            if report.clusters is None:
+                continue
+            rows = report.clusters.transpose(1, 2)
+            _, clusters = put_back(rows, windows=windows, stride=self.stride, length=length)
+            found |= labelled(
+                number, len(self.layers), str(self.layers[number].kinds[0]), clusters
+            )
+        return found
+
+
+def labelled(number: int, of: int, kind: str, clusters: Tensor) -> dict[tuple[int, str], Tensor]:
+    """Clusters of one document's tokens [1, N, G] by the labels of a layer and its heads."""
+    name, heads = f"layer {number} of layers 0 to {of - 1}, {kind}", clusters[0].t().cpu()
+    return {
+        (number, name + (f", head {head}" if len(heads) > 1 else "")): of_head
+        for head, of_head in enumerate(heads)
+    }

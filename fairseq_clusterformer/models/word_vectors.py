@@ -1,6 +1,8 @@
 """Vectors of words from a text file, as GloVe, word2vec and fastText write them."""
 
 import math
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -26,40 +28,76 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
         ValueError: no such file; a line that is no vector of this width; none of the words; or
             numbers that are all the same.
     """
+    found: dict[int, list[float]] = {}
+    for word, numbers in _lines(path, width, "--encoder-embed-dim"):
+        place = dictionary.indices.get(word)
+        if place not in (None, dictionary.pad()) and place not in found:
+            found[place] = numbers()
+    if not found:
+        raise _wrong(path, "none of the dictionary's words is in it", "a file of the data's words")
+    return torch.tensor(list(found)), _stacked(path, list(found.values()))
 
-    def wrong(what: str, allowed: str) -> ValueError:
-        return ValueError(f"--word-vectors is {path}: {what}; allowed: {allowed}")
 
+def first_word_vectors(path: str, width: int, most: int) -> tuple[list[str], Tensor]:
+    """The first words of a file, frequent ones in most files, and their vectors.
+
+    Args:
+        path, width: as above.
+        most: words to read.
+
+    Returns:
+        Words, each once, and their vectors, float32 [n, width].
+
+    Raises:
+        ValueError: as above.
+    """
+    found: dict[str, list[float]] = {}
+    for word, numbers in islice(_lines(path, width, "--word-dim"), most):
+        if word not in found:
+            found[word] = numbers()
+    if not found:
+        raise _wrong(path, "it is empty", "a text file of vectors")
+    return list(found), _stacked(path, list(found.values()))
+
+
+def _lines(path: str, width: int, named: str) -> Iterator[tuple[str, Callable[[], list[float]]]]:
+    """Yield each word, and what reads its numbers; ``named`` is the option of their width."""
     if not Path(path).is_file():
         resume = "to resume, leave the option out: the checkpoint has them"
-        raise wrong("no such file", f"a text file of vectors; {resume}")
-    shape = f"a word and {width} numbers (--encoder-embed-dim)"
-    found: dict[int, list[float]] = {}
+        raise _wrong(path, "no such file", f"a text file of vectors; {resume}")
+    shape = f"a word and {width} numbers ({named})"
+
+    def numbers() -> list[float]:
+        try:
+            read = [float(value) for value in values]
+        except ValueError as error:
+            raise _wrong(path, f"line {number}: {error}", shape) from None
+        if not all(map(math.isfinite, read)):
+            raise _wrong(path, f"line {number} has a number that is not finite", shape)
+        return read
+
     with open(path, "rb") as lines:
         for number, raw in enumerate(lines, 1):
             try:
                 line = raw.decode().rstrip()
             except UnicodeDecodeError:
-                raise wrong(f"line {number} is not UTF-8", "text in UTF-8") from None
+                raise _wrong(path, f"line {number} is not UTF-8", "text in UTF-8") from None
             fields = line.split(" ")
             if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
                 continue
             # some words contain spaces; they are read only after a line that shows the width
             if len(fields) != width + 1 and (number <= 2 or len(fields) <= width):
-                raise wrong(f"line {number} has {len(fields) - 1} numbers", shape)
+                raise _wrong(path, f"line {number} has {len(fields) - 1} numbers", shape)
             word, *values = line.rsplit(" ", width)
-            place = dictionary.indices.get(word)
-            if place in (None, dictionary.pad()) or place in found:
-                continue
-            try:
-                found[place] = [float(value) for value in values]
-            except ValueError as error:
-                raise wrong(f"line {number}: {error}", shape) from None
-            if not all(map(math.isfinite, found[place])):
-                raise wrong(f"line {number} has a number that is not finite", shape)
-    if not found:
-        raise wrong("none of the dictionary's words is in it", "a file of the data's words")
-    vectors = torch.tensor(list(found.values()))
+            yield word, numbers
+
+
+def _stacked(path: str, rows: list[list[float]]) -> Tensor:
+    vectors = torch.tensor(rows)
     if vectors.min() == vectors.max():
-        raise wrong(f"its numbers are all {vectors[0, 0]:g}", "vectors that differ")
-    return torch.tensor(list(found)), vectors
+        raise _wrong(path, f"its numbers are all {vectors[0, 0]:g}", "vectors that differ")
+    return vectors
+
+
+def _wrong(path: str, what: str, allowed: str) -> ValueError:
+    return ValueError(f"--word-vectors is {path}: {what}; allowed: {allowed}")

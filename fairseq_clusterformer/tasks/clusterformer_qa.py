@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from fairseq.data import Dictionary
@@ -13,9 +14,13 @@ from omegaconf import II, MISSING
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.qa import QAData, load_dictionary
 from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.models.word_reader import WordReader
 
 logger = logging.getLogger(__name__)
+
+READERS = (ClusterformerReader, WordReader)
 
 
 @dataclass
@@ -122,22 +127,16 @@ class ClusterformerQATask(FairseqTask):
         """Return a reader, with its initial weights unless a checkpoint is loaded.
 
         Raises:
-            ValueError: another architecture, or one whose windows have no room for questions.
+            ValueError: another architecture, or one that has no room for questions.
         """
         architecture = getattr(cfg, "_name", None) or cfg.arch
-        if ARCH_MODEL_REGISTRY.get(architecture) is not ClusterformerReader:
+        if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), READERS):
             raise ValueError(
                 f"--arch is {architecture}: --task clusterformer_qa does not train it; allowed: "
-                "clusterformer_reader and its named sizes"
+                "clusterformer_reader, bidaf_reader, qanet_reader and their named sizes"
             )
         model = super().build_model(cfg, from_checkpoint)
-        room = model.args.window_positions - model.args.window_size
-        if self.cfg.max_question_positions > room:
-            raise ValueError(
-                f"--max-question-positions is {self.cfg.max_question_positions}; allowed: up to "
-                f"{room}, which is --window-positions ({model.args.window_positions}) less "
-                f"--window-size ({model.args.window_size})"
-            )
+        model.check_questions(self.cfg.max_question_positions)
         if not from_checkpoint:
             model.load_initial_weights()
         return model
@@ -155,6 +154,11 @@ class ClusterformerQATask(FairseqTask):
                 "clusterformer_qa"
             )
         return criterion
+
+    @cached_property
+    def symbol_texts(self) -> list[str]:
+        """What each symbol of the dictionary stands for; see :func:`texts_of`."""
+        return texts_of(Path(self.cfg.data), self.dictionary)
 
     @property
     def source_dictionary(self) -> Dictionary:
