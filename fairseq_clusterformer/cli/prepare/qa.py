@@ -16,6 +16,7 @@ from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
+from fairseq_clusterformer.corpora.question_answering.cloze import cloze_questions
 from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
@@ -38,6 +39,9 @@ A longer document has "paragraphs": ["...", {"title": "...", "text": "..."}] ins
 "answers" may say where they stand: {"text": "...", "answer_start": 17}, with the "paragraph"
 counted from 0. Otherwise they are searched in the document. An empty list means that the document
 has no answer. "id" and "title" may be missing. .gz, .bz2 and .xz are unpacked.
+
+With --cloze the files hold plain text, of which questions are made: a sentence with "what" in the
+place of a name or a number that stands elsewhere in the passage.
 
 Without files of valid and test, whole documents are drawn from SOURCE for both: no document is in
 two splits. If one of them is given, only valid is drawn.
@@ -99,6 +103,10 @@ def _parser() -> Parser:
     common.add(own, "source", "a file or a folder; see above")
     add_dest(own)
     _add_options(own, ("paragraphs",), "SOURCE")
+    about = "make questions from plain text: mask a name or number that stands twice in a passage"
+    common.add(own, "--cloze", about, action="store_true")
+    about = "with --cloze: the line that ends a document (default: each file is a document)"
+    common.add(own, "--document-separator", about, metavar="LINE")
     for name, corpus in CORPORA.items():
         known = corpora.add_parser(name, description=__doc__, help=", ".join(corpus.files))
         add_dest(known)
@@ -232,6 +240,13 @@ def prepare_corpus(
         UserError: if an option or a file is wrong.
     """
     known = CORPORA.get(corpus) or _Corpus(own_questions)
+    made = {}
+    if options.pop("cloze", False):
+        if options.pop("paragraphs") is not None:
+            raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
+        known, made = _Corpus(cloze_questions, distant=False), {"cloze": True}
+    elif options.get("document_separator") is not None:
+        raise bad_option("--document-separator", options["document_separator"], "with --cloze")
     subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
     vocabulary = _vocabulary(*(options.pop(name) for name in subwords))
     given = {split: options.pop(split) for split in SPLITS}
@@ -259,7 +274,7 @@ def prepare_corpus(
         splits=splits,
         readers=readers,
         vocabulary=vocabulary,
-        options=named | drawn | ({"seed": seed} if shares else {}),
+        options=named | made | drawn | ({"seed": seed} if shares else {}),
         titles=titles,
         workers=workers,
         force=force,

@@ -1,0 +1,131 @@
+"""Cloze questions, made from plain text, to train a reader before it has real questions.
+
+A name or a number that stands in two sentences of a passage or more is a possible answer. One of
+these sentences is the question, with "what" in the place of the answer. The document is the
+passage without that sentence, where the answer stands elsewhere.
+"""
+
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import regex
+
+from fairseq_clusterformer.corpora.language_modelling.text import TextReader
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    GoldAnswer,
+    Paragraph,
+    Record,
+    convert,
+)
+from fairseq_clusterformer.errors import bad_option
+
+MASK = "what"
+_SHORTEST, _LONGEST = 40, 200  # words of a passage
+_ASKED = range(6, 31)  # words of a question
+_SENTENCE = regex.compile(r"(?V1)\S.*?(?:[.!?][\"'\u201d)]*(?=\s+[\p{Lu}\p{N}\"'\u201c(])|$)")
+_NAME = regex.compile(
+    r"(?V1)(?<![\p{L}\p{N}])(?:\p{Lu}[\p{L}\p{M}]+(?:[ -]\p{Lu}[\p{L}\p{M}]+){0,3}"
+    r"|\p{N}+(?:[.,]\p{N}+)*)(?![\p{L}\p{N}])"
+)
+
+
+def cloze_questions(
+    path: Path,
+    drops: Drops,
+    *,
+    document_separator: str | None = None,
+    per_passage: int = 4,
+    seed: int = 1,
+) -> Iterator[Record]:
+    """Yield the records of a file of plain text, always the same ones.
+
+    A passage is a line, or some that follow each other, of 40 to 200 words.
+
+    Args:
+        document_separator: the line that ends a document; else the file is one.
+        per_passage: questions from a passage, at most, each with another answer.
+        seed: of the drawing.
+
+    Raises:
+        UserError: a separator that is not in the file, or text that is not UTF-8.
+    """
+    reader = TextReader(None if document_separator is None else document_separator.encode())
+
+    def items() -> Iterator[tuple[str, tuple]]:
+        for number, lines in enumerate(reader.documents([path])):
+            title, text = "", (line.decode().strip() for line in lines)
+            for place, passage in enumerate(passages(text)):
+                title = title or _digest(passage)
+                draw = random.Random(f"{seed} {passage}")
+                for asked in questions(passage, draw)[:per_passage]:
+                    yield f"{path}: document {number}, passage {place}", (title, *asked)
+        if document_separator is not None and not reader.separators_seen:
+            problem = f"no such line in {path}"
+            raise bad_option("--document-separator", document_separator, "a line of it", problem)
+
+    return convert(items(), _record, drops)
+
+
+def passages(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines, joined by blanks where they are short; what is too long is left out."""
+    joined: list[str] = []
+    count = 0
+    for line in lines:
+        words = len(line.split())
+        if count + words > _LONGEST:
+            joined, count = [], 0
+        if words and words <= _LONGEST:
+            joined.append(line)
+            count += words
+        if count >= _SHORTEST:
+            yield " ".join(joined)
+            joined, count = [], 0
+
+
+def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
+    """Every question, document and answer that a passage gives, no answer twice, in the order of
+    `draw`."""
+    sentences = [match.group() for match in _SENTENCE.finditer(passage)]
+    places = defaultdict(list)  # of an answer: sentences, and where it begins there
+    for number, sentence in enumerate(sentences):
+        for match in _NAME.finditer(sentence):
+            # a word may have its capital from the sentence's beginning
+            if match.start() or " " in match.group() or match.group()[0].isdecimal():
+                places[match.group()].append((number, match.start()))
+    found = []
+    for answer, where in places.items():
+        elsewhere = len({number for number, _ in where}) > 1
+        own = [
+            (number, start)
+            for number, start in where
+            if len(sentences[number].split()) in _ASKED
+            and sum(other == number for other, _ in where) == 1
+        ]
+        if not (elsewhere and own):
+            continue
+        number, start = draw.choice(own)
+        asked = sentences[number]
+        question = asked[:start] + MASK + asked[start + len(answer) :]
+        rest = " ".join(sentences[:number] + sentences[number + 1 :])
+        found.append((question, rest, answer))
+    draw.shuffle(found)
+    return found
+
+
+def _record(item: tuple[str, str, str, str]) -> Record:
+    title, question, document, answer = item
+    gold = tuple(
+        GoldAnswer(0, match.start(), match.end(), answer)
+        for match in _NAME.finditer(document)
+        if match.group() == answer
+    )
+    id_ = _digest(f"{question}\n{document}")
+    return Record(id_, question, (Paragraph("", document),), gold, (answer,), document=title)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,130 @@
+"""Questions that are made from plain text."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.corpora.question_answering import cloze
+from fairseq_clusterformer.corpora.question_answering.cloze import (
+    cloze_questions,
+    passages,
+    questions,
+)
+from fairseq_clusterformer.corpora.question_answering.records import Drops
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.errors import UserError
+
+FIRST = "In the old days the town of Ulm was ruled by Ida Brun, who came from Bree."
+SECOND = "For more than 1,200 years nobody but Ida Brun had asked for the keys of Ulm."
+THIRD = "Then the people of Bree, about 1,200 of them, went home (Ulm was far)."
+PASSAGE = f"{FIRST} {SECOND} {THIRD}"
+
+
+def test_every_question_of_a_passage() -> None:
+    """What stands in two sentences is asked for, once, from a sentence that has it once."""
+    found = questions(PASSAGE, random.Random(1))
+    assert sorted(answer for *_, answer in found) == ["1,200", "Bree", "Ida Brun", "Ulm"]
+    for question, document, answer in found:
+        assert answer not in question
+        assert answer in document
+        (asked,) = [s for s in (FIRST, SECOND, THIRD) if s.replace(answer, "what") == question]
+        assert document == " ".join(s for s in (FIRST, SECOND, THIRD) if s != asked)
+    orders = {tuple(a for *_, a in questions(PASSAGE, random.Random(i))) for i in range(9)}
+    assert len(orders) > 1
+
+
+@pytest.mark.parametrize(
+    "passage",
+    [
+        f"{FIRST} In another place and at another time nothing of this was known at all.",
+        "Here Ulm lies. Now Ulm is there.",  # too short to be asked
+        "For years the men of Ulm and the women of Ulm had quarrelled. So it was with Ulm.",
+        "People of the town had left the place long ago. People come back to it now, they say.",
+    ],
+)
+def test_no_question(passage: str) -> None:
+    found = {answer for *_, answer in questions(passage, random.Random(1))}
+    assert not found - {"Ulm"}
+    for question, *_ in questions(passage, random.Random(1)):
+        assert question == "So it was with what."
+
+
+def test_passages() -> None:
+    """Lines are joined until there are enough words; what is too long parts them."""
+    lines = ["a " * 30, "", "b " * 15, "c " * 45, "d " * 20, "e " * 250, "f " * 39, "g h"]
+    found = [passage.split() for passage in passages(line.strip() for line in lines)]
+    assert [sorted(set(words)) for words in found] == [["a", "b"], ["c"], ["f", "g", "h"]]
+    assert [len(words) for words in found] == [45, 45, 41]
+
+
+def write(path: Path, documents: int) -> Path:
+    draw, lines = random.Random(1), []
+    for _ in range(documents):
+        names = draw.sample(["Ulm", "Bree", "Orsk", "Lund", "Pisa"], 2)
+        text = PASSAGE.replace("Ulm", names[0]).replace("Bree", names[1])
+        lines += [f"{text} It was {draw.randrange(10**9)} times so.", "<|end|>"]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_records(tmp_path: Path) -> None:
+    path = write(tmp_path / "text.txt", 5)
+    drops = Drops()
+    found = list(cloze_questions(path, drops, document_separator="<|end|>", per_passage=3))
+    assert not drops.counts
+    assert len(found) == 15
+    assert len({record.document for record in found}) == 5
+    for record in found:
+        (text,) = record.texts
+        document = record.paragraphs[0].text
+        assert len(record.answers) == document.count(text)
+        assert all(document[a.start : a.end] == text for a in record.answers)
+    again = list(cloze_questions(path, Drops(), document_separator="<|end|>", per_passage=3))
+    assert again == found
+    other = list(cloze_questions(path, Drops(), document_separator="<|end|>", seed=2))
+    assert [record.question for record in other][:3] != [record.question for record in found][:3]
+
+
+def test_command(tmp_path: Path) -> None:
+    """Documents are drawn whole; the same question twice is left out."""
+    source, dest = write(tmp_path / "text.txt", 40), tmp_path / "data"
+    line = ["text", source, dest, "--cloze", "--document-separator", "<|end|>"]
+    assert main(["prepare", "qa", *map(str, line), "--sentencepiece", "310"]) == 0
+    record = json.loads((dest / "prepared.json").read_text())
+    assert record["recipe"]["options"]["cloze"] is True
+    assert record["recipe"]["options"]["document_separator"] == "<|end|>"
+    texts = {}
+    for split in ("train", "valid", "test"):
+        data = QAData(dest, split)
+        texts[split] = {data.texts(i)["paragraphs"][0][1] for i in range(len(data))}
+        for i, example in enumerate(data):
+            assert example.answerable
+            document = data.document(i)
+            answers = {document.answer(*span).text for span in example.answers.tolist()}
+            assert set(data.texts(i)["texts"]) <= answers | {a.strip("(),. ") for a in answers}
+    assert len(texts["train"]) > len(texts["valid"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--document-separator", "x"], "--document-separator is x; allowed: with --cloze"),
+        (["--cloze", "--document-separator", "x"], "--document-separator is x: no such line in "),
+        (["--cloze", "--paragraphs", "3"], "--paragraphs is given; allowed: without --cloze"),
+    ],
+)
+def test_mistakes(more: list[str], message: str, tmp_path: Path, capsys) -> None:
+    line = ["text", str(write(tmp_path / "text.txt", 3)), str(tmp_path / "data"), *more]
+    assert main(["prepare", "qa", *line]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_text_than_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(PASSAGE.encode() + b"\n\xff\n")
+    with pytest.raises(UserError, match="line 2: byte 0xFF cannot be read as UTF-8"):
+        list(cloze.cloze_questions(path, Drops()))
