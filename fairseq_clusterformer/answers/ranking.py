@@ -41,7 +41,8 @@ class WordLogits(NamedTuple):
     """What a reader of words says; the first four as in :class:`AnswerLogits`.
 
     Attributes:
-        start, end: -inf but for the first and for the last token of each word.
+        start: finite at the first token of a word of the text, -inf elsewhere.
+        end: finite at its last token, -inf elsewhere.
         paragraph: as there.
         type: the best span's logits in sum, and those of each slot, [B, 5].
         slots: of places in front of the document, one for each of :data:`TYPES` but the first,

@@ -90,8 +90,12 @@ class BidafEncoder(WordReaderEncoder):
     def read(
         self, asked: Words, words: Words
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
-        """The states of questions [B, V, 2 D] and documents [B, W, 2 D], what says where an answer
-        begins and ends, each [B, W, 10 D], and no reports."""
+        """Encode words.
+
+        Returns:
+            The states of questions [B, V, 2 D] and documents [B, W, 2 D]; what says where an
+            answer begins and where it ends, each [B, W, 10 D]; no reports.
+        """
         question, document = (
             self.contextual(self.embedding(x), x.padding) for x in (asked, words)
         )

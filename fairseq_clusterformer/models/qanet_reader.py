@@ -227,8 +227,12 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
     def read(
         self, asked: Words, words: Words
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
-        """The states of questions [B, V, D] and documents [B, W, D], what says where an answer
-        begins and ends, each [B, W, 2 D], and the reports of each block by its number."""
+        """Encode words.
+
+        Returns:
+            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
+            begins and where it ends, each [B, W, 2 D]; each block's number and its reports.
+        """
         batches = [Batch(x.padding if x.padding.any() else None) for x in (asked, words)]
         layers: list[tuple[int, list[Report]]] = []
 
@@ -315,6 +319,8 @@ class QANetReader(WordReader):
                 "--positions is learned; allowed: sinusoidal, rotary, for a document may have "
                 "any length"
             )
+        # what the plan sets, by fairseq's names, if --positions is given
+        set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
         plan = attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
         for heads in (heads for layer in plan.layers for heads in layer):
             if not getattr(heads.options, "own_centroids", True):

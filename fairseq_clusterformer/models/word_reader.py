@@ -1,9 +1,9 @@
 """What readers share that read words: BiDAF (Seo et al. 2017) and QANet (Yu et al. 2018).
 
-Both are built as in XLQA, a report on SQuAD 2.0: words and their letters go through a highway
-network, the document attends to the question and the question to the document, and two softmaxes
-over the document say where an answer begins and ends. The ``<s>`` in front of the document
-stands for "no answer" in both.
+Both are built as in XLQA, a report on SQuAD 2.0. Words and their letters go through a highway
+network. The document attends to the question, and the question to the document. Two softmaxes
+over the document say where an answer begins and ends; the ``<s>`` in front of the document stands
+for "no answer" in both.
 
 Shape letters: B batch, N tokens and W words of the longest document, V words of the longest
 question, C letters of a word, D width.

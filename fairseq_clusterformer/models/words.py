@@ -74,7 +74,7 @@ class Speller(nn.Module):
         both = list(zip(special, texts, strict=True))
         table("_begins", [own or text[:1] != "" and not joins(text[0]) for own, text in both])
         table("_ends", [own or text.strip() != "" and not joins(text[-1]) for own, text in both])
-        # a blank by itself belongs to what follows it
+        # a blank alone belongs to what follows it
         table("_is_blank", [text.isspace() for text in texts])
         table("_is_led", [own or text[:1].isspace() for own, text in both])
         table("_sizes", list(map(len, bare)))
@@ -152,14 +152,15 @@ class VectorTable(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.register_buffer("codes", torch.empty(0, dtype=torch.int64))
-        self.register_buffer("vectors", torch.empty(0, width))
+        # a parameter, so that bundles of half precision have them so
+        self.vectors = nn.Parameter(torch.empty(0, width), requires_grad=False)
         self.unknown = nn.Parameter(0.1 * torch.randn(width))
 
     def set(self, words: Sequence[str], vectors: Tensor) -> None:
         """Take vectors [n, D] of words, each there once."""
         codes, order = torch.tensor([spelling_code(word) for word in words]).sort()
         self.codes = codes.to(self.codes.device)
-        self.vectors = vectors[order].to(self.vectors)
+        self.vectors.data = vectors[order].to(self.vectors)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Vectors [B, W, D] of words.
@@ -180,7 +181,7 @@ class VectorTable(nn.Module):
         for own in ("codes", "vectors"):
             given, mine = state_dict.get(f"{name}.{own}"), getattr(self, own)
             if given is not None and given.shape[1:] == mine.shape[1:]:
-                setattr(self, own, mine.new_empty(given.shape))
+                mine.data = mine.new_empty(given.shape)
 
 
 def spelling_code(word: str) -> int:
