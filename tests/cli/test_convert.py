@@ -17,6 +17,7 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.models.convert import target_of
 from tests.cli.in_process import (
+    CLASSIFICATION,
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
     HERE,
@@ -249,6 +250,16 @@ class TestTranslator:
         checkpoint = tmp_path / "dense" / "checkpoint_last.pt"
         words = ["--encoder-attention", "window(3)+neural(clusters=3)", *FAST.split()]
         assert convert(checkpoint, tmp_path / "out", *words) == 0
+
+
+def test_a_classifier(text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    train(text_data, f"{CLASSIFICATION} --encoder-attention full --max-update 1", tmp_path)
+    words = f"{FAST} --mass-window 2 --clusters 2 --max-positions 600 --updates 1"
+    assert convert(tmp_path / "checkpoint_last.pt", tmp_path / "out", *words.split()) == 0
+    loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
+    assert loaded.model.max_positions() == 600
+    run = train(text_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
+    assert len(run.updates) == 1
 
 
 def test_other_kinds_start_anew(
