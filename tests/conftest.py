@@ -1,5 +1,6 @@
 """What tests of every part need: one thread, a fixed seed, fairseq's command lines."""
 
+import atexit
 import importlib.util
 import logging
 import os
@@ -8,7 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 # Before torch and faiss read it: two pools of threads on few cores are slower than one thread.
@@ -20,6 +23,7 @@ import torch
 
 import fairseq_clusterformer.plugin  # noqa: F401  models, criterions, tasks
 from tests.composing import composed_once
+from tests.forked import Forker
 
 # Triton reads it where kernels are defined: without a GPU they run under its interpreter.
 if not torch.cuda.is_available():
@@ -112,6 +116,7 @@ def run_command(
     *arguments: object,
     user_dir: Path | str | None = REPO_ROOT / "fairseq_clusterformer",
     check: bool = True,
+    fresh: bool = False,
     timeout: float = 300,
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
@@ -124,6 +129,7 @@ def run_command(
         arguments: each one word.
         user_dir: handed to fairseq's programs as they want it; None: none is given.
         check: fail the test unless the exit status is 0.
+        fresh: not even fairseq's programs begin with what ``tests/forked.py`` has imported.
         timeout: seconds; then the program and all that it started are killed and the test fails.
         cwd: where it runs; default: the current directory.
         env: variables added to this process's.
@@ -150,25 +156,49 @@ def run_command(
         command += ["--user-dir", str(user_dir)]
 
     shown = shlex.join(command)
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=cwd,
-        env=os.environ | (env or {}),
-        start_new_session=True,  # so that workers and ranks can be killed with it
-    )
+    forked = program.startswith("fairseq-") and not fresh
+    with tempfile.TemporaryDirectory() as folder:
+        given, printed = Path(folder, "given"), Path(folder, "printed")
+        given.write_text(stdin)
+        printed.touch()
+        where = {"cwd": cwd or Path.cwd(), "env": os.environ | (env or {})}
+        try:
+            if forked:
+                files = {"stdin": given, "stdout": printed, "stderr": printed}
+                status = forker().start(command, **where, **files).wait(timeout)
+            else:
+                status = _run_anew(command, given, printed, timeout, **where)
+        except TimeoutError:
+            pytest.fail(f"still running after {timeout} s: {shown}\n{printed.read_text()[-4000:]}")
+        output = printed.read_text()
+    if check and status != 0:
+        pytest.fail(f"exit status {status}: {shown}\n{output[-4000:]}")
+    return subprocess.CompletedProcess(command, status, output)
+
+
+def _run_anew(command: list[str], given: Path, printed: Path, timeout: float, **where) -> int:
+    with given.open() as stdin, printed.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that workers and ranks can be killed with it
+            **where,
+        )
     try:
-        output, _ = process.communicate(stdin, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        pytest.fail(f"still running after {timeout} s: {shown}\n{output[-4000:]}")
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired as expired:
+        raise TimeoutError from expired
     finally:
-        if process.poll() is None:  # interrupted from the keyboard
+        if process.poll() is None:  # or interrupted from the keyboard
             os.killpg(process.pid, signal.SIGKILL)
-    if check and process.returncode != 0:
-        pytest.fail(f"exit status {process.returncode}: {shown}\n{output[-4000:]}")
-    return subprocess.CompletedProcess(command, process.returncode, output)
+            process.wait()
+
+
+@cache
+def forker() -> Forker:
+    """Of this environment, until this process ends."""
+    started = Forker(sys.executable, dict(os.environ))
+    atexit.register(started.close)
+    return started

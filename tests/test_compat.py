@@ -216,6 +216,7 @@ def test_training_prints_no_warning(
     run = run_cli(
         *("fairseq-train", translation_data, *TINY_TRANSLATION, "--save-dir", tmp_path),
         env={"PYTHONWARNINGS": ""},
+        fresh=True,
     )
     assert re.findall(r".*\b\w*Warning: ?.*", run.stdout) == []
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 
 from tests.conftest import RunCli
+from tests.forked import Forker
 from tests.packaging import build_wheel
 
 Run = Callable[..., str]
@@ -25,7 +26,7 @@ TRAIN = (
 
 
 @pytest.fixture(scope="module")
-def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a program of an environment that holds the wheel, in a folder of its own.
 
     The environment borrows what the wheel requires from this one, but not the checkout.
@@ -44,35 +45,30 @@ def run(run_cli: RunCli, tmp_path_factory: pytest.TempPathFactory) -> Run:
     home = folder / "home"
     home.mkdir()
 
-    def program(line: str, stdin: str = "") -> str:
-        words = line.split()
-        if words[0].startswith("fairseq-"):
-            module = f"fairseq_cli.{words[0].removeprefix('fairseq-').replace('-', '_')}"
-            command = [
-                python,
-                "-m",
-                module,
-                *words[1:],
-                "--user-dir",
-                site / "fairseq_clusterformer",
-            ]
-        else:
-            command = [python.parent / words[0], *words[1:]]
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        done = subprocess.run(
-            [str(word).replace("%20", " ") for word in command],
-            cwd=home,
-            env=environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
-        return done.stdout
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    forker = Forker(python, environment)
 
-    program.home = home
-    return program
+    def program(line: str, stdin: str = "") -> str:
+        program, *words = line.split()
+        if program.startswith("fairseq-"):
+            module = f"fairseq_cli.{program.removeprefix('fairseq-').replace('-', '_')}"
+            words = ["-m", module, *words, "--user-dir", str(site / "fairseq_clusterformer")]
+        else:
+            words = [str(python.parent / program), *words]
+        files = {name: folder / name for name in ("stdin", "stdout", "stderr")}
+        for path in files.values():
+            path.write_text("")
+        files["stdin"].write_text(stdin)
+        words = [word.replace("%20", " ") for word in words]
+        status = forker.start(words, cwd=home, env=environment, **files).wait(600)
+        printed, errors = files["stdout"].read_text(), files["stderr"].read_text()
+        assert status == 0, f"{line}\n{printed}\n{errors}"
+        assert "Traceback" not in errors
+        return printed
+
+    program.home, program.python = home, python
+    yield program
+    forker.close()
 
 
 def test_text(run: Run) -> None:
@@ -104,8 +100,9 @@ def test_text(run: Run) -> None:
     again = run("clusterformer generate --checkpoint bundle The%20with --max-tokens 40 --seed 1")
     assert again == said
     code = "import fairseq_clusterformer as f; print(f.load('bundle').generate('The'))"
-    (run.home / "sixty_seconds.py").write_text(code)
-    assert run("python sixty_seconds.py").startswith("The")
+    alone = [run.python, "-c", code]
+    done = subprocess.run(alone, cwd=run.home, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("The")
 
 
 def test_pairs(run: Run) -> None:
