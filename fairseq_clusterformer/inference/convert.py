@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass
 class Head:
-    """What became of a head. Recall is the share of the dense head's attention that is seen.
+    """A head, before and after. Recall is the share of the dense head's attention that is seen.
 
     Attributes:
         side, layer: where it is.
@@ -88,7 +88,7 @@ class Converted:
 
     Attributes:
         loaded: the model, its task and its options; its path is the dense checkpoint.
-        heads: of all layers, as they stand in the dense model.
+        heads: of all layers, in the order of the dense model.
         specs: of each side.
         window: the near window of the measurements.
         losses: routing loss of each update.

@@ -164,7 +164,7 @@ def recall(
     """Attention-mass recall: the share of the dense model's attention that clustered heads see.
 
     Args:
-        clustered: as the dense model, but for its heads' order and kinds; in evaluation mode. It
+        clustered: the dense model except for its heads' order and kinds; in evaluation mode. It
             is given what the dense model's layers read.
         orders: which head of the dense model stands at each place.
         window: queries with keys beyond it are counted.

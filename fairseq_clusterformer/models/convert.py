@@ -180,7 +180,9 @@ def permute_heads(
         ValueError: heads that share keys and values would be parted.
     """
     shared = attention.num_heads // attention.kv_heads
-    groups = [[head // shared for head in order[i : i + shared]] for i in _firsts(order, shared)]
+    groups = [
+        [head // shared for head in order[i : i + shared]] for i in range(0, len(order), shared)
+    ]
     if any(len(set(group)) > 1 for group in groups):
         raise ValueError(
             f"heads in the order {list(order)} part those that share keys and values; allowed: "
@@ -196,10 +198,6 @@ def permute_heads(
                 state[prefix + tensor] = state[prefix + tensor][rows]
     weight = prefix + "out_proj.weight"
     state[weight] = state[weight][:, _channels(heads, width)]
-
-
-def _firsts(order: Sequence[int], size: int) -> range:
-    return range(0, len(order), size)
 
 
 def _channels(heads: Tensor, width: int) -> Tensor:
