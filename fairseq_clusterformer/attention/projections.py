@@ -15,7 +15,7 @@ class ShortConvolution(nn.Module):
 
     Causal: a token's channel is weighed with those of the ``width - 1`` tokens before it;
     otherwise its place is in the middle. It begins as the identity, and a little of the
-    neighbours. No weight reaches into padding or another document.
+    neighbours. Neighbours are real tokens of the same document, whatever padding is between.
 
     Args:
         channels: C.
@@ -36,9 +36,9 @@ class ShortConvolution(nn.Module):
             self.weight.zero_()[:, 0, self.own] = 1.0
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """[B, N, C] to the same."""
+        """[B, N, C] to the same; anything at padding."""
         if batch.padding_mask is not None:
-            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0)
+            return self._without_padding(x, batch)
         weight, after = self.weight.to(x.dtype), self.width - 1 - self.own
         if batch.documents is None:
             x = pad(x.transpose(1, 2), (self.own, after))
@@ -57,6 +57,17 @@ class ShortConvolution(nn.Module):
             out = out + pad(weighed, (0, 0, here.start, length - here.stop))
         return out
 
+    def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
+        """The same of rows whose real tokens are moved together."""
+        mask = batch.padding_mask
+        order = batch.once("real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True))
+        documents = batch.documents
+        moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
+        if documents is not None:
+            documents = documents.gather(1, order)
+        out = self(moved, Batch(documents=documents))
+        return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
+
     def step(
         self, x: Tensor, before: Tensor | None, batch: Batch, restart: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -69,7 +80,9 @@ class ShortConvolution(nn.Module):
             before = before.masked_fill(restart.unsqueeze(-1), 0.0)
         seen = torch.cat([before, x], dim=1)
         out = torch.einsum("bwc,cw->bc", seen, self.weight[:, 0].to(x.dtype)).unsqueeze(1)
-        return out, seen[:, 1:]
+        if batch.padding_mask is None:
+            return out, seen[:, 1:]
+        return out, torch.where(batch.padding_mask.unsqueeze(-1), before, seen[:, 1:])
 
 
 def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:

@@ -208,3 +208,20 @@ class TestShortConvolution:
         module(inputs())[0].square().sum().backward()
         for name in "qkv":
             assert module.convolutions[name].weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_convolution_looks_across_padding(causal):
+    """As readers have it between a question and its document."""
+    convolution = ShortConvolution(6, 4, causal=causal).double()
+    mask = torch.tensor([[True, False, False, True, True, False, False, True]])
+    x = torch.randn(1, 8, 6).double()
+    alone = convolution(x[:, ~mask[0]], Batch())
+    torch.testing.assert_close(convolution(x, Batch(mask))[:, ~mask[0]], alone)
+    if not causal:
+        return
+    before, steps = None, []
+    for i in range(8):
+        out, before = convolution.step(x[:, i : i + 1], before, Batch(mask[:, i : i + 1]), None)
+        steps.append(out)
+    torch.testing.assert_close(torch.cat(steps, 1)[:, ~mask[0]], alone)
