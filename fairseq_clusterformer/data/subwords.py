@@ -142,11 +142,14 @@ class SentencePieceSubwords:
             raise ValueError(f"{model}: is no sentencepiece model: {error}") from None
         ids = range(self._model.get_piece_size())
         self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
-        unseen = (self._model.is_control, self._model.is_unknown, self._model.is_byte)
-        self.texts = [
-            "" if any(unseen_(id_) for unseen_ in unseen) else symbol.replace("▁", " ")
-            for id_, symbol in enumerate(self.symbols)
-        ]
+        self.texts = list(map(self._text, ids))
+
+    def _text(self, id_: int) -> str:
+        symbol = self.symbols[id_]
+        if self._model.is_byte(id_):  # such as <0x41>
+            return bytes([int(symbol[1:-1], 16)]).decode(errors="ignore")
+        hidden = self._model.is_control(id_) or self._model.is_unknown(id_)
+        return "" if hidden else symbol.replace("▁", " ")
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""

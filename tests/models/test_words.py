@@ -139,3 +139,10 @@ def test_a_checkpoint_brings_its_words() -> None:
     other.load_state_dict(table.state_dict())
     codes = torch.tensor([[[spelling_code("b")] * 2]])
     assert torch.equal(other(codes), table(codes))
+
+
+def test_a_byte_that_is_a_letter_is_one(tmp_path: Path) -> None:
+    """Where a model has no piece for a letter; a part of a letter has no text."""
+    model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL))
+    texts = dict(zip(model.symbols, model.texts, strict=True))
+    assert (texts["<0x57>"], texts["<0xC3>"], texts["<unk>"]) == ("W", "", "")
