@@ -67,7 +67,8 @@ class TextCoding(ABC):
             if not (folder / "dict.txt").is_file():
                 raise UserError(f"{folder} has no dict.txt; allowed: a folder of prepared text")
             dictionary = Dictionary.load(str(folder / "dict.txt"))
-        if dictionary.symbols[dictionary.nspecial :] == byte_coding.byte_symbols():
+        symbols = byte_coding.byte_symbols()  # a masked language model adds its mask behind them
+        if dictionary.symbols[dictionary.nspecial :][: len(symbols)] == symbols:
             return ByteCoding(dictionary)
         if (folder / SUBWORD_MODEL).is_file():
             return PieceCoding(dictionary, folder / SUBWORD_MODEL)
