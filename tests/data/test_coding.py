@@ -108,3 +108,12 @@ def test_the_given_dictionary_wins(folders):
     dictionary.add_symbol("zebra")
     coding = TextCoding.from_folder(folders["word"], dictionary)
     assert coding.decode(coding.encode("The zebra")) == "The zebra"
+
+
+def test_bytes_and_a_mask_are_bytes(folders):
+    """As a masked language model has them."""
+    dictionary = TextCoding.from_folder(folders["byte"]).dictionary
+    dictionary.add_symbol("<mask>")
+    coding = TextCoding.from_folder(folders["byte"], dictionary)
+    assert coding.unit == "byte"
+    assert coding.decode(coding.encode("a b\n")) == "a b\n"
