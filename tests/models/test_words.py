@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.words import joins, words_of
 from fairseq_clusterformer.models.words import Speller, VectorTable, spelling_code
-from tests.data.subword_models import TEXTS, write_gpt2, write_sentencepiece
+from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
 from tests.models.word_readers import PIECES, make_task
 
 
@@ -143,6 +143,6 @@ def test_a_checkpoint_brings_its_words() -> None:
 
 def test_a_byte_that_is_a_letter_is_one(tmp_path: Path) -> None:
     """Where a model has no piece for a letter; a part of a letter has no text."""
-    model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL))
+    model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL, **LOSSLESS))
     texts = dict(zip(model.symbols, model.texts, strict=True))
     assert (texts["<0x57>"], texts["<0xC3>"], texts["<unk>"]) == ("W", "", "")
