@@ -16,7 +16,7 @@ def load(path, *, device=None, dtype=None, data=None):
 
     Args:
         path: a checkpoint that fairseq wrote, a bundle that ``clusterformer bundle`` made, or the
-            name of a model that is installed with this package (:func:`models`).
+            name of a model that is installed with this package (:func:`shipped`).
         device: such as "cpu" or "cuda:1"; None: a GPU if there is one.
         dtype: of the parameters, such as torch.bfloat16; None: float32.
         data: the prepared data folder; None: that of the training, or the bundle itself.
@@ -40,8 +40,8 @@ def load(path, *, device=None, dtype=None, data=None):
     return load_pretrained(path, device=device, dtype=dtype, data=data)
 
 
-def models():
+def shipped():
     """Names of the trained models that are installed with this package, for :func:`load`."""
-    from .inference.bundle import shipped
+    from .inference import bundle
 
-    return shipped()
+    return bundle.shipped()

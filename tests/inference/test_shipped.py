@@ -3,14 +3,13 @@
 import re
 
 import pytest
-import torch
 
 import fairseq_clusterformer
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.bundle import CARD, SHIPPED, is_bundle, located
 from tests.inference.commands import run
 
-NAMES = fairseq_clusterformer.models()
+NAMES = fairseq_clusterformer.shipped()
 
 
 def test_all_together_are_small() -> None:
@@ -32,31 +31,14 @@ def test_a_path_comes_before_a_name(tmp_path, monkeypatch) -> None:
     assert not is_bundle(located(NAMES[0]))
 
 
-def test_an_unknown_name_lists_them(tmp_path) -> None:
+def test_an_unknown_name_lists_them() -> None:
     with pytest.raises(UserError, match=f"no such file; allowed: .*{NAMES[0]}"):
         fairseq_clusterformer.load("nothing-of-that-name")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("multi30k-de-en", "Ein Mann fährt mit dem Fahrrad.", {"man", "riding", "bike"}),
-        ("multi30k-en-de", "A dog is running on the beach.", {"hund", "strand"}),
-    ],
-)
-def test_translators_translate(name: str, text: str, words: set[str], capsys) -> None:
-    assert run("translate", "--checkpoint", name, "--cpu", text) == 0
-    said = set(re.findall(r"\w+", capsys.readouterr().out.lower()))
-    assert len(words & said) >= 2, said
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "code" in name])
-def test_a_language_model_knows_its_language(name: str) -> None:
-    """Python is far likelier than its letters in another order."""
-    model = fairseq_clusterformer.load(name, device="cpu")
-    text = "import os\n\n\ndef main(args):\n    for name in os.listdir(args.path):\n        pass\n"
-    torch.manual_seed(0)
-    mixed = "".join(text[i] for i in torch.randperm(len(text)))
-    assert model.perplexity(text) * 2 < model.perplexity(mixed)
-    written = model.generate("import ", max_tokens=40, seed=1, temperature=0.5)
-    assert written.startswith("import ")
+def test_a_translator_translates(capsys) -> None:
+    text = "Zwei Hunde rennen am Strand."
+    assert run("translate", "--checkpoint", "multi30k-de-en", "--cpu", text) == 0
+    assert capsys.readouterr().out.strip() == "two dogs running on the beach."
+    model = fairseq_clusterformer.load("multi30k-de-en", device="cpu")
+    assert model.translate(["Ein Mann fährt mit dem Fahrrad."]) == ["a man is riding a bicycle."]
