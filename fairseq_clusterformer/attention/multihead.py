@@ -3,6 +3,7 @@
 Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -21,6 +22,7 @@ from .rules import own_bias, own_part
 from .scouts import routing_loss
 from .spec import Heads, parse_layer
 
+logger = logging.getLogger(__name__)
 PROJECTIONS = ("q", "k", "v")
 
 
@@ -385,9 +387,11 @@ class MultiheadAttention(nn.Module):
         for part in ("routers", "convolutions"):
             mine = {f"{prefix}{part}.{n}": t for n, t in getattr(self, part).state_dict().items()}
             if mine and not mine.keys() & state_dict.keys():
-                if part == "convolutions":
-                    for convolution in self.convolutions.values():
-                        convolution.identity_()
+                if part == "routers":
+                    name = prefix.removesuffix(".") or "attention"
+                    logger.info("%s: the checkpoint has no clusters; they start anew", name)
+                for convolution in self.convolutions.values() if part == "convolutions" else ():
+                    convolution.identity_()
                 state_dict.update(mine)
         self.average_heads(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)

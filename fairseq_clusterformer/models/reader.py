@@ -174,9 +174,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 continue
             rows = report.clusters.transpose(1, 2)
             _, clusters = put_back(rows, windows=windows, stride=self.stride, length=length)
-            found |= labelled(
-                number, len(self.layers), str(self.layers[number].kinds[0]), clusters
-            )
+            kind = self.layers[number].kinds[0].written
+            found |= labelled(number, len(self.layers), kind, clusters)
         return found
 
 

@@ -39,6 +39,16 @@ CLUSTERFORMER = (
     f"{TRAINING} --arch clusterformer_lm {SIZES} --attention window+neural --attention-window 8"
     f" --num-clusters 4 --criterion clusterformer_cross_entropy {HERE}"
 )
+ROBERTA_SIZES = {
+    **{"encoder_layers": 4, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48},
+    "encoder_attention_heads": 4,
+}
+ROBERTA = (
+    "--task masked_lm --arch roberta --criterion masked_lm --tokens-per-sample 62"
+    " --max-positions 64 "
+    + " ".join(f"--{name} {size}" for name, size in ROBERTA_SIZES.items()).replace("_", "-")
+    + f" --batch-size 4 --max-update 3 --optimizer adam --lr 0.01 --seed 1 {HERE}"
+)
 TRANSFORMER = f"{TRAINING} --arch transformer_lm {SIZES} --criterion cross_entropy {HERE}"
 # Translation, two small layers on either side.
 TRANSLATION = (

@@ -21,12 +21,12 @@ from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,
     HERE,
+    ROBERTA,
     eval_lm,
     load_model,
     load_state,
     train,
 )
-from tests.cli.test_roberta import ROBERTA
 
 TAUGHT = "window(8)+taught(window=8,clusters=4,gap=8)"
 WIDE = "taught(window=64,clusters=2,gap=64)+window(200)"  # wider than any text here

@@ -14,17 +14,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from tests.cli.in_process import HERE, load_model, load_state, train
-
-SIZES = {
-    **{"encoder_layers": 4, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48},
-    "encoder_attention_heads": 4,
-}
-ROBERTA = (
-    "--task masked_lm --arch roberta --criterion masked_lm --tokens-per-sample 62"
-    f" --max-positions 64 {' '.join(f'--{n} {v}' for n, v in SIZES.items()).replace('_', '-')}"
-    f" --batch-size 4 --max-update 3 --optimizer adam --lr 0.01 --seed 1 {HERE}"
-)
+from tests.cli.in_process import ROBERTA, ROBERTA_SIZES, load_model, load_state, train
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +26,7 @@ def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reader(data: Path, checkpoint: Path | str, **changes) -> ClusterformerReader:
     values = {
-        **SIZES,
+        **ROBERTA_SIZES,
         **{"cluster_layers": "1,3", "num_clusters": 8, "kmeans_bank_size": 50},
         **{"window_size": 44, "window_stride": 40, "window_positions": 64},
         "roberta_checkpoint": str(checkpoint),

@@ -52,7 +52,7 @@ def test_identifiers_against_plain_loops():
         for word in said:
             others = [w for w in before if w != word]
             for i in range(len(word)):
-                sure = word in before and not any(w[: i] == word[: i] for w in others) and i > 0
+                sure = word in before and not any(w[:i] == word[:i] for w in others) and i > 0
                 expected.append(begin - before[word] if sure else 0)
             before[word] = begin
             begin += len(word) + 1

@@ -5,7 +5,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from fairseq_clusterformer.answers import TYPES, WordLogits
@@ -22,9 +21,7 @@ from fairseq_clusterformer.models.word_reader import (
     LetterConvolution,
     WordReading,
 )
-from tests.models.word_readers import make, make_task, ragged, tokens
-
-CLOSE = {"rtol": 0, "atol": 1e-12}
+from tests.models.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
 
 
 def sigmoid(x: float) -> float:
@@ -208,26 +205,6 @@ def test_the_best_span_in_order_counts() -> None:
         ]
         assert logits.type[row, 0].item() == pytest.approx(max(pairs, default=-math.inf))
     assert torch.equal(logits.type[:, 1:], logits.slots.sum(1))
-
-
-def assert_rows_alone(model, question: Tensor, document: Tensor, mask: Tensor) -> None:
-    """A document is in any batch what it is alone, with as much padding as there may be."""
-    lengths, asked = document.ne(1).sum(1).tolist(), question.ne(1).sum(1).tolist()
-    together, extra = model(question, document, mask)
-    for row, (length, number) in enumerate(zip(lengths, asked, strict=True)):
-        part = (slice(row, row + 1), slice(length))
-        alone, own = model(question[row : row + 1, :number], document[part], mask[part])
-        for name in ("start", "end", "paragraph"):
-            mine, theirs = (getattr(x, name) for x in (together, alone))
-            torch.testing.assert_close(mine[part], theirs, **CLOSE)
-            assert (mine[row, length:] == -math.inf).all()
-        for name in ("type", "slots"):
-            mine, theirs = (getattr(x, name) for x in (together, alone))
-            torch.testing.assert_close(mine[row], theirs[0], **CLOSE)
-        mine, theirs = (x["reading"] for x in (extra, own))
-        torch.testing.assert_close(mine.document[part], theirs.document, **CLOSE)
-        got = mine.question[row, 0, :number]
-        torch.testing.assert_close(got, theirs.question[0, 0], **CLOSE)
 
 
 @torch.no_grad()

@@ -17,8 +17,7 @@ from fairseq_clusterformer.models.qanet_reader import (
     sinusoids,
     stochastic_depth,
 )
-from tests.models.test_bidaf import CLOSE, assert_rows_alone
-from tests.models.word_readers import make, make_task, ragged, tokens
+from tests.models.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
 
 MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")
 

@@ -1,5 +1,6 @@
-"""Small readers of words, and their task, which several tests share."""
+"""Small readers of words, their task, and what several tests check of them."""
 
+import math
 from argparse import Namespace
 
 import torch
@@ -10,6 +11,7 @@ from fairseq_clusterformer.models.bidaf_reader import BidafReader
 from fairseq_clusterformer.models.qanet_reader import QANetReader
 from fairseq_clusterformer.models.word_reader import WordReader
 
+CLOSE = {"rtol": 0, "atol": 1e-12}
 #: subwords, as sentencepiece has them: a blank begins a word
 PIECES = " a| b|cd| The|re|ly| (|)| 19|50|s|.|-| |é| 東|京| x|yz| UN| There".split("|")
 SIZES = {"encoder_embed_dim": 12, "word_dim": 5, "subword_dim": 6, "letter_dim": 4}
@@ -52,3 +54,23 @@ def ragged() -> tuple[Tensor, Tensor, list[int], list[int]]:
         question[row, asked[row] :] = 1
         document[row, lengths[row] :] = 1
     return question, document, asked, lengths
+
+
+def assert_rows_alone(model, question: Tensor, document: Tensor, mask: Tensor) -> None:
+    """A document is in any batch what it is alone, with as much padding as there may be."""
+    lengths, asked = document.ne(1).sum(1).tolist(), question.ne(1).sum(1).tolist()
+    together, extra = model(question, document, mask)
+    for row, (length, number) in enumerate(zip(lengths, asked, strict=True)):
+        part = (slice(row, row + 1), slice(length))
+        alone, own = model(question[row : row + 1, :number], document[part], mask[part])
+        for name in ("start", "end", "paragraph"):
+            mine, theirs = (getattr(x, name) for x in (together, alone))
+            torch.testing.assert_close(mine[part], theirs, **CLOSE)
+            assert (mine[row, length:] == -math.inf).all()
+        for name in ("type", "slots"):
+            mine, theirs = (getattr(x, name) for x in (together, alone))
+            torch.testing.assert_close(mine[row], theirs[0], **CLOSE)
+        mine, theirs = (x["reading"] for x in (extra, own))
+        torch.testing.assert_close(mine.document[part], theirs.document, **CLOSE)
+        got = mine.question[row, 0, :number]
+        torch.testing.assert_close(got, theirs.question[0, 0], **CLOSE)

@@ -16,7 +16,6 @@ from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
-from fairseq_clusterformer.corpora.question_answering.cloze import cloze_questions
 from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
@@ -244,6 +243,9 @@ def prepare_corpus(
     if options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
             raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
+        # takes too long for --help
+        from fairseq_clusterformer.corpora.question_answering.cloze import cloze_questions
+
         known, made = _Corpus(cloze_questions, distant=False), {"cloze": True}
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
