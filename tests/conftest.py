@@ -35,10 +35,15 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def logging_stays_on():
-    """Programs that print tables switch it off for their process, which is that of the tests."""
+def logging_stays_as_it_was():
+    """Programs that print tables switch it off for their process, which is that of the tests, and
+    fairseq's write to where stdout is captured, which ends with the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     yield
     logging.disable(logging.NOTSET)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
