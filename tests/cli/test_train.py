@@ -82,7 +82,7 @@ def test_kmeans_each_epoch(
 ) -> None:
     """Before the second of two, each of four updates: once for either layer."""
     line = f"{CLUSTERFORMER} --attention kmeans --kmeans-bank-size 300 --batch-size 80"
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), caplog.at_level(logging.INFO, "fairseq.trainer"):
         train(byte_data, line, tmp_path)
     started = [message for message in caplog.messages if message.startswith("K-Means of")]
     assert started == ["K-Means of 300 states in 4 clusters ..."] * 2
