@@ -1,6 +1,9 @@
 """One form for a user's mistake, and files that are written whole or not at all."""
 
-from collections.abc import Collection
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -42,3 +45,31 @@ def write_aside(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+@contextmanager
+def whole_folder(out: Path, check: Callable[[], None]) -> Iterator[Path]:
+    """A folder to write to, which becomes `out` when the context ends without an error; until
+    then, nothing is there but what was before.
+
+    Args:
+        check: refuses what must not be replaced; called again at the end, since writing takes a
+            while.
+
+    Raises:
+        UserError: if there is no place for it.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent)
+    except OSError as error:
+        problem = f"cannot make the folder {error.filename} ({error.strerror})"
+        raise bad_option("OUT", out, "a place to write to", problem) from None
+    with aside as work:
+        new = Path(work) / "new"
+        new.mkdir()
+        yield new
+        check()
+        if out.exists():
+            os.rename(out, Path(work) / "before")
+        os.rename(new, out)

@@ -7,9 +7,7 @@ and the dictionaries, the subword model and the recipe of the data folder that i
 """
 
 import json
-import os
 import shutil
-import tempfile
 from argparse import Namespace
 from dataclasses import fields
 from importlib.metadata import version
@@ -24,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only
+from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only, whole_folder
 
 if TYPE_CHECKING:
     from .load import Loaded
@@ -95,22 +93,10 @@ def write_bundle(
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
     check_out(out, force)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside = tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent)
-    except OSError as error:
-        problem = f"cannot make the folder {error.filename} ({error.strerror})"
-        raise bad_option("OUT", out, "a place to write to", problem) from None
-    with aside as work:
-        new = Path(work) / "new"
-        new.mkdir()
+    with whole_folder(out, lambda: check_out(out, force)) as new:
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         _write(loaded, new, dtype)
-        check_out(out, force)  # again, since writing takes a while
-        if out.exists():
-            os.rename(out, Path(work) / "before")
-        os.rename(new, out)
     return out
 
 

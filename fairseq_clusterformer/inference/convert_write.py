@@ -1,9 +1,7 @@
 """The folder that a converted model is written to: its checkpoint, a report and a picture."""
 
 import json
-import os
 import shlex
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import bad_option, check_holds_only
+from fairseq_clusterformer.errors import bad_option, check_holds_only, whole_folder
 
 from .average import write_checkpoint
 from .convert import Converted
@@ -58,23 +56,11 @@ def write(converted: Converted, out: Path, *, force: bool = False) -> None:
     from fairseq_clusterformer.visual.figure import save
     from fairseq_clusterformer.visual.recall import draw_recall
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside = tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent)
-    except OSError as error:
-        problem = f"cannot make the folder {error.filename} ({error.strerror})"
-        raise bad_option("OUT", out, "a place to write to", problem) from None
-    with aside as work:
-        new = Path(work) / "new"
-        new.mkdir()
+    with whole_folder(out, lambda: check_out(out, force)) as new:
         write_checkpoint(_state(converted.loaded), new / CHECKPOINT)
         text = json.dumps(report(converted), indent=1) + "\n"
         (new / REPORT).write_text(text, encoding="utf-8")
         save(draw_recall(converted.heads, converted.window), new / PICTURE)
-        check_out(out, force)  # again, since converting takes a while
-        if out.exists():
-            os.rename(out, Path(work) / "before")
-        os.rename(new, out)
 
 
 def _state(loaded: Loaded) -> dict:
