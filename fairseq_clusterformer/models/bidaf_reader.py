@@ -81,10 +81,10 @@ class BidafEncoder(WordReaderEncoder):
         width = args.encoder_embed_dim
         self.embedding = WordEmbedding(task, args, width=width, joint=False)
         self.contextual = TwoWayLSTM(self.embedding.width, width, 1, args.dropout)
-        self.attention = ContextQueryAttention(2 * width)
-        self.modelling = TwoWayLSTM(8 * width, width, 2, args.dropout)
+        self.attention = ContextQueryAttention(2 * width, matches=args.word_matches)
+        self.modelling = TwoWayLSTM(self.attention.width, width, 2, args.dropout)
         self.ends = TwoWayLSTM(2 * width, width, 1, args.dropout)
-        self.head_width = 10 * width
+        self.head_width = self.attention.width + 2 * width
         self.dropout = args.dropout
 
     def read(
@@ -99,7 +99,7 @@ class BidafEncoder(WordReaderEncoder):
         question, document = (
             self.contextual(self.embedding(x), x.padding) for x in (asked, words)
         )
-        both = self.attention(document, question, words.padding, asked.padding)
+        both = self.attention(document, question, words, asked)
         both = dropout(both, self.dropout, self.training)
         modelled = self.modelling(both, words.padding)
         begin = torch.cat([both, modelled], dim=-1)
@@ -141,8 +141,8 @@ class BidafReader(WordReader):
 
 @register_model_architecture("bidaf_reader", "bidaf_reader_tiny")
 def bidaf_reader_tiny(args):
-    """Width 64, vectors of 100: learns on a laptop's processor."""
-    set_defaults(args, encoder_embed_dim=64, word_dim=100)
+    """Width 64, vectors of 100, matches: learns on a laptop's processor."""
+    set_defaults(args, encoder_embed_dim=64, word_dim=100, word_matches=True)
 
 
 @register_model_architecture("bidaf_reader", "bidaf_reader_xlqa")

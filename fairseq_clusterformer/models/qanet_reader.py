@@ -219,8 +219,8 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
             EncoderBlock(args, plan, number, convolutions=convolutions, kernel=kernel)
             for number, (convolutions, kernel) in enumerate(sizes)
         )
-        self.attention = ContextQueryAttention(width)
-        self.resize = nn.Linear(4 * width, width, bias=False)
+        self.attention = ContextQueryAttention(width, matches=args.word_matches)
+        self.resize = nn.Linear(self.attention.width, width, bias=False)
         self.head_width = 2 * width
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
 
@@ -251,7 +251,7 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
             for x, batch in zip((asked, words), batches, strict=True)
         ]
         question, document = states
-        both = self.attention(document, question, words.padding, asked.padding)
+        both = self.attention(document, question, words, asked)
         x = self.resize(dropout(both, self.dropout, self.training))
         passes = []
         for _ in range(PASSES):
@@ -333,7 +333,7 @@ class QANetReader(WordReader):
 
 @register_model_architecture("qanet_reader", "qanet_reader_tiny")
 def qanet_reader_tiny(args):
-    """Width 64, four blocks, vectors of 100: learns on a laptop's processor."""
+    """Width 64, four blocks, vectors of 100, matches: learns on a laptop's processor."""
     set_defaults(
         args,
         encoder_embed_dim=64,
@@ -341,6 +341,7 @@ def qanet_reader_tiny(args):
         encoder_layers=4,
         letter_filters=32,
         word_dim=100,
+        word_matches=True,
     )
 
 

@@ -52,6 +52,10 @@ class WordReaderOptions(FairseqDataclass):
         metadata={"help": "filters of the convolution over a word's letters; 0: none"},
     )
     highway_layers: int = field(default=2, metadata={"help": "layers of the highway network"})
+    word_matches: bool = field(
+        default=False,
+        metadata={"help": "tell where a word of the question stands in the document"},
+    )
 
 
 class WordReading(NamedTuple):
@@ -192,35 +196,49 @@ class ContextQueryAttention(nn.Module):
     A word c and a word q of the question are as alike as w . [c; q; c * q] + b. By S, the softmax
     of that over the question, and T, over the document, a = S Q and b = S T' C.
 
+    With matches, words that are spelt alike are more alike by a learned number, and the result
+    says of each word whether it is in the question (the exact match of Chen et al. 2017, here
+    behind the encoding of the document, which is the same for any question).
+
     Args:
         width: D.
+        matches: as above.
+
+    Attributes:
+        width: of the result.
     """
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, *, matches: bool = False):
         super().__init__()
+        self.width = 4 * width + 2 * matches
+        self.of_match = nn.Parameter(torch.ones(2)) if matches else None
         self.of_document, self.of_question = (nn.Linear(width, 1, bias=False) for _ in range(2))
         self.of_both = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.zeros(1))
         nn.init.uniform_(self.of_both, -(width**-0.5), width**-0.5)
 
-    def forward(
-        self, document: Tensor, question: Tensor, padding: Tensor, question_padding: Tensor
-    ) -> Tensor:
-        """[c; a; c * a; c * b], [B, W, 4 D].
+    def forward(self, document: Tensor, question: Tensor, words: Words, asked: Words) -> Tensor:
+        """[c; a; c * a; c * b], [B, W, 4 D], or with matches [c; a; c * a; c * b; m],
+        [B, W, 4 D + 2].
 
         Args:
             document: C, [B, W, D].
             question: Q, [B, V, D].
-            padding, question_padding: bool [B, W] and [B, V].
+            words, asked: of the document and of the question.
         """
         likeness = (document * self.of_both) @ question.transpose(1, 2)
         likeness = likeness + self.of_document(document) + self.of_question(question).mT
+        found = []
+        if self.of_match is not None:
+            same = words.same(asked).to(document)
+            likeness = likeness + same @ self.of_match
+            found = [same.amax(2)]
         likeness = at_least_float32(likeness + self.bias)
-        of_question = _softmax(likeness, question_padding.unsqueeze(1), -1).to(document)
-        of_document = _softmax(likeness, padding.unsqueeze(2), 1).to(document)
+        of_question = _softmax(likeness, asked.padding.unsqueeze(1), -1).to(document)
+        of_document = _softmax(likeness, words.padding.unsqueeze(2), 1).to(document)
         a = of_question @ question
         b = of_question @ (of_document.mT @ document)
-        return torch.cat([document, a, document * a, document * b], dim=-1)
+        return torch.cat([document, a, document * a, document * b, *found], dim=-1)
 
 
 def _softmax(x: Tensor, hidden: Tensor, dim: int) -> Tensor:

@@ -46,6 +46,12 @@ class Words(NamedTuple):
         index = self.of_token.reshape(*self.of_token.shape, *[1] * (x.dim() - 2))
         return x.gather(1, index.expand(*self.of_token.shape, *x.shape[2:]))
 
+    def same(self, others: "Words") -> Tensor:
+        """Where a word is spelt as one of others [B, V]: as it is and in lower case, bool
+        [B, W, V, 2]; never for padding."""
+        real = ~self.padding.unsqueeze(2) & ~others.padding.unsqueeze(1)
+        return self.codes.unsqueeze(2).eq(others.codes.unsqueeze(1)) & real.unsqueeze(-1)
+
 
 class Speller(nn.Module):
     """Puts tokens together to words.

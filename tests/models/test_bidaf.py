@@ -5,6 +5,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from fairseq_clusterformer.answers import TYPES, WordLogits
@@ -21,7 +22,15 @@ from fairseq_clusterformer.models.word_reader import (
     LetterConvolution,
     WordReading,
 )
+from fairseq_clusterformer.models.words import Words
 from tests.models.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
+
+
+def some_words(spelt: Tensor, sizes: list[int]) -> Words:
+    """Words with codes; 0 and 1 are the same but for their case."""
+    padding = torch.arange(spelt.size(1)) >= torch.tensor(sizes).unsqueeze(1)
+    codes = torch.stack([spelt, spelt.clamp(min=1)], dim=-1).masked_fill(padding.unsqueeze(-1), 0)
+    return Words(*[spelt] * 3, padding=padding, pieces=spelt, letters=spelt, codes=codes)
 
 
 def sigmoid(x: float) -> float:
@@ -67,16 +76,20 @@ def test_letters() -> None:
     torch.testing.assert_close(layer(longer.unsqueeze(0))[0], expected, **CLOSE)
 
 
-def test_context_query_attention() -> None:
-    """Pair by pair, as XLQA writes it."""
-    layer = ContextQueryAttention(3).double()
-    document, question = torch.randn(2, 5, 3).double(), torch.randn(2, 4, 3).double()
+@pytest.mark.parametrize("matches", [False, True])
+def test_context_query_attention(matches: bool) -> None:
+    """Pair by pair, as XLQA writes it; with matches, also by whether they are spelt alike."""
+    layer = ContextQueryAttention(3, matches=matches).double()
     lengths, asked = [5, 3], [2, 4]
-    padding, hidden = (
-        torch.arange(most) >= torch.tensor(sizes).unsqueeze(1)
+    words, questions = (
+        some_words(torch.randint(3, (2, most)), sizes)
         for most, sizes in ((5, lengths), (4, asked))
     )
-    found = layer(document, question, padding, hidden)
+    document, question = torch.randn(2, 5, 3).double(), torch.randn(2, 4, 3).double()
+    if matches:
+        layer.of_match.data = torch.randn(2).double()
+    found = layer(document, question, words, questions)
+    assert found.size(-1) == layer.width
     for row in range(2):
         c, q = document[row, : lengths[row]], question[row, : asked[row]]
         w = [layer.of_document.weight[0], layer.of_question.weight[0], layer.of_both]
@@ -86,13 +99,20 @@ def test_context_query_attention() -> None:
                 for ci in c
             ]
         )
+        same = torch.zeros(len(c), len(q), 2).double()
+        for i in range(len(c)):
+            for j in range(len(q)):
+                for k in range(2):
+                    same[i, j, k] = words.codes[row, i, k] == questions.codes[row, j, k]
+                    if matches:
+                        s[i, j] += same[i, j, k] * layer.of_match[k]
         rows, columns = s.softmax(1), s.softmax(0)
         for i, ci in enumerate(c):
             a = sum(rows[i, j] * q[j] for j in range(len(q)))
             b = sum(
                 rows[i, j] * columns[k, j] * c[k] for j in range(len(q)) for k in range(len(c))
             )
-            expected = torch.cat([ci, a, ci * a, ci * b])
+            expected = torch.cat([ci, a, ci * a, ci * b, *[same[i].amax(0)] * matches])
             torch.testing.assert_close(found[row, i], expected, **CLOSE)
 
 
@@ -212,7 +232,7 @@ def test_the_best_span_in_order_counts() -> None:
 def test_a_document_alone_is_a_document_in_any_batch(masked: bool) -> None:
     question, document, *_ = ragged()
     mask = torch.rand(5, 40) < 0.8 if masked else document.ne(0)
-    assert_rows_alone(make("bidaf"), question, document, mask)
+    assert_rows_alone(make("bidaf", word_matches=masked), question, document, mask)
 
 
 def test_every_parameter_learns() -> None:
