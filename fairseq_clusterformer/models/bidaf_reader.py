@@ -87,18 +87,16 @@ class BidafEncoder(WordReaderEncoder):
         self.head_width = self.attention.width + 2 * width
         self.dropout = args.dropout
 
-    def read(
-        self, asked: Words, words: Words
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
-        """Encode words.
+    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
+        """Up to the contextual LSTM: states [B, W, 2 D], and no reports."""
+        return self.contextual(self.embedding(words), words.padding), []
 
-        Returns:
-            The states of questions [B, V, 2 D] and documents [B, W, 2 D]; what says where an
-            answer begins and where it ends, each [B, W, 10 D]; no reports.
-        """
-        question, document = (
-            self.contextual(self.embedding(x), x.padding) for x in (asked, words)
-        )
+    def read(
+        self, asked: Words, words: Words, states: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
+        """See :meth:`WordReaderEncoder.read`; there are no reports."""
+        question, _ = self.encode(asked)
+        document = self.encode(words)[0] if states is None else states
         both = self.attention(document, question, words, asked)
         both = dropout(both, self.dropout, self.training)
         modelled = self.modelling(both, words.padding)

@@ -224,44 +224,47 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
         self.head_width = 2 * width
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
 
+    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
+        """By the first block: states [B, W, D], and its reports."""
+        x, layers = self._run(self.embedding(words), _batch(words), words.padding, range(1))
+        return x, layers[0][1]
+
     def read(
-        self, asked: Words, words: Words
+        self, asked: Words, words: Words, states: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
-        """Encode words.
-
-        Returns:
-            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
-            begins and where it ends, each [B, W, 2 D]; each block's number and its reports.
-        """
-        batches = [Batch(x.padding if x.padding.any() else None) for x in (asked, words)]
-        layers: list[tuple[int, list[Report]]] = []
-
-        def run(x: Tensor, batch: Batch, padding: Tensor, blocks: range) -> Tensor:
-            depth = sum(len(self.layers[number]) for number in blocks)
-            survival = [1 - self.left_out * (i + 1) / depth for i in range(depth)]
-            for number in blocks:
-                block = self.layers[number]
-                own, survival = survival[: len(block)], survival[len(block) :]
-                x, reports = block(x, batch, padding, own)
-                layers.append((number, reports))
-            return x
-
-        states = [
-            run(self.embedding(x), batch, x.padding, range(1))
-            for x, batch in zip((asked, words), batches, strict=True)
-        ]
-        question, document = states
-        both = self.attention(document, question, words, asked)
+        """See :meth:`WordReaderEncoder.read`; all blocks have reports."""
+        of_question, of_document = _batch(asked), _batch(words)
+        question, layers = self._run(self.embedding(asked), of_question, asked.padding, range(1))
+        if states is None:
+            embedded = self.embedding(words)
+            states, own = self._run(embedded, of_document, words.padding, range(1))
+            layers += own
+        both = self.attention(states, question, words, asked)
         x = self.resize(dropout(both, self.dropout, self.training))
         passes = []
         for _ in range(PASSES):
-            x = run(x, batches[1], words.padding, range(1, len(self.layers)))
+            x, of_pass = self._run(x, of_document, words.padding, range(1, len(self.layers)))
+            layers += of_pass
             passes.append(dropout(x, self.dropout, self.training))
         if self.training:
             for number, reports in layers:
                 self.layers[number].self_attn.observe(reports)
         begin, end = (torch.cat([passes[0], later], dim=-1) for later in passes[1:])
         return question, x, begin, end, layers
+
+    def _run(
+        self, x: Tensor, batch: Batch, padding: Tensor, blocks: range
+    ) -> tuple[Tensor, list[tuple[int, list[Report]]]]:
+        """Blocks one after another: [B, W, D], and each one's number and reports."""
+        depth = sum(len(self.layers[number]) for number in blocks)
+        survival = [1 - self.left_out * (i + 1) / depth for i in range(depth)]
+        layers = []
+        for number in blocks:
+            block = self.layers[number]
+            own, survival = survival[: len(block)], survival[len(block) :]
+            x, reports = block(x, batch, padding, own)
+            layers.append((number, reports))
+        return x, layers
 
     def clusters(self, reading: WordReading) -> dict[tuple[int, str], Tensor]:
         """The cluster of each token of one document, int64 [N], for each block (and head) that
@@ -273,6 +276,10 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
                     clusters = reading.words.at_tokens(report.clusters.transpose(1, 2))
                     found |= labelled(number, len(self.layers), str(heads), clusters)
         return found
+
+
+def _batch(words: Words) -> Batch:
+    return Batch(words.padding if words.padding.any() else None)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

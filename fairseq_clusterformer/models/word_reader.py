@@ -315,6 +315,7 @@ class WordReader(EncoderOnlyModel):
         question_tokens: Tensor,
         document_tokens: Tensor,
         text_mask: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> tuple[WordLogits, dict[str, Any]]:
         """Answer questions from a document each.
 
@@ -324,6 +325,7 @@ class WordReader(EncoderOnlyModel):
                 both, where the dictionary says.
             text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
                 but at ``<s>``.
+            states: what :meth:`encode` made of the same documents; None: it is made here.
 
         Returns:
             Logits, the ``reading`` of the encoder, and its layers' ``reports``.
@@ -332,10 +334,24 @@ class WordReader(EncoderOnlyModel):
             ValueError: padding elsewhere.
         """
         starts = document_tokens.eq(self.encoder.dictionary.bos())
-        text = ~starts if text_mask is None else text_mask & ~starts
-        reading = self.encoder(question_tokens, document_tokens, text)
+        text = self._text(document_tokens, text_mask)
+        reading = self.encoder(question_tokens, document_tokens, text, states)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
+
+    def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> Tensor:
+        """What any question is asked of: the states [B, W, D] of the documents' words.
+
+        Args:
+            document_tokens, text_mask: as of :meth:`forward`.
+        """
+        text = self._text(document_tokens, text_mask)
+        return self.encoder.encode(self.encoder.embedding.speller(document_tokens, text))[0]
+
+    def _text(self, document_tokens: Tensor, text_mask: Tensor | None) -> Tensor:
+        """True where a short answer can begin and end, bool [B, N]."""
+        starts = document_tokens.eq(self.encoder.dictionary.bos())
+        return ~starts if text_mask is None else text_mask & ~starts
 
     def max_positions(self) -> None:
         """A document may have any number of tokens."""
@@ -358,14 +374,38 @@ class WordReader(EncoderOnlyModel):
 class WordReaderEncoder(nn.Module):
     """Mixin of encoders: words of questions and documents, and what is made of them.
 
-    Subclasses have ``dictionary``, ``embedding`` and :meth:`read`.
+    Subclasses have ``dictionary``, ``embedding``, :meth:`encode` and :meth:`read`.
     """
 
     #: of `WordReading.begin` and ``end``
     head_width: int
 
+    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
+        """The states [B, W, D] of words by themselves, and the reports of the layers."""
+        raise NotImplementedError
+
+    def read(
+        self, asked: Words, words: Words, states: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
+        """Read documents for questions.
+
+        Args:
+            asked, words: of the questions and of the documents.
+            states: of the documents, as :meth:`encode` returns them; None: they are made here.
+
+        Returns:
+            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
+            begins and where it ends, each [B, W, ``head_width``]; numbers and reports of layers
+            that cluster.
+        """
+        raise NotImplementedError
+
     def forward(
-        self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> WordReading:
         """Encode documents, each with its question; see :meth:`WordReader.forward`.
 
@@ -376,7 +416,7 @@ class WordReaderEncoder(nn.Module):
         check_padding(question_tokens, document_tokens, pad)
         asked = self.embedding.speller(question_tokens)
         words = self.embedding.speller(document_tokens, text_mask)
-        question, document, begin, end, layers = self.read(asked, words)
+        question, document, begin, end, layers = self.read(asked, words, states)
         return WordReading(
             question=asked.at_tokens(question).unsqueeze(1),
             document=words.at_tokens(document),
