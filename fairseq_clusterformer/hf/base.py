@@ -1,0 +1,171 @@
+"""What all our models share with ``transformers``: building, loading, tying, checkpointing."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from fairseq_clusterformer.clustering import summary
+from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+
+from .build import build_model
+from .cache import ClusterformerCache
+from .configuration import ClusterformerConfig
+
+
+class ClusterformerPreTrainedModel(PreTrainedModel):
+    """A fairseq model in ``model``, whose parameters have fairseq's names behind ``model.``."""
+
+    config: ClusterformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ClusterformerDecoderLayer", "ClusterformerEncoderLayer"]
+    _is_stateful = True  # a ring cannot be turned back: no assisted generation
+    #: families of architectures that the class is for
+    families: tuple[str, ...] = ()
+
+    def __init__(self, config: ClusterformerConfig):
+        if config.family not in self.families:
+            allowed = " or ".join(f"one of {family}" for family in self.families)
+            raise ValueError(
+                f"architecture is {config.architecture}, of {config.family}; allowed in "
+                f"{type(self).__name__}: {allowed}"
+            )
+        super().__init__(config)
+        self.model = build_model(config)
+        tied = _tied(self)
+        self._tied_weights_keys, config.tie_word_embeddings = tied or None, bool(tied)
+        self.post_init()
+        if self.can_generate():  # as in fairseq: padding is no word
+            self.generation_config.suppress_tokens = [config.pad_token_id]
+
+    # The model is made with its initial values, not on a meta device: what a checkpoint lacks
+    # keeps them.
+
+    def _init_weights(self, module: nn.Module) -> None:
+        pass
+
+    def _move_missing_keys_from_meta_to_device(self, missing_keys, device_map, *args) -> None:
+        pass
+
+    def state_dict(self, *args, **kwargs):
+        """As of every module, without what serves fairseq's training alone, such as the memory
+        bank of K-Means."""
+        state = super().state_dict(*args, **kwargs)
+        for name in [name for name, value in state.items() if not isinstance(value, Tensor)]:
+            del state[name]
+        return state
+
+    def stacks(self) -> Iterator[nn.Module]:
+        """The encoder and the decoder, as far as there are any."""
+        for name in ("encoder", "decoder"):
+            if (stack := getattr(self.model, name, None)) is not None:
+                yield stack
+
+    def _layers(self) -> Iterator[nn.Module]:
+        for stack in self.stacks():
+            yield from stack.layers.children()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Of the encoder, or else of the decoder."""
+        return next(self.stacks()).embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings."""
+        next(self.stacks()).embed_tokens = value
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        """As transformers'; the dictionary of the way back to fairseq has then another size.
+
+        Raises:
+            ValueError: embeddings that are not a table, such as adaptive ones, or two
+                dictionaries.
+        """
+        one = self.config.source_vocab_size is None
+        if not (one and isinstance(self.get_input_embeddings(), nn.Embedding)):
+            raise ValueError(
+                "resize_token_embeddings: the embeddings are adaptive, or source and target have "
+                "dictionaries of their own; allowed: one table of embeddings"
+            )
+        return super().resize_token_embeddings(*args, **kwargs)
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        for number, layer in enumerate(self._layers()):
+            layer.gradient_checkpointing = enable and number % every_n_layers == 0
+            vars(layer).pop("forward", None)
+            if layer.gradient_checkpointing:
+                layer.forward = partial(gradient_checkpointing_func, type(layer).forward, layer)
+
+    def _begin(self, output_attentions: bool | None, inputs_embeds: Tensor | None) -> None:
+        """Refuse what there is not, and begin an update in training.
+
+        Raises:
+            ValueError: attention weights or embeddings are asked for or given.
+        """
+        if self.config.output_attentions if output_attentions is None else output_attentions:
+            raise ValueError(
+                "output_attentions is True: clustered attention never makes a matrix of weights; "
+                "allowed: False (fairseq_clusterformer.visual draws which tokens cluster)"
+            )
+        if inputs_embeds is not None:
+            raise ValueError("inputs_embeds is given; allowed: input_ids, which are embedded here")
+        if self.training and torch.is_grad_enabled():
+            self.model.set_num_updates(getattr(self, "_updates", self.config.updates) + 1)
+            self._updates = getattr(self, "_updates", self.config.updates) + 1
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs: dict, *args, **kwargs
+    ) -> None:
+        """Give generation a cache of ours.
+
+        Raises:
+            ValueError: a cache of another kind is asked for.
+        """
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation is {generation_config.cache_implementation}; allowed: "
+                "None, for the model has a cache of its own, of bounded size"
+            )
+        if model_kwargs.get("past_key_values") is not None:
+            model_kwargs["past_key_values"]._is_user_defined = True
+        elif generation_config.use_cache:
+            model_kwargs["past_key_values"] = ClusterformerCache()
+
+    def _masked(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Tokens with fairseq's padding where the mask is 0."""
+        if attention_mask is None:
+            return input_ids
+        return input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+
+    def _with_clustering(self, loss: Tensor, reports: dict[str, list]) -> Tensor:
+        """In training, the task's loss and those of the clusters (CF22 eq. 17)."""
+        clustering = summary(reports) if self.training else None
+        if clustering is None:
+            return loss
+        weights = ClusteringLossConfig()
+        for name, value in self.config.criterion.items():
+            setattr(weights, name, value)
+        return (
+            weights.task_loss_weight * loss
+            + weights.clustering_loss_weight * clustering["clustering_loss"]
+            + weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
+            + weights.routing_loss_weight * clustering["routing_loss"]
+        )
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """Names of parameters that are another one, and the first name of each."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied[name] = first[id(parameter)]
+    return tied

@@ -1,0 +1,50 @@
+"""fairseq's model for a configuration, without fairseq's task and without its files."""
+
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+
+from .configuration import ClusterformerConfig
+
+
+def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
+    """The model that the configuration describes, with fairseq's initial values.
+
+    It is made on the CPU wherever transformers would make it: kinds of attention initialise
+    centroids and buffers from data, which a meta device does not have.
+
+    Raises:
+        ValueError: an option that is not allowed.
+    """
+    target = numbered(config.vocab_size)
+    source = target
+    if config.source_vocab_size is not None:
+        source = numbered(config.source_vocab_size)
+    task = SimpleNamespace(
+        dictionary=target,
+        source_dictionary=source,
+        target_dictionary=target,
+        max_positions=lambda: config.max_position_embeddings,
+        **sentence_task(config),
+    )
+    with torch.device("cpu"):
+        model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)
+    model.set_num_updates(config.updates)  # before loading: a model commits to what it has seen
+    return model
+
+
+def sentence_task(config: ClusterformerConfig) -> dict:
+    """What a classifier asks its task for."""
+    form = config.task.get("form", "text")
+    labels = [config.id2label[i] for i in sorted(config.id2label or {})]
+    return {"classes": labels, "is_pair": form != "text", "is_siamese": form == "siamese"}
+
+
+def numbered(size: int) -> Dictionary:
+    """A dictionary of that many symbols; models ask for their number and the special ones."""
+    dictionary = Dictionary()
+    for number in range(len(dictionary), size):
+        dictionary.add_symbol(f"token{number}")
+    return dictionary

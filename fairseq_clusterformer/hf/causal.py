@@ -1,0 +1,113 @@
+"""``AutoModelForCausalLM``: a language model with clustered attention and a bounded cache."""
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .base import ClusterformerPreTrainedModel
+from .cache import ClusterformerCache
+from .decoding import decode
+
+
+class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
+    """fairseq's language model over a clustered decoder.
+
+    Rows of a batch are those rows alone, whichever side they are padded on.
+    """
+
+    families = ("clusterformer_lm",)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The projection to the vocabulary; None of an adaptive softmax."""
+        return self.model.decoder.output_projection
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the projection."""
+        self.model.decoder.output_projection = new_embeddings
+
+    def get_decoder(self) -> nn.Module:
+        """fairseq's decoder."""
+        return self.model.decoder
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: ClusterformerCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits of the next token.
+
+        Args:
+            input_ids: int64 [B, N]; with ``past_key_values`` the tokens after those it holds.
+            attention_mask: 1 at real tokens, [B, N] or, with ``past_key_values``, of all tokens so
+                far; None: all but the padding symbol are real.
+            past_key_values: what an earlier call returned, which is used up.
+            inputs_embeds: refused.
+            labels: int64 [B, N], -100 where there is no loss; shifted here by one.
+            use_cache: return a cache, in evaluation: step by step and without gradients.
+            output_attentions: refused if True.
+            output_hidden_states: also return the input and each layer's output, [B, N, D] each;
+                not with a cache.
+            logits_to_keep: logits of the last so many tokens, or at these indices; 0: of all.
+            return_dict: False: a tuple.
+
+        Raises:
+            ValueError: what is refused, or a mask of another length.
+        """
+        self._begin(output_attentions, inputs_embeds)
+        decoder = self.model.decoder
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        cache, states, reports = past_key_values, None, {}
+        if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
+            cache = ClusterformerCache()
+        if cache is not None:
+            x = decode(
+                decoder, self._masked(input_ids, _newest(attention_mask, input_ids, cache)), cache
+            )
+        else:
+            tokens = self._masked(input_ids, attention_mask)
+            x, extra = decoder.extract_features(tokens, None)
+            reports = extra["reports"]
+            if output_hidden_states or self.config.output_hidden_states:
+                states = tuple(state.transpose(0, 1) for state in extra["inner_states"])
+        logits = self._logits(x[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            loss = self._with_clustering(loss, reports)
+        out = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=cache, hidden_states=states
+        )
+        return out if return_dict is not False else out.to_tuple()
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[B, N, vocabulary]; of an adaptive softmax, log-probabilities."""
+        decoder = self.model.decoder
+        if decoder.adaptive_softmax is not None:
+            return decoder.adaptive_softmax.get_log_prob(x, None)
+        return decoder.output_layer(x)
+
+
+def _newest(mask: Tensor | None, tokens: Tensor, cache: ClusterformerCache) -> Tensor | None:
+    """The part of a mask that is of the tokens.
+
+    Raises:
+        ValueError: a mask that does not cover all tokens so far.
+    """
+    if mask is None:
+        return None
+    if mask.size(1) != cache.tokens + tokens.size(1):
+        raise ValueError(
+            f"attention_mask has {mask.size(1)} tokens; allowed: {cache.tokens + tokens.size(1)}, "
+            "which are those in the cache and the new ones"
+        )
+    return mask[:, -tokens.size(1) :]

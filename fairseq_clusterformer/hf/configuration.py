@@ -1,0 +1,102 @@
+"""What a model is, as ``config.json`` says it: fairseq's options, by fairseq's names."""
+
+from argparse import Namespace
+from typing import Any
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+from transformers import PreTrainedConfig
+
+import fairseq_clusterformer.plugin  # noqa: F401  registers our architectures
+from fairseq_clusterformer.models.options import defaults_of, set_defaults
+
+
+class ClusterformerConfig(PreTrainedConfig):
+    """A model's architecture and its options.
+
+        ClusterformerConfig(
+            architecture="clusterformer_lm_tiny",
+            options={"attention": "window(64)+taught", "decoder_layers": 4},
+            vocab_size=260,
+        )
+
+    Args:
+        architecture: as ``fairseq-train --arch`` has it.
+        options: of the model, by their names in fairseq's configuration (docs/options.md); those
+            that are missing are the architecture's.
+        task: options of fairseq's task, for the way back.
+        criterion: weights of the clustering losses, such as ``{"routing_loss_weight": 0.5}``;
+            training adds these losses to the task's.
+        updates: how many the training has made.
+        vocab_size: of the input, and of the output where there is one.
+        source_vocab_size: of the encoder's input where it has a dictionary of its own.
+        max_position_embeddings: tokens of the longest text of the training.
+        languages: source and target of a translation model.
+        kwargs: see `transformers.PreTrainedConfig`.
+
+    Raises:
+        ValueError: an architecture that this version does not have.
+    """
+
+    model_type = "clusterformer"
+    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+
+    architecture: str = "clusterformer_lm_tiny"
+    options: dict[str, Any] | None = None
+    task: dict[str, Any] | None = None
+    criterion: dict[str, Any] | None = None
+    updates: int = 0
+    vocab_size: int = 260
+    source_vocab_size: int | None = None
+    max_position_embeddings: int = 1024
+    languages: list[str] | None = None
+    bos_token_id: int | None = 0
+    pad_token_id: int | None = 1
+    eos_token_id: int | None = 2
+    unk_token_id: int | None = 3
+    decoder_start_token_id: int | None = None
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        self.options, self.task = self.options or {}, self.task or {}
+        self.criterion = self.criterion or {}
+        if self.architecture not in ARCH_CONFIG_REGISTRY:
+            known = ", ".join(sorted(a for a in ARCH_CONFIG_REGISTRY if a.startswith("cluster")))
+            raise ValueError(f"architecture is {self.architecture}; allowed: {known}")
+        self.is_encoder_decoder = self.family == "clusterformer"
+        super().__post_init__(**kwargs)
+
+    @property
+    def family(self) -> str:
+        """The model that the architecture is a size of, such as "clusterformer_lm"."""
+        return ARCH_MODEL_NAME_REGISTRY[self.architecture]
+
+    def namespace(self) -> Namespace:
+        """All options, with the defaults of those that were not given."""
+        args = Namespace(**self.options)
+        args.checkpoint_activations = False  # transformers switches it on and off
+        ARCH_CONFIG_REGISTRY[self.architecture](args)
+        defaults = defaults_of(MODEL_DATACLASS_REGISTRY[self.family])
+        # fairseq's references to other options are resolved by its architectures
+        plain = {k: v for k, v in defaults.items() if not str(v).startswith("${")}
+        set_defaults(args, **plain)
+        return args
+
+    def _of_stack(self, name: str) -> int:
+        side = "decoder" if self.family == "clusterformer_lm" else "encoder"
+        return getattr(self.namespace(), f"{side}_{name}")
+
+    @property
+    def hidden_size(self) -> int:
+        """D, of the encoder where there are two sides."""
+        return self._of_stack("embed_dim")
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers, of the encoder where there are two sides."""
+        return self._of_stack("layers")
+
+    @property
+    def num_attention_heads(self) -> int:
+        """H, of the encoder where there are two sides."""
+        return self._of_stack("attention_heads")
