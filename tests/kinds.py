@@ -36,6 +36,8 @@ CAUSAL = {
     "window+lsh, many buckets": "window+lsh(clusters=100,rounds=3)",
     "routing": "routing",
     "window+routing, many clusters, gap": "window+routing(clusters=100,gap=2)",
+    "xl": "xl",
+    "window+xl, short segments": "window+xl(window=2)",
     "strided": "strided",
     "strided, fixed": "strided(pattern=fixed)",
     "strided, fixed, gap": "strided(pattern=fixed,gap=5)",
@@ -63,6 +65,7 @@ BIDIRECTIONAL = {
     "routing, recent": "routing",
     "routing, gap": "routing(gap=2)",
     "window+routing, chunk, many clusters": "window+routing(rule=chunk,clusters=100)",
+    "xl": "xl",
     "strided": "strided",
     "strided, fixed": "strided(pattern=fixed)",
     "kmeans, chunk": "kmeans(rule=chunk,interval=1)",
@@ -154,6 +157,11 @@ def _turn(case: tuple) -> str:
 def family(name: str) -> str:
     """The kind of that name from the tables, without its options."""
     return name.split(",")[0].removeprefix("window+")
+
+
+def whole(kind: str, length: int) -> int:
+    """W with which a query of one cluster sees a whole row; in xl, half of it is one segment."""
+    return 2 * length if family(kind) == "xl" else length
 
 
 class HandedOn(MultiheadAttention):

@@ -1,6 +1,6 @@
 """Which tokens see which: a file for each kind of attention, registered by name."""
 
-from . import gated, kmeans, lsh, neural, routing, strided, taught, window  # noqa: F401 (they register)
+from . import gated, kmeans, lsh, neural, routing, strided, taught, window, xl  # noqa: F401 (they register)
 from .batch import Batch
 from .kind import Assignment, Kind, Shape, Tokens, attention_kinds, register_attention
 from .multihead import MultiheadAttention

@@ -85,7 +85,8 @@ def seen_keys(layout: Layout) -> Tensor:
 
 def _seen_by_any(routing: Routing) -> Tensor:
     """What a query sees by the layouts and as its own key."""
-    seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, routing.layouts))).any(0)
+    layouts = (*routing.layouts, *routing.memory)
+    seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, layouts))).any(0)
     if routing.own is None:
         return seen
     own = torch.eye(seen.size(-1), dtype=torch.bool, device=seen.device)

@@ -103,6 +103,8 @@ class Assignment(NamedTuple):
         similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
             nearest keys of its cluster.
         scouts: queries that see every key, for training.
+        latest: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N]; read
+            in decoding, by a kind that has layouts of its own.
         report: for the losses, the log and the layer above.
     """
 
@@ -111,6 +113,7 @@ class Assignment(NamedTuple):
     key_bias: Tensor | None = None
     similarity: Tensor | None = None
     scouts: Scouts | None = None
+    latest: Tensor | None = None
     report: Report = Report()
 
     def pairs(self) -> tuple[tuple[Tensor, Tensor | None], ...]:

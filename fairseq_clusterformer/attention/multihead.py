@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from ..clustering import Report, State
 from ..kernels import join, ranged_attention
@@ -16,7 +16,7 @@ from ..precision import full_float32, is_exact
 from .batch import Batch
 from .kind import Assignment, Kind, Shape, Tokens, registered
 from .options import OptionError
-from .projections import ShortConvolution, rotated
+from .projections import RelativePositions, ShortConvolution, rotated
 from .rings import Ring, attend_step
 from .rules import own_bias, own_part
 from .scouts import routing_loss
@@ -41,6 +41,7 @@ class MultiheadAttention(nn.Module):
         dropout: of the attention weights, in training.
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
         rotary: queries and keys carry rotary positions.
+        relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
@@ -58,6 +59,7 @@ class MultiheadAttention(nn.Module):
         dropout: float = 0.0,
         kv_heads: int | None = None,
         rotary: bool = False,
+        relative: bool = False,
         short_convolution: int = 0,
         kernel: str = "auto",
     ):
@@ -88,6 +90,8 @@ class MultiheadAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, kv_dim)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         self.reset_parameters()
+        sizes = (num_heads, self.head_dim, embed_dim)
+        self.relative = RelativePositions(*sizes) if relative else None
         widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
         self.convolutions = nn.ModuleDict(
             {
@@ -133,10 +137,18 @@ class MultiheadAttention(nn.Module):
             for name in PROJECTIONS
         )
         exact = self._exactly(x, q, k, lambda name, y: self._convolved(name, y, batch))
+
+        def past() -> tuple[Tensor, Tensor]:
+            states = x.detach()
+            return tuple(
+                self._heads(self._convolved(name, self._projected(name, states), batch))
+                for name in ("k", "v")
+            )
+
         outputs, reports = [], []
         for i, router in enumerate(self.routers):
             parts = (self._share(i, q), *(self._share(i, self._repeated(t)) for t in (k, v)))
-            out, report = self._attend(router, i, x, parts, exact, batch, centroids)
+            out, report = self._attend(router, i, x, parts, exact, past, batch, centroids)
             outputs.append(out)
             reports.append(report)
         return self._merge(outputs), reports
@@ -148,12 +160,18 @@ class MultiheadAttention(nn.Module):
         x: Tensor,
         heads: tuple[Tensor, Tensor, Tensor],
         exact: Callable[[], tuple[Tensor, Tensor]],
+        past: Callable[[], tuple[Tensor, Tensor]],
         batch: Batch,
         centroids: Tensor | None,
     ) -> tuple[Tensor, Report]:
-        """Values that the heads of a kind attend to [B, H, N, E], and its report."""
+        """Values that the heads of a kind attend to [B, H, N, E], and its report.
+
+        Args:
+            exact: makes queries and keys of all heads as kinds are to be given them.
+            past: makes keys and values of all heads [B, J, N, E] of states without gradient.
+        """
         if batch.documents is not None and (router.rule != "recent" or not router.alone):
-            return self._attend_apart(router, i, x, heads, exact, batch, centroids)
+            return self._attend_apart(router, i, x, heads, exact, past, batch, centroids)
         q, k, v = heads
         q, k = router.project(q, k)
 
@@ -165,8 +183,7 @@ class MultiheadAttention(nn.Module):
         routing = router(
             Tokens(x, of_kind, batch, lambda: batch.positions(x), centroids, self.impl)
         )
-        if self.rotary:
-            q, k = (rotated(t, batch.positions(x)) for t in (q, k))
+        q, k, v = self._placed(i, q, k, v, batch.positions(x))
         report = routing.report
         if routing.scouts is not None:
             loss = routing_loss(
@@ -180,9 +197,18 @@ class MultiheadAttention(nn.Module):
         ]
         if routing.own is not None:
             parts.append(own_part(q, k, v, routing.own, batch.padding_mask, dropout))
-        return join(parts)[0], report
+        if routing.memory:
+            k, v = (self._share(i, self._repeated(t)) for t in past())
+            _, k, v = self._placed(i, k, router.project(k, k)[1], v, batch.positions(x))
+            parts += [
+                ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
+                for layout in routing.memory
+            ]
+        return join(parts)[0][..., : self.head_dim], report
 
-    def _attend_apart(self, router, i, x, heads, exact, batch, centroids) -> tuple[Tensor, Report]:
+    def _attend_apart(
+        self, router, i, x, heads, exact, past, batch, centroids
+    ) -> tuple[Tensor, Report]:
         """The same for a kind that looks at whole rows: each document is a row of its own."""
         place, documents = batch.apart
         if centroids is not None and router.needs_centroids:
@@ -200,6 +226,7 @@ class MultiheadAttention(nn.Module):
             x.flatten(0, 1)[place],
             tuple(apart(t) for t in heads),
             lambda: tuple(apart(t) for t in exact()),
+            lambda: tuple(apart(t) for t in past()),
             documents,
             None,
         )
@@ -285,8 +312,7 @@ class MultiheadAttention(nn.Module):
                     self._share(i, self._repeated(k)),
                     self._share(i, self._repeated(v)),
                 )
-            if self.rotary:
-                q_part, k_part = (rotated(t, position) for t in (q_part, k_part))
+            q_part, k_part, v_part = self._placed(i, q_part, k_part, v_part, position)
             out, kept = attend_step(
                 q_part,
                 k_part,
@@ -300,9 +326,10 @@ class MultiheadAttention(nn.Module):
                 own_bias=own_bias(router) if router.gap else 0.0,
                 padding_mask=mask,
                 restart=restart,
+                latest=assignment.latest,
                 impl=self.impl,
             )
-            outputs.append(out)
+            outputs.append(out[..., : self.head_dim])
             new_state.update({f"{i}.routing.{name}": t for name, t in routing.items()})
             new_state.update({f"{i}.kept.{name}": t for name, t in kept.items()})
         return self._merge(outputs), new_state
@@ -337,6 +364,18 @@ class MultiheadAttention(nn.Module):
 
     def _convolved(self, name: str, x: Tensor, batch: Batch) -> Tensor:
         return self.convolutions[name](x, batch) if name in self.convolutions else x
+
+    def _placed(
+        self, i: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys of a kind with their positions, and values as wide."""
+        if self.rotary:
+            q, k = (rotated(t, positions) for t in (q, k))
+        if self.relative is not None:
+            count = self.num_heads // len(self.routers)
+            q, k = self.relative(q, k, positions, slice(i * count, (i + 1) * count))
+            v = pad(v, (0, k.size(-1) - v.size(-1)))
+        return q, k, v
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, N, H * E] to [B, H, N, E]."""

@@ -85,6 +85,57 @@ class ShortConvolution(nn.Module):
         return out, torch.where(batch.padding_mask.unsqueeze(-1), before, seen[:, 1:])
 
 
+class RelativePositions(nn.Module):
+    """Transformer-XL's relative positions (Dai et al. 2019, section 3.3) as a plain dot product.
+
+    The logit of query i and key j is ((q_i + u) . k_j + (q_i + v) . W R_(i - j)) / sqrt(E), where
+    R_d holds the D / 2 sines and the cosines of a distance d. Those of i - j are sums of products
+    of those of i and of j. So a query gets D more numbers, and a key the cosines and the sines of
+    its own position. Any layout will do, and nothing is shifted.
+
+    Args:
+        num_heads: H.
+        head_dim: E.
+        width: D, even.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, width: int):
+        super().__init__()
+        if width % 2:
+            raise ValueError(f"relative positions in a width of {width}; allowed: an even one")
+        self.width = width
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # u
+        self.distance_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # v
+        self.of_distance = nn.Parameter(torch.empty(num_heads, head_dim, width))  # W
+        nn.init.normal_(self.of_distance, std=width**-0.5)
+
+    def forward(
+        self, q: Tensor, k: Tensor, positions: Tensor, heads: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys of E + D numbers, whose product is the logit above by ``sqrt(E + D)``.
+
+        Args:
+            q: of some heads [B, H, N, E].
+            k: the same, or of fewer heads, that several queries share.
+            positions: int64 [1 or B, N].
+            heads: those of q.
+        """
+        half = self.width // 2
+        wide = torch.promote_types(q.dtype, torch.float32)
+        rate = 10_000.0 ** (-torch.arange(half, device=q.device, dtype=wide) / half)
+        angle = positions[:, None, :, None].to(wide) * rate
+        sin, cos = angle.sin(), angle.cos()
+        content, distance = (
+            q.to(wide) + bias[heads].unsqueeze(1).to(wide)
+            for bias in (self.content_bias, self.distance_bias)
+        )
+        a, b = (distance @ self.of_distance[heads].to(wide)).split(half, dim=-1)
+        q_wide = torch.cat([content, a * sin + b * cos, b * sin - a * cos], dim=-1)
+        scale = (q_wide.size(-1) / q.size(-1)) ** 0.5
+        place = torch.cat([cos, sin], dim=-1).to(k.dtype).expand(*k.shape[:3], -1)
+        return (q_wide * scale).to(q.dtype), torch.cat([k, place], dim=-1)
+
+
 def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """Rotary positions (RoFormer, Su et al. 2021, eq. 34).
 

@@ -50,6 +50,7 @@ def attend_step(
     own_bias: float = 0.0,
     padding_mask: Tensor | None = None,
     restart: Tensor | None = None,
+    latest: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, State]:
     """Attend from one token to a ring of each layout, and store it in one of each.
@@ -68,6 +69,7 @@ def attend_step(
         own_bias: added to its logit for itself; only with a gap.
         padding_mask: bool [B, 1]; a padding token is not stored.
         restart: bool [B, 1], rows in which a document begins: what they keep is forgotten.
+        latest: how many of the latest keys of a ring are seen, int64 [1 or B, 1]; None: all.
         impl: as of :func:`~fairseq_clusterformer.kernels.ranged_attention`: one kernel where
             that is "triton" (heads up to 256 wide, J = H, a gap of 0 or 1), else PyTorch.
 
@@ -89,7 +91,8 @@ def attend_step(
         if near is not None:
             near.forget(restart)
     numbers = numbers if kept.needs_numbers else Numbers(None, None)
-    if chosen(impl, q) == "triton" and near is None and restart is None and k.size(1) == q.size(1):
+    by_kernel = near is None and restart is None and latest is None and k.size(1) == q.size(1)
+    if by_kernel and chosen(impl, q) == "triton":
         out, changed = triton_kernels(q).triton_step(
             q,
             k,
@@ -109,10 +112,10 @@ def attend_step(
     new = entry.expand(*shape, 1, entry.size(-1)).squeeze(-2)
     if gap == 0:
         kept.store(new, numbers.written, padding_mask)
-        parts = [kept.look(numbers.read)]
+        parts = [kept.look(numbers.read, latest)]
     else:
         own = _entry(k, v, k.new_full((len(k), 1), own_bias), biased, groups)
-        parts = [kept.look(numbers.read), (own.flatten(0, 3), None)]
+        parts = [kept.look(numbers.read, latest), (own.flatten(0, 3), None)]
         if near is not None:
             parts.append(near.look(biased))
     sees_itself = gap > 0 or rings[0].query is rings[0].key
@@ -174,13 +177,23 @@ class History:
         steps = self.state["steps"]
         self.state["steps"] = steps.new_empty(steps.size(0), steps.size(1) + 1, 0)
 
-    def look(self, read: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def look(self, read: Tensor | None, latest: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What a query's rings hold, oldest first or not, for softmax does not mind the order:
-        entries [B * J, slots, ...], and which are not its own, bool [B, G, 1, slots]."""
-        slots = min(self.state["steps"].size(1), self.state["kept"].size(-2))
-        hidden = None
+        entries [B * J, slots, ...], and which are not its own or not of the latest, bool
+        [B, G, 1, slots]."""
+        steps, room = self.state["steps"].size(1), self.state["kept"].size(-2)
+        slots, hidden = min(steps, room), None
         if read is not None:
             hidden = self.state["ring"].narrow(-1, 0, slots) != read.unsqueeze(-1)
+        if latest is not None:
+            slot = torch.arange(slots, device=latest.device)
+            if hidden is None:  # all are in one ring, which may have come round
+                after = (steps - 1 - slot) % room
+                shape = (*self.state["kept"].shape[:3], slots)
+                hidden = (after >= latest).view(len(latest), 1, 1, slots).expand(shape)
+            else:
+                after = (~hidden).flip(-1).cumsum(-1).flip(-1) - 1
+                hidden = hidden | (after >= latest.view(-1, 1, 1, 1))
         return _side_by_side(self.state["kept"].narrow(-2, 0, slots), hidden)
 
 
@@ -214,13 +227,17 @@ class Rings:
         seen[written] = rank + 1 if skipped is None else rank + ~skipped
         self.stored()
 
-    def look(self, read: Tensor) -> tuple[Tensor, Tensor]:
+    def look(self, read: Tensor, latest: Tensor | None) -> tuple[Tensor, Tensor]:
         """As :meth:`History.look`."""
         rings, seen = self._flat()
         read = self._place(read)
         entries = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
         slot = torch.arange(rings.size(-2), device=rings.device)
-        return _side_by_side(entries, slot >= seen[read].unsqueeze(-1))
+        stored = seen[read].unsqueeze(-1)
+        hidden = slot >= stored
+        if latest is not None:
+            hidden = hidden | ((stored - 1 - slot) % len(slot) >= latest.view(-1, 1, 1, 1))
+        return _side_by_side(entries, hidden)
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         kept, seen = self.state["kept"], self.state["seen"]

@@ -50,6 +50,7 @@ class Routing(NamedTuple):
         own: the query's own key, where no layout shows it.
         report: for the losses, the log and the layer above.
         scouts: queries that teach, and by which layouts they see every key.
+        memory: layouts of keys and values whose states get no gradient; joined with the others.
     """
 
     layouts: tuple[Layout, ...]
@@ -57,6 +58,7 @@ class Routing(NamedTuple):
     report: Report
     scouts: Scouts | None = None
     of_scouts: tuple[Layout, ...] = ()
+    memory: tuple[Layout, ...] = ()
 
 
 def own_bias(kind: Kind) -> float:

@@ -37,13 +37,14 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         layers: kinds of each layer's heads.
-        kv_heads, rotary, short_convolution, kernel: as of
+        kv_heads, rotary, relative, short_convolution, kernel: as of
             :class:`~fairseq_clusterformer.attention.MultiheadAttention`.
     """
 
     layers: tuple[tuple[Heads, ...], ...]
     kv_heads: int | None = None
     rotary: bool = False
+    relative: bool = False
     short_convolution: int = 0
     kernel: str = "auto"
 

@@ -105,6 +105,8 @@ def clustered_options(
     for option in _REFUSED.get(name, ()):
         if given.get(option):
             raise ValueError(f"it was trained with --{option.replace('_', '-')}; allowed: without")
+    if given.get("positions") == "relative":
+        raise ValueError("it was trained with --positions relative; allowed: other positions")
     defaults = vars(MODEL_DATACLASS_REGISTRY[target.arch]())
     values: dict[str, Any] = dict(defaults)
     values |= {option: given[option] for option in values.keys() & given.keys()}

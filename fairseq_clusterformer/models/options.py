@@ -21,7 +21,7 @@ from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
 _BY_SIDE = ("cluster_rule", "own_centroids")
-POSITIONS = ("learned", "sinusoidal", "rotary")
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
 
 
 def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]:
@@ -253,10 +253,12 @@ def attention_plan(
         raise ValueError(
             f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
         )
+    positions = _positions(args, side)
     return AttentionPlan(
         tuple(kinds),
         kv_heads=_kv_heads(args, side),
-        rotary=_positions(args, side),
+        rotary=positions == "rotary",
+        relative=positions == "relative",
         short_convolution=args.short_convolution,
         kernel=args.attention_kernel,
     )
@@ -285,13 +287,13 @@ def _kv_heads(args: Namespace, side: str) -> int | None:
     return shared
 
 
-def _positions(args: Namespace, side: str) -> bool:
-    """Whether positions are rotary; fairseq's options of positions are set to what was chosen."""
+def _positions(args: Namespace, side: str) -> str | None:
+    """Which positions were chosen; fairseq's options of positions are set accordingly."""
     if args.positions is None:
-        return False
+        return None
     if args.positions not in POSITIONS:
         raise ValueError(f"--positions is {args.positions}; allowed: {', '.join(POSITIONS)}")
-    args.no_token_positional_embeddings = args.positions == "rotary"
+    args.no_token_positional_embeddings = args.positions in ("rotary", "relative")
     setattr(args, f"{side}_learned_pos", args.positions == "learned")
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     if args.positions == "rotary" and width // heads % 2:
@@ -299,7 +301,11 @@ def _positions(args: Namespace, side: str) -> bool:
             f"--positions is rotary, and a head is {width // heads} wide; allowed: "
             f"--{side}-embed-dim and --{side}-attention-heads that make it even"
         )
-    return args.positions == "rotary"
+    if args.positions == "relative" and width % 2:
+        raise ValueError(
+            f"--positions is relative, and --{side}-embed-dim is {width}; allowed: an even width"
+        )
+    return args.positions
 
 
 def flagged(error: OptionError) -> ValueError:

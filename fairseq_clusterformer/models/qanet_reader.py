@@ -143,7 +143,8 @@ class EncoderBlock(nn.Module):
     def __init__(self, args, plan: AttentionPlan, number: int, *, convolutions: int, kernel: int):
         super().__init__()
         width = args.encoder_embed_dim
-        self.kinds, self.dropout, self.rotary = plan.layers[number], args.dropout, plan.rotary
+        self.kinds, self.dropout = plan.layers[number], args.dropout
+        self.absolute = not (plan.rotary or plan.relative)
         self.convolutions = nn.ModuleList(
             SeparableConvolution(width, kernel) for _ in range(convolutions)
         )
@@ -156,6 +157,7 @@ class EncoderBlock(nn.Module):
                 dropout=args.attention_dropout,
                 kv_heads=plan.kv_heads,
                 rotary=plan.rotary,
+                relative=plan.relative,
                 short_convolution=plan.short_convolution,
                 kernel=plan.kernel,
             )
@@ -189,7 +191,7 @@ class EncoderBlock(nn.Module):
             reports.extend(found)
             return out
 
-        if not self.rotary:
+        if self.absolute:
             x = x + sinusoids(x.size(1), x.size(2)).to(x)
         convolved = [lambda y, c=c: c(y, padding) for c in self.convolutions]
         sublayers = [*convolved, attended, self.feed_forward]
@@ -323,8 +325,8 @@ class QANetReader(WordReader):
             )
         if args.positions == "learned":
             raise ValueError(
-                "--positions is learned; allowed: sinusoidal, rotary, for a document may have "
-                "any length"
+                "--positions is learned; allowed: sinusoidal, rotary, relative, for a document "
+                "may have any length"
             )
         # what the plan sets, by fairseq's names, if --positions is given
         set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)

@@ -47,6 +47,7 @@ class ClusteredLayer:
                 dropout=cfg.attention_dropout,
                 kv_heads=self.plan.kv_heads,
                 rotary=self.plan.rotary,
+                relative=self.plan.relative,
                 short_convolution=self.plan.short_convolution,
                 kernel=self.plan.kernel,
             )

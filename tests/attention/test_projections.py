@@ -1,4 +1,4 @@
-"""Rotary positions, short convolutions and shared heads of keys, against plain loops."""
+"""Positions, short convolutions and shared heads of keys, against plain loops."""
 
 import math
 
@@ -29,7 +29,7 @@ def by_steps(module: MultiheadAttention, x: Tensor, mask: Tensor | None = None):
     return torch.cat(outputs, dim=1), state
 
 
-class TestRotary:
+class TestPositions:
     def test_the_equation(self):
         """RoFormer, eq. 15 and 34: each pair of channels as a vector of the plane, turned by
         m theta_i; the pairs are (i, i + E / 2), as the same paper's released models have them."""
@@ -52,19 +52,19 @@ class TestRotary:
         own = logits.diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(own, (q * k).sum(-1), rtol=0, atol=1e-5)
 
-    @every_kind()
-    def test_padding_in_front_moves_nothing(self, kind, causal):
-        module, x = build(kind, causal=causal, of={"rotary": True}), inputs()
+    @every_kind(of=[{"rotary": True}, {"relative": True}])
+    def test_padding_in_front_moves_nothing(self, kind, causal, of):
+        module, x = build(kind, causal=causal, of=of), inputs()
         mask = pads([LENGTH] * BATCH, LENGTH + 6, "left")
         whole = torch.full((BATCH, LENGTH + 6, WIDTH), float("nan"), dtype=x.dtype)
         whole[:, 6:] = x
         out, _ = module(whole, mask)
         torch.testing.assert_close(out[:, 6:], module(x)[0], rtol=0, atol=1e-12)
 
-    @every_causal_kind(side=[None, "left"])
+    @every_causal_kind(positions=["relative", "rotary"], side=[None, "left", None])
     @torch.no_grad()
-    def test_step_by_step(self, kind, side):
-        module, x = build(kind, causal=True, of={"rotary": True}), inputs()
+    def test_step_by_step(self, kind, positions, side):
+        module, x = build(kind, causal=True, of={positions: True}), inputs()
         mask = None if side is None else pads([LENGTH, 5], LENGTH, side)
         out, _ = by_steps(module, x, mask)
         expected, _ = module(x, mask)
@@ -82,7 +82,7 @@ class TestRotary:
 
 
 class TestSharedKeys:
-    @every_kind(of=[{"rotary": True, "short_convolution": 2}, {}])
+    @every_kind(of=[{"rotary": True, "short_convolution": 2}, {"relative": True}, {}])
     def test_equal_repeated_heads(self, kind, causal, of):
         shared = build(kind, causal=causal, of={"kv_heads": 2, **of})
         whole = build(kind, causal=causal, of=of)

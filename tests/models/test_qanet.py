@@ -130,8 +130,6 @@ def test_three_passes_of_the_same_blocks() -> None:
 @pytest.mark.parametrize("rule", ["chunk", "recent"])
 @pytest.mark.parametrize("attention", [*attention_kinds(), *MIXED])
 def test_a_document_alone_is_a_document_in_any_batch(attention: str, rule: str) -> None:
-    if attention == "xl":
-        pytest.skip("its segments need a reader of their own")
     model = make("qanet", attention=attention, cluster_rule=rule, word_matches=True)
     question, document, *_ = ragged()
     assert_rows_alone(model, question, document, torch.rand(5, 40) < 0.8)

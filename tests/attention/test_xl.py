@@ -1,0 +1,135 @@
+"""Transformer-XL: all segments at once against a loop over them, and its relative positions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.attention import MultiheadAttention, OptionError
+
+from ..kinds import pads
+
+WIDTH, HEADS, SEGMENT = 8, 2, 3
+CLOSE = {"rtol": 0, "atol": 1e-12}
+
+
+def layer(kinds: str, causal: bool, **options) -> MultiheadAttention:
+    module = MultiheadAttention(WIDTH, HEADS, kinds=kinds, causal=causal, **options).double()
+    for bias in (p for p in module.parameters() if p.dim() < 3):
+        torch.nn.init.normal_(bias, std=0.5)
+    return module
+
+
+def layers(causal: bool, **options) -> list[MultiheadAttention]:
+    return [layer(f"xl(window={2 * SEGMENT})", causal, **options) for _ in range(3)]
+
+
+def by_segments(stack: list[MultiheadAttention], x: Tensor, causal: bool) -> Tensor:
+    """As Dai et al. 2019 write it (section 3.2), one row: each segment after the one before, whose
+    states of each layer are its memory."""
+    memories, outputs = [x[:0]] * len(stack), []
+    for segment in x.split(SEGMENT):
+        states, kept = segment, []
+        for module, memory in zip(stack, memories, strict=True):
+            kept.append(states.detach())
+            both = torch.cat([memory, states])
+            q = module.q_proj(states).view(len(states), HEADS, -1)
+            k, v = (f(both).view(len(both), HEADS, -1) for f in (module.k_proj, module.v_proj))
+            logits = torch.einsum("ihe,jhe->hij", q, k)
+            if module.relative is not None:
+                logits = transformer_xl(module, q, k)
+            if causal:
+                late = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1 + len(memory))
+                logits = logits.masked_fill(late, -torch.inf)
+            weights = (logits * (WIDTH // HEADS) ** -0.5).softmax(-1)
+            attended = torch.einsum("hij,jhe->ihe", weights, v).flatten(1)
+            states = states + module.out_proj(attended)
+        outputs.append(states)
+        memories = kept
+    return torch.cat(outputs)
+
+
+def transformer_xl(module: MultiheadAttention, q: Tensor, k: Tensor) -> Tensor:
+    """Terms (a) to (d) of section 3.3, [H, N, M], each pair's distance by itself."""
+    positions, before = module.relative, len(k) - len(q)
+    rate = 10_000.0 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
+    rows = []
+    for i in range(len(q)):
+        angles = [(before + i - j) * rate for j in range(len(k))]
+        r = torch.stack([torch.cat([angle.sin(), angle.cos()]) for angle in angles])
+        r = torch.einsum("hed,jd->jhe", positions.of_distance, r)
+        content = ((q[i] + positions.content_bias) * k).sum(-1)
+        rows.append((content + ((q[i] + positions.distance_bias) * r).sum(-1)).T)
+    return torch.stack(rows, dim=1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("options", [{}, {"relative": True}], ids=["plain", "relative"])
+@pytest.mark.parametrize("length", [1, 3, 11])
+def test_all_segments_at_once_are_the_loop(causal: bool, options: dict, length: int) -> None:
+    """The outputs, and the gradients of the input and of every parameter."""
+    stack = layers(causal, **options)
+    x = torch.randn(length, WIDTH, dtype=torch.float64, requires_grad=True)
+    grown = torch.randn(length, WIDTH, dtype=torch.float64)
+    leaves = [x, *(p for module in stack for p in module.parameters())]
+
+    def ours() -> Tensor:
+        states = x.unsqueeze(0)
+        for module in stack:
+            states = states + module(states)[0]
+        return states[0]
+
+    found = []
+    for out in (ours(), by_segments(stack, x, causal)):
+        found.append([out, *torch.autograd.grad((out * grown).sum(), leaves)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-11)
+
+
+def test_the_memory_gets_no_gradient() -> None:
+    """Of what the second segment gives, the first segment's states learn nothing."""
+    module = layers(causal=True)[0]
+    x = torch.randn(1, 2 * SEGMENT, WIDTH, dtype=torch.float64, requires_grad=True)
+    module(x)[0][:, SEGMENT:].sum().backward()
+    assert not x.grad[:, :SEGMENT].any()
+    assert x.grad[:, SEGMENT:].all()
+    changed = x.detach().clone()
+    changed[:, 0] += 1.0  # though they are seen
+    assert not torch.allclose(module(changed)[0][:, SEGMENT:], module(x)[0][:, SEGMENT:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_segment_is_full_attention(causal: bool) -> None:
+    full, segment = layer("full", causal), layer("xl(window=26)", causal)
+    segment.load_state_dict(full.state_dict(), strict=False)
+    x = torch.randn(2, 13, WIDTH, dtype=torch.float64)
+    for mask in (None, pads([13, 6], 13, "right")):
+        real = slice(None) if mask is None else ~mask
+        torch.testing.assert_close(segment(x, mask)[0][real], full(x, mask)[0][real], **CLOSE)
+
+
+@torch.no_grad()
+def test_relative_positions_are_those_of_the_shift() -> None:
+    """Transformer-XL's own way: products with the distances N - 1 to 0, each row moved by one more
+    than the row above (its appendix B)."""
+    length, module = 9, layer("full", True, relative=True)
+    x = torch.randn(1, length, WIDTH, dtype=torch.float64)
+    q, k, v = (p(x).view(length, HEADS, -1) for p in (module.q_proj, module.k_proj, module.v_proj))
+    positions = module.relative
+    rate = 10_000.0 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
+    angles = torch.arange(length - 1, -1, -1).double().outer(rate)
+    r = torch.cat([angles.sin(), angles.cos()], dim=1)
+    distance = torch.einsum(
+        "ihe,hed,jd->hij", q + positions.distance_bias, positions.of_distance, r
+    )
+    padded = torch.nn.functional.pad(distance, (1, 0))
+    shifted = padded.view(HEADS, length + 1, length)[:, 1:]
+    logits = torch.einsum("ihe,jhe->hij", q + positions.content_bias, k) + shifted
+    late = torch.ones(length, length, dtype=torch.bool).triu(1)
+    weights = (logits * (WIDTH // HEADS) ** -0.5).masked_fill(late, -torch.inf).softmax(-1)
+    expected = module.out_proj(torch.einsum("hij,jhe->ihe", weights, v).flatten(1))
+    torch.testing.assert_close(module(x)[0][0], expected, **CLOSE)
+
+
+def test_a_window_of_one_has_no_segment() -> None:
+    with pytest.raises(OptionError, match="window is 1; allowed: 2 or more"):
+        layer("xl(window=1)", True)
