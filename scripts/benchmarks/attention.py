@@ -158,7 +158,8 @@ def make_parser() -> Parser:
 def plot(path: Path, rows: list[dict], title: str) -> None:
     """Draw time with the floors, and memory."""
     columns = {"milliseconds": "milliseconds, forward and backward", "memory MiB": "memory, MiB"}
-    rows = [r | {"memory MiB": max(1, r["memory MiB"])} for r in rows if "memory MiB" in r]  # noise
+    drawn = (row for row in rows if "memory MiB" in row)
+    rows = [row | {"memory MiB": max(1, row["memory MiB"])} for row in drawn]  # less is noise
     floors = {"milliseconds": "floor milliseconds"}
     x = ("N", "tokens")
     common.plot_rows(path, rows, columns, x=x, series="kind", title=title, floors=floors)
