@@ -25,6 +25,9 @@ TABLES = {
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
+    "bidaf": "models.bidaf_reader:BidafReaderConfig",
+    "qanet": "-models.bidaf_reader:BidafReaderConfig -models.options:ClusteringOptions"
+    " models.qanet_reader:QANetReaderConfig",
     "questions": f"tasks.clusterformer_qa:ClusterformerQAConfig -{_LOSSES}"
     " criterions.clusterformer_qa:ClusterformerQAConfig",
     "losses": _LOSSES,
