@@ -146,12 +146,15 @@ class Answers:
         long: paragraphs with the logarithm of their probability, in nats, best first.
         evidence: the logarithm of exp(start logit + end logit), summed over all pairs of tokens:
             unlike the probabilities, it can be compared with that of another document.
+        none: the score of "no answer" among the spans, in nats, where it has a place in their
+            softmaxes; else None.
     """
 
     types: dict[str, float]
     short: list[Answer]
     long: list[tuple[int, float]]
     evidence: float = 0.0
+    none: float | None = None
 
     @property
     def type(self) -> str:
@@ -162,6 +165,16 @@ class Answers:
     def text(self) -> str:
         """The best of the most likely type; "" if that has no short answer."""
         return next((answer.text for answer in self.short if answer.type == self.type), "")
+
+    def margin(self, type_: str, score: float) -> float:
+        """By how much an answer of a type is likelier than "no answer", in nats.
+
+        A span and "no answer" that share their softmaxes differ by their logits alone. So does
+        the margin, whatever else the document holds: it can be compared with one of another
+        document.
+        """
+        shared = type_ == "short" and self.none is not None
+        return score - (self.none if shared else _log(self.types["none"]))
 
     @property
     def no_short(self) -> float:
@@ -190,7 +203,12 @@ def ranked_answers(
         max_answer_length: tokens of a short answer.
         within_long: spans of the best paragraph alone, as Natural Questions has them.
     """
-    evidence = (logits.start.logsumexp(-1) + logits.end.logsumexp(-1)).tolist()
+    evidence = logits.start.logsumexp(-1) + logits.end.logsumexp(-1)
+    nones = [None] * len(documents)
+    if isinstance(logits, WordLogits):
+        of_spans = logits.type.log_softmax(-1)[:, 0] - evidence
+        nones = (logits.type[:, -1] + of_spans).tolist()
+    evidence = evidence.tolist()
     # of a batch on another device, one transfer
     start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
     types = logits.type.log_softmax(-1).tolist()
@@ -217,8 +235,12 @@ def ranked_answers(
             if score > -torch.inf
         ]
         probabilities = {name: math.exp(value) for name, value in log_probs.items()}
-        found.append(Answers(probabilities, short[:top], long, evidence[row]))
+        found.append(Answers(probabilities, short[:top], long, evidence[row], nones[row]))
     return found
+
+
+def _log(probability: float) -> float:
+    return math.log(max(probability, 1e-300))
 
 
 def _apart(document: Document, candidates: Iterable, log_prob: float, top: int) -> list[Answer]:

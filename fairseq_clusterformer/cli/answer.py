@@ -1,14 +1,16 @@
 """Answer questions from your documents: text, Markdown, HTML and PDF files, and folders of them.
 
-    clusterformer answer --checkpoint C --document letters report.pdf --question "Who ...?"
+    clusterformer answer --document letters report.pdf --question "Who ...?"
     clusterformer answer --checkpoint C --document a.txt --interactive
+    clusterformer answer --document letters --index letters.index --serve
 
 The reader is extractive: it finds a piece of a document, and writes no sentence of its own.
 
-For each answer this prints its probability among all answers in all documents and "no answer",
-where it stands, and the sentence around it. Paragraphs are counted from 1. Characters
-[first, last) are those of the paragraph with single blanks. If most likely nothing answers the
-question, this is said first.
+For each answer this prints its probability, where it stands, and the sentence around it.
+Paragraphs are counted from 1. Characters [first, last) are those of the paragraph with single
+blanks. If most likely nothing answers the question, this is said first. The margin is how much
+likelier the best answer is than "no answer", in nats: --no-answer-margin 1 asks for more, -1 is
+content with less.
 
 Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
 and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
@@ -18,20 +20,28 @@ other, so memory does not grow with its length. --html writes a page of the docu
 answers are from, which shows the tokens in one cluster with the answer's main word.
 
 --interactive reads questions from stdin, one on each line. Model and documents stay loaded.
+
+--index keeps what the model makes of each document before it sees a question, so that a later
+run need not make it again. A document that has changed is read anew.
+
+--serve opens a page to drop documents on and to ask in, at http://127.0.0.1:8000. It needs
+pip install "fairseq_clusterformer[serve]". There is no password: with another --host, everybody
+who can reach the page can read the documents.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model, encoding
+from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model, encoding, number
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 if TYPE_CHECKING:
-    from fairseq_clusterformer.inference.read import Ranking
+    from fairseq_clusterformer.inference.found import Ranking
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,31 +52,61 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(arguments)
-    if not args.question and not args.interactive:
-        parser.error("there is no question; allowed: --question TEXT, or --interactive")
-    if args.tokens_at_once < 2:
-        parser.error(f"--tokens-at-once is {args.tokens_at_once}; allowed: 2 or more")
+    _check(parser, args)
+    if args.serve:
+        from fairseq_clusterformer.serve import check_installed
+
+        check_installed()
 
     from fairseq_clusterformer.inference.documents import read_sources
 
     def say(line: str) -> None:
         print(f"{parser.prog}: {line}", file=sys.stderr)
 
+    from fairseq_clusterformer.inference.bundle import shipped_for
+
+    path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
     sources = read_sources(args.document, args.encoding, main_text=args.main_text, report=say)
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.read import TASK, Reader
 
-    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASK)
-    reader = Reader(loaded, device="cpu" if args.cpu else None)
+    loaded = load_checkpoint(path, data=args.data, task=TASK)
+    reader = Reader(loaded, index=args.index, device="cpu" if args.cpu else None)
+    if args.serve:
+        from fairseq_clusterformer.serve import Desk, serve
+
+        desk = Desk(reader, encoding=args.encoding, main_text=args.main_text, top=args.top)
+        desk.most, desk.least = args.tokens_at_once, args.no_answer_margin
+        for source in sources:
+            desk.add(source)
+        return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
     for question in _questions(args):
         try:
-            _show(question, reader.ask(question, sections, args.top), args.html)
+            ranking = reader.ask(question, sections, args.top, args.no_answer_margin)
+            _show(question, ranking, args.html)
         except UserError as error:
             if not args.interactive:
                 raise
             say(f"error: {error}")
     return 0
+
+
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuse options that do not fit together."""
+    if args.serve:
+        for name in ("question", "interactive", "html"):
+            if value := getattr(args, name):
+                shown = f" {value}" if name == "html" else ""
+                parser.error(f"--serve and --{name}{shown} are given; allowed: one of the two")
+    elif not args.document:
+        parser.error("there is no document; allowed: --document PATH, or --serve")
+    elif not args.question and not args.interactive:
+        parser.error("there is no question; allowed: --question TEXT, --interactive or --serve")
+    if (most := args.tokens_at_once) is not None and most < 2:
+        parser.error(f"--tokens-at-once is {most}; allowed: 2 or more")
+    if args.port > 65_535:
+        parser.error(f"--port is {args.port}; allowed: 1 to 65,535")
 
 
 def _questions(args: argparse.Namespace) -> Iterator[str]:
@@ -87,11 +127,10 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
 
 def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
     """Print the best answers, and write the page if one is asked for."""
-    from fairseq_clusterformer.inference.read import confidence
+    from fairseq_clusterformer.inference.found import confidence
 
-    if not ranking.is_answered:
-        print(f"Most likely, no answer here ({confidence(ranking.no_answer)}).", end=" ")
-        print("The best guesses are:" if ranking.answers else "")
+    if ranking.verdict:
+        print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
     for place, found in enumerate(ranking.answers, 1):
         before, text, behind = found.around()
         print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")
@@ -112,17 +151,27 @@ def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer answer", description=__doc__)
     add = parser.add_argument
-    add_model(parser, "a reader's checkpoint or bundle")
+    add_model(parser, "a reader's checkpoint or bundle", required=False)
     kinds = "files of text, Markdown, HTML or PDF, and folders of them"
-    add("--document", required=True, nargs="+", help=kinds, **PATH)
+    add("--document", nargs="+", default=[], help=kinds, **PATH)
     add("--question", action="append", default=[], metavar="TEXT", help="may be repeated")
     add("--interactive", action="store_true", help="read questions from stdin")
     add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
+    about = 'least margin of an answer over "no answer" (default: %(default)s)'
+    margin = number("that is finite", math.isfinite)
+    add("--no-answer-margin", type=margin, default=0.0, metavar="M", help=about)
+    about = "keep encodings of documents in this folder (models of words: bidaf_reader, "
+    add("--index", type=Path, metavar="DIR", help=about + "qanet_reader)")
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
     about = "of text and HTML (default: their own, else UTF-8)"
     add("--encoding", metavar="NAME", type=encoding, help=about)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
     add("--main-text", action="store_true", help=menus)
-    at_once = "subwords of a document that are read at once (default: %(default)s)"
-    add("--tokens-at-once", default=100_000, help=at_once, **NUMBER)
+    at_once = "subwords of a document that are read at once (default: 100000; for a model of "
+    add("--tokens-at-once", help=at_once + "words, --max-positions of its training)", **NUMBER)
+    add("--serve", action="store_true", help="open a page to ask in")
+    add("--host", default="127.0.0.1", help="of the page (default: %(default)s, this computer)")
+    add("--port", default=8000, help="of the page (default: %(default)s)", **NUMBER)
+    about = "largest file that the page takes, in millions of bytes (default: %(default)s)"
+    add("--upload-limit", default=20, help=about, **NUMBER)
     return parser

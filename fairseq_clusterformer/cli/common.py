@@ -50,12 +50,13 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def add_model(parser: Parser, whose: str, *, several: bool = False) -> None:
+def add_model(parser: Parser, whose: str, *, several: bool = False, required: bool = True) -> None:
     """Add the options of a command that uses a trained model, or an ensemble of `several`."""
     add = parser.add_argument
     whose += "; given several times: an ensemble" if several else ""
+    whose += "" if required else " (default: the one that is installed with this package)"
     action = "append" if several else "store"
-    add("--checkpoint", required=True, metavar="PATH", action=action, help=whose)
+    add("--checkpoint", required=required, metavar="PATH", action=action, help=whose)
     add_places(parser)
     add("--cpu", action="store_true", help="do not use an accelerator")
 

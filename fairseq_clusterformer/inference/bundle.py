@@ -54,9 +54,33 @@ def is_bundle(path: Path | str) -> bool:
     return (Path(path) / MARK).is_file()
 
 
-def shipped() -> list[str]:
-    """Names of the models that are installed with this package."""
-    return sorted(mark.parent.name for mark in SHIPPED.glob(f"*/{MARK}"))
+def shipped(task: str | None = None) -> list[str]:
+    """Names of the models that are installed with this package.
+
+    Args:
+        task: fairseq's name of what they must be for; None: anything.
+    """
+    marks = SHIPPED.glob(f"*/{MARK}")
+    if task is not None:
+        marks = (mark for mark in marks if json.loads(mark.read_text())["task"] == task)
+    return sorted(mark.parent.name for mark in marks)
+
+
+def shipped_for(task: str, what: str) -> str:
+    """The name of the one model for a task that is installed with this package.
+
+    Args:
+        what: it is, for messages, such as "reader".
+
+    Raises:
+        UserError: if there is none, or more than one.
+    """
+    names = shipped(task)
+    if len(names) != 1:
+        allowed = ", ".join([*names, f"a {what}'s checkpoint or bundle"])
+        problem = f"{len(names) or 'no'} {what}{'s'[: len(names) > 1]} installed with this package"
+        raise bad_option("--checkpoint", "not given", allowed, problem)
+    return names[0]
 
 
 def located(path: Path | str) -> Path:

@@ -105,6 +105,16 @@ def read_source(path: Path, encoding: str | None = None, *, main_text: bool = Fa
         raise bad_option("--document", path, ALLOWED, str(error)) from None
 
 
+def uploaded_source(
+    data: bytes, name: str, encoding: str | None = None, *, main_text: bool = False
+) -> Source:
+    """A file whose content came by itself; otherwise as :func:`read_source`."""
+    try:
+        return _of_bytes(data, Path(name), encoding, main_text)
+    except _Unreadable as error:
+        raise bad_option("document", name, ALLOWED, str(error)) from None
+
+
 def read_sources(
     paths: Sequence[Path],
     encoding: str | None = None,
@@ -160,11 +170,15 @@ def _files(folder: Path) -> tuple[list[Path], int]:
 
 
 def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
-    ending = path.suffix.lower()
     try:
         data = path.read_bytes()
     except OSError as error:
         raise _Unreadable("is a folder" if path.is_dir() else error.strerror) from None
+    return _of_bytes(data, path, encoding, main_text)
+
+
+def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
+    ending = path.suffix.lower()
     if ending == ".pdf" or data.startswith(b"%PDF-"):
         title, texts = _of_pdf(data)
     elif ending in _HTML:

@@ -6,25 +6,26 @@ The reader is extractive: an answer is a piece of a document, never a new senten
 import functools
 import json
 import logging
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import regex
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.corpora.question_answering.encode import led_by_start, symbols_of
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.models.stack import ClusteredStack
+from fairseq_clusterformer.models.word_reader import WordReader
 
-from ..answers import TYPES, Answer, Answers, Document, ranked_answers, text_mask
-from .documents import SENTENCE_END, Source, read_sources, text_source
+from ..answers import Document, ranked_answers, text_mask
+from .documents import Source, read_sources, text_source
+from .found import FoundAnswer, Ranking, Section, SectionRead, ranked
+from .index import Encodings
 from .load import Loaded
 from .pretrained import Pretrained
 
@@ -32,168 +33,43 @@ logger = logging.getLogger(__name__)
 
 TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document; a longer one is read in sections
-
-# Numbers with their points, and words with apostrophes except for an 's. In scripts that put no
-# blanks between words, no words can be found.
-WORD = regex.compile(
-    r"(?V1)\d+(?:[.,]\d+)+"
-    r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
-    r"(?:['\u2019](?!s\b)\p{L}+)*"
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """What a model reads at once: paragraphs of a document.
-
-    Attributes:
-        source: the document.
-        numbers: of the paragraphs in the document, from 0. A piece of a paragraph that is too
-            long has the number of the whole.
-        tokens: int64 [N].
-        document: what they stand for.
-    """
-
-    source: Source
-    numbers: tuple[int, ...]
-    tokens: Tensor
-    document: Document
-
-    def paragraphs(self) -> Iterator[tuple[int, str, range]]:
-        """Yield the number, the text and the tokens of each paragraph."""
-        starts = [*self.document.starts.tolist(), len(self.tokens)]
-        yield from zip(
-            self.numbers, self.document.texts, map(range, starts, starts[1:]), strict=True
-        )
-
-    def shown(self) -> list[str]:
-        """What each token shows: joined, it is the text of the paragraphs.
-
-        The first of several tokens that are bytes of one character shows it. ``<s>`` and titles
-        show nothing.
-        """
-        shown = [""] * len(self.tokens)
-        starts, ends = self.document.characters.tolist()
-        for _, text, tokens in self.paragraphs():
-            place = next((starts[token] for token in tokens if starts[token] >= 0), 0)
-            for token in tokens:
-                if ends[token] > place:
-                    shown[token] = text[place : ends[token]]
-                    place = ends[token]
-        return shown
-
-
-@dataclass(frozen=True, eq=False)
-class SectionRead:
-    """What a model makes of a section and a question.
-
-    Attributes:
-        clusters: the cluster of each token, int64 [N], for each layer (and head) that clusters:
-            its number from 0, and its label.
-    """
-
-    section: Section
-    answers: Answers
-    clusters: dict[tuple[int, str], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class FoundAnswer:
-    """One answer among all that were found.
-
-    Attributes:
-        text: whole words of the document, unchanged; or "yes", "no".
-        type: "short" for a span, "long" for a paragraph as a whole, "yes" or "no".
-        score: the logarithm of its probability.
-        file: the name of the document.
-        paragraph: its number in the document, from 0; None of yes and no.
-        characters: [start, end) of the paragraph; None of yes and no.
-        read: the section that it is from.
-    """
-
-    text: str
-    type: str
-    score: float
-    file: str
-    paragraph: int | None
-    characters: tuple[int, int] | None
-    read: SectionRead = field(repr=False)
-
-    @property
-    def probability(self) -> float:
-        """Among all answers in all documents, and "no answer"; see :func:`ranked`."""
-        return math.exp(self.score)
-
-    @property
-    def context(self) -> str:
-        """The sentence around the answer."""
-        return "".join(self.around())
-
-    def around(self, most: int = 160) -> tuple[str, str, str]:
-        """What stands before the answer in its sentence, the answer, and what stands behind it.
-
-        Args:
-            most: characters before and behind.
-        """
-        if self.characters is None:
-            return "", self.text, ""
-        text = self.read.section.source.paragraphs[self.paragraph]
-        start, end = self.characters
-        ends = [match.end() for match in SENTENCE_END.finditer(text)]
-        before = text[max((place for place in ends if place <= start), default=0) : start]
-        behind = text[end : min((place for place in ends if place > end), default=len(text))]
-        before = before if len(before) <= most else "\u2026" + before[-most:]
-        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
-        return before, text[start:end], behind.rstrip()
-
-    def overlaps(self, other: "FoundAnswer") -> bool:
-        """Whether both are spans that share a character."""
-        return (
-            self.type == other.type == "short"
-            and self.read.section.source is other.read.section.source
-            and self.paragraph == other.paragraph
-            and self.characters[0] < other.characters[1]
-            and other.characters[0] < self.characters[1]
-        )
-
-
-class Ranking(NamedTuple):
-    """Attributes: ``answers``, best first, and ``no_answer``, the probability that there is none
-    in any of the documents."""
-
-    answers: list[FoundAnswer]
-    no_answer: float
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether some answer is more likely than none."""
-        return self.no_answer < 0.5 and bool(self.answers)
-
-
-def confidence(probability: float) -> str:
-    """A probability in figures, and in words what they are worth."""
-    figures = "below 0.001" if probability < 0.001 else f"{probability:.3f}"
-    words = ", very low confidence" if probability < 0.1 else ", low confidence"
-    return f"probability {figures}{words if probability < 0.5 else ''}"
+IN_A_BATCH = 8192  # tokens of sections that are read together
 
 
 class Reader(Pretrained):
     """Answers questions by pieces of documents.
 
+    A reader of words (`WordReader`) reads windows, which are as long as the documents of its
+    training, many at once. What it makes of a document before it sees a question is kept for as
+    long as the document's sections are, and beyond that in an index.
+
     Args:
         loaded: a checkpoint or a bundle of the task clusterformer_qa.
+        index: a folder to keep encodings of documents in; None: none are kept.
         options: see `Pretrained`.
 
+    Attributes:
+        window: tokens that are read at once unless another number is asked for.
+
     Raises:
-        UserError: if the data folder is something else.
+        UserError: if the data folder is something else, or there is no index for this model or in
+            this folder.
     """
 
     kind = "reader"
     abilities = ("answer", "encode")
 
-    def __init__(self, loaded: Loaded, **options) -> None:
+    def __init__(self, loaded: Loaded, *, index: Path | None = None, **options) -> None:
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
+        self.window, self._encodings = TOKENS_AT_ONCE, None
+        if isinstance(self.model, WordReader):
+            self.window = self.task.cfg.max_positions or TOKENS_AT_ONCE
+            self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
+        elif index is not None:
+            problem = f"a {loaded.cfg.model._name} reads each document with its question"
+            allowed = "no index, or a model of words: bidaf_reader, qanet_reader"
+            raise bad_option("--index", index, allowed, problem)
         try:
             pieces = subwords.load_prepared(folder)
             self._titles = bool(json.loads((folder / RECORD).read_text())["recipe"]["titles"])
@@ -229,23 +105,42 @@ class Reader(Pretrained):
         sections = [part for source in sources for part in self.sections(source)]
         return self.ask(question, sections, top).answers
 
-    def ask(self, question: str, sections: Sequence[Section], top: int) -> Ranking:
-        """Answer a question from sections, which are read one after another.
+    def ask(
+        self, question: str, sections: Sequence[Section], top: int, least: float = 0.0
+    ) -> Ranking:
+        """Answer a question from sections.
+
+        Args:
+            top: answers to return.
+            least: the margin over "no answer" that an answer must have; see `Ranking`.
 
         Raises:
-            UserError: for a question that cannot be asked.
+            UserError: for a question that cannot be asked, or an index that cannot be written.
         """
         tokens = self.question(question)
-        return ranked([self.read(tokens, section, top) for section in sections], top)
+        if self._encodings is None:
+            reads = [self.read(tokens, section, top) for section in sections]
+            return ranked(reads, top, least)
+        ranking = ranked(self._read_words(tokens, sections, top), top, least)
+        if isinstance(self.model.encoder, ClusteredStack):
+            for read in {answer.read for answer in ranking.answers}:
+                read.clusters.update(self.read(tokens, read.section, 1).clusters)
+        return ranking
 
-    def sections(self, source: Source, most: int = TOKENS_AT_ONCE) -> list[Section]:
+    def encode_sections(self, sections: Sequence[Section]) -> None:
+        """Encode sections before a question is asked, if the model can; see `Encodings`."""
+        if self._encodings is not None:
+            self._encodings.of(sections)
+
+    def sections(self, source: Source, most: int | None = None) -> list[Section]:
         """A document in sections of whole paragraphs; a paragraph that is too long, in pieces.
 
         Args:
-            most: tokens of a section.
+            most: tokens of a section; None: `window`.
         """
         groups: list[list[tuple]] = [[]]
         length = 0
+        most = most or self.window
         for number, (ids, characters) in self._pieces(source, most):
             length += len(ids)
             if groups[-1] and length > most:
@@ -285,6 +180,49 @@ class Reader(Pretrained):
         return SectionRead(section, answers, self.model.encoder.clusters(extra["reading"]))
 
     @torch.no_grad()
+    def _read_words(
+        self, question: Tensor, sections: Sequence[Section], top: int
+    ) -> list[SectionRead]:
+        """As :meth:`read`, many sections at once, without their clusters."""
+        states = self._encodings.of(sections)
+        longest = self.task.cfg.max_answer_length
+        found: dict[int, SectionRead] = {}
+        for places in _batches(sections):
+            chosen = [sections[place] for place in places]
+            of_words = pad_sequence([states[place] for place in places], batch_first=True)
+            logits, _ = self.model(
+                question.expand(len(chosen), -1).to(self.device),
+                *self._padded(chosen),
+                of_words.to(self.device, next(self.model.parameters()).dtype),
+            )
+            documents = [section.document for section in chosen]
+            answers = ranked_answers(logits, documents, top=top, max_answer_length=longest)
+            found |= {
+                place: SectionRead(section, answer, {})
+                for place, section, answer in zip(places, chosen, answers, strict=True)
+            }
+        return [found[place] for place in range(len(sections))]
+
+    @torch.no_grad()
+    def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
+        """States [W, D] of the words of each section."""
+        found: dict[int, Tensor] = {}
+        for places in _batches(sections):
+            states = self.model.encode(*self._padded([sections[place] for place in places]))
+            found |= dict(zip(places, states, strict=True))
+        return [found[place] for place in range(len(sections))]
+
+    def _padded(self, sections: Sequence[Section]) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [B, N], and where an answer can begin and end, bool [B, N]."""
+        padding = self.task.source_dictionary.pad()
+        tokens = [section.tokens for section in sections]
+        masks = [text_mask(section.document.characters) for section in sections]
+        return (
+            pad_sequence(tokens, batch_first=True, padding_value=padding).to(self.device),
+            pad_sequence(masks, batch_first=True).to(self.device),
+        )
+
+    @torch.no_grad()
     def _states(self, text: str) -> Tensor:
         """As the reader sees a document without a question."""
         nothing = torch.empty(0, dtype=torch.int64)
@@ -301,7 +239,10 @@ class Reader(Pretrained):
         for number, text in enumerate(source.paragraphs):
             tokens = self._encode(text)
             room = max(1, most - 1 - (len(title) if title else 0))
-            for first in range(0, max(1, len(tokens)), room):
+            # pieces for a reader of words overlap, so that an answer lies whole in one of them
+            step = room if self._encodings is None else room - room // 4
+            last = max(1, len(tokens) - (room - step))
+            for first in range(0, last, step):
                 parts = (tokens.ids, tokens.starts, tokens.ends)
                 piece = subwords.Tokens(*(part[first : first + room] for part in parts))
                 yield number, led_by_start(piece, title)
@@ -317,72 +258,14 @@ class Reader(Pretrained):
         return Section(source, numbers, torch.from_numpy(tokens), document)
 
 
-def ranked(reads: Sequence[SectionRead], top: int) -> Ranking:
-    """The `top` best answers of all sections.
-
-    A reader's probabilities are softmaxes over one section each. They cannot be compared: in a
-    short file that has nothing to do with the question, some span always has a high probability.
-    Here each section first gets a share of the evidence in all sections: the softmax of
-    `Answers.evidence`, which the logits themselves make up. An answer's probability is its
-    section's share times its probability in the section. For spans this is one softmax over the
-    spans of all sections (shared normalisation, Clark and Gardner 2018), times the probability
-    that its own section has an answer. All answers and "no answer" sum to 1, and a single section
-    keeps the reader's probabilities.
-
-    The odds against "no answer" of the own section, which systems for SQuAD 2.0 compare, ranked
-    worse. A small reader was asked 100 questions on synthetic text, each with the right file and
-    six short files without an answer. The right file came first in 99 of them by shares, in 96 by
-    odds, and in 80 by the probabilities within each file.
-
-    Answers of the most likely type come first, as where a reader is scored.
-    """
-    shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
-    shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
-    types = dict.fromkeys(TYPES, 0.0)
-    found: list[FoundAnswer] = []
-    for read, share in zip(reads, shares, strict=True):
-        for name, probability in read.answers.types.items():
-            types[name] += math.exp(share) * probability
-        found += [_found(share, answer, answer.type, read) for answer in read.answers.short]
-        log_long = math.log(max(read.answers.types["long"], 1e-300))
-        for number, score in read.answers.long:
-            if paragraph := _paragraph(read.section, number, score + log_long):
-                found.append(_found(share, paragraph, "long", read))
-    likeliest = max(TYPES[:-1], key=types.get)
-    kept: list[FoundAnswer] = []
-    for answer in sorted(found, key=lambda each: (each.type != likeliest, -each.score)):
-        if len(kept) < top and not any(map(answer.overlaps, kept)):
-            kept.append(answer)
-    return Ranking(kept, types["none"])
-
-
-def _found(share: float, answer: Answer, type_: str, read: SectionRead) -> FoundAnswer:
-    """An answer among all, in whole words; `share` is the logarithm of its section's."""
-    score, file = share + answer.score, read.section.source.name
-    if answer.paragraph is None:
-        return FoundAnswer(answer.text, type_, score, file, None, None, read)
-    text = read.section.document.texts[answer.paragraph]
-    place = whole_words(text, *answer.characters) if type_ == "short" else answer.characters
-    number = read.section.numbers[answer.paragraph]
-    return FoundAnswer(text[slice(*place)], type_, score, file, number, place, read)
-
-
-def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Characters [start, end) and the rest of the words that they begin or end within.
-
-    This is for people: a corpus is scored by the tokens that the model chose.
-    """
-    for match in WORD.finditer(text, max(0, start - 100), end + 100):
-        if match.start() < start < match.end():
-            start = match.start()
-        if match.start() < end < match.end():
-            end = match.end()
-    return start, end
-
-
-def _paragraph(section: Section, number: int, score: float) -> Answer | None:
-    """As much of a paragraph as the section holds, as an answer; None of blanks alone."""
-    document = section.document
-    own = document.paragraph_of(len(section.tokens)) == number
-    tokens = (own & text_mask(document.characters)).nonzero()[:, 0].tolist()
-    return document.answer(tokens[0], tokens[-1] + 1, score) if tokens else None
+def _batches(sections: Sequence[Section]) -> Iterator[list[int]]:
+    """Places of sections that are read together: of like length, and not too many."""
+    places = sorted(range(len(sections)), key=lambda place: len(sections[place].tokens))
+    batch: list[int] = []
+    for place in places:
+        if batch and len(sections[place].tokens) * (len(batch) + 1) > IN_A_BATCH:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

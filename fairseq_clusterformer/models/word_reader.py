@@ -325,7 +325,8 @@ class WordReader(EncoderOnlyModel):
                 both, where the dictionary says.
             text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
                 but at ``<s>``.
-            states: what :meth:`encode` made of the same documents; None: it is made here.
+            states: what :meth:`encode` made of the same documents, [B, W, D]; None: it is made
+                here.
 
         Returns:
             Logits, the ``reading`` of the encoder, and its layers' ``reports``.
@@ -339,14 +340,18 @@ class WordReader(EncoderOnlyModel):
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
 
-    def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> Tensor:
-        """What any question is asked of: the states [B, W, D] of the documents' words.
+    def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
+        """What any question is asked of: the states [W, D] of the words of each document.
+
+        Padded to [B, W, D], they are what :meth:`forward` takes.
 
         Args:
             document_tokens, text_mask: as of :meth:`forward`.
         """
         text = self._text(document_tokens, text_mask)
-        return self.encoder.encode(self.encoder.embedding.speller(document_tokens, text))[0]
+        words = self.encoder.embedding.speller(document_tokens, text)
+        states, _ = self.encoder.encode(words)
+        return [row[:number] for row, number in zip(states, (~words.padding).sum(1), strict=True)]
 
     def _text(self, document_tokens: Tensor, text_mask: Tensor | None) -> Tensor:
         """True where a short answer can begin and end, bool [B, N]."""

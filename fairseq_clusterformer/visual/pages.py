@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from ..inference.read import WORD, FoundAnswer, Ranking, SectionRead, confidence
+from ..inference.found import WORD, FoundAnswer, Ranking, SectionRead, confidence
 from .colours import css
 from .words import ClusteredText, DrawnLayer, visible
 

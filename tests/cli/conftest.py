@@ -20,6 +20,7 @@ from tests.cli.in_process import (
 )
 from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
+from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
 
 @pytest.fixture(scope="session")

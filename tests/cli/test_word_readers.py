@@ -14,17 +14,12 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.models.words import spelling_code
 from tests.cli.expected import assert_logged, last_line
-from tests.cli.in_process import HERE, assert_equal_states, load_model, load_state, train, validate
+from tests.cli.in_process import assert_equal_states, load_model, load_state, train, validate
 from tests.cli.qa_data import WORDS
+from tests.cli.towns import BIDAF, COMMON, NAMES, vectors
 
 TASK = "--task clusterformer_qa --valid-subset valid"
 SCORES = ("em", "f1", "long_f1", "answerable_accuracy")
-COMMON = (
-    "--task clusterformer_qa --criterion clusterformer_qa --word-dim 8 --subword-dim 12"
-    " --letter-dim 4 --letter-filters 4 --batch-size 4 --max-update 6 --optimizer adam --lr 0.003"
-    f" --clip-norm 1 --seed 1 {HERE}"
-)
-BIDAF = f"{COMMON} --arch bidaf_reader --encoder-embed-dim 24"
 QANET = (
     f"{COMMON} --arch qanet_reader --encoder-embed-dim 32 --encoder-ffn-embed-dim 32"
     " --encoder-attention-heads 4 --encoder-layers 2 --convolutions 2 --attention-window 4"
@@ -32,15 +27,6 @@ QANET = (
 )
 LINES = {"bidaf": BIDAF, "qanet": QANET}
 BY_HEART = "--lr 0.01 --dropout 0 --batch-size 10 --validate-interval 100"
-
-
-def vectors(folder: Path, words: list[str], width: int = 8) -> Path:
-    """A file of random vectors."""
-    draw = random.Random(5)
-    rows = [" ".join([word, *(f"{draw.gauss(0, 1):.4f}" for _ in range(width))]) for word in words]
-    path = folder / "vectors.txt"
-    path.write_text("\n".join(rows) + "\n")
-    return path
 
 
 class TestTrain:
@@ -166,56 +152,15 @@ class TestValidate:
         assert printed["nll"] == pytest.approx(nll / len(dataset), abs=6e-4)
 
 
-TOWNS = ["Orsk", "Ulm", "Bree", "Lund", "Pisa", "Tyre"]
-NAMES = ["Otto", "Ida Brun", "Noor", "old Sool", "Kim 2nd", "Mary-Ann"]
-
-
-def squad(number: int, seed: int) -> dict:
-    """Contexts of who rules three towns; a fourth of the questions is about another town."""
-    draw, paragraphs = random.Random(seed), []
-    for i in range(number):
-        towns = draw.sample(TOWNS, 4)
-        rulers = dict(zip(towns, draw.choices(NAMES, k=4), strict=True))
-        told = [f"{rulers[town]} rules {town}." for town in towns[:3]]
-        context, town = " ".join(told), towns[draw.randrange(4)]
-        known = town in towns[:3]
-        answers = []
-        if known:
-            start = context.index(f"{rulers[town]} rules {town}.")
-            answers = [{"text": rulers[town], "answer_start": start}]
-        asked = {"id": str(i), "question": f"Who rules {town}?", "answers": answers}
-        paragraphs.append({"context": context, "qas": [asked | {"is_impossible": not known}]})
-    return {"version": "v2.0", "data": [{"title": "Towns", "paragraphs": paragraphs}]}
-
-
-@pytest.fixture(scope="module")
-def towns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("towns")
-    for split, (number, seed) in {"train": (600, 1), "dev": (60, 2)}.items():
-        (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
-    line = ["squad2", folder / "data", "--source", folder]
-    assert main(["prepare", "qa", *map(str, line)]) == 0
-    return folder / "data"
-
-
-@pytest.fixture(scope="module")
-def reader(towns: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reader")
-    path = vectors(folder, ["Who", "rules", *TOWNS, *" ".join(NAMES).split()])
-    line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
-    train(towns, f"{line} --disable-validation --no-epoch-checkpoints --dropout 0.1", folder)
-    return folder / "checkpoint_last.pt"
-
-
-def test_contexts_never_seen_are_read(towns: Path, reader: Path) -> None:
-    printed = validate(towns, reader, TASK, "--batch-size", 20)
+def test_contexts_never_seen_are_read(towns_data: Path, towns_reader: Path) -> None:
+    printed = validate(towns_data, towns_reader, TASK, "--batch-size", 20)
     assert printed["f1"] > 75
     assert printed["answerable_accuracy"] > 75
 
 
-def test_evaluate(towns: Path, reader: Path, tmp_path: Path, capsys) -> None:
-    printed = validate(towns, reader, TASK, "--batch-size", 20)
-    line = ["--checkpoint", reader, "--split", "valid", "--out", tmp_path / "out", "--cpu"]
+def test_evaluate(towns_data: Path, towns_reader: Path, tmp_path: Path, capsys) -> None:
+    printed = validate(towns_data, towns_reader, TASK, "--batch-size", 20)
+    line = ["--checkpoint", towns_reader, "--split", "valid", "--out", tmp_path / "out", "--cpu"]
     assert main(["evaluate", "qa", *map(str, line)]) == 0
     assert "f1" in capsys.readouterr().out
     scores = json.loads((tmp_path / "out" / "scores.json").read_text())
@@ -227,12 +172,12 @@ def test_evaluate(towns: Path, reader: Path, tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "bundle"])
-def test_answer(form: str, reader: Path, tmp_path: Path, capsys) -> None:
+def test_answer(form: str, towns_reader: Path, tmp_path: Path, capsys) -> None:
     """From a file, and that there is no answer in it."""
-    path = reader
+    path = towns_reader
     if form == "bundle":
         path = tmp_path / "bundle"
-        assert main(["bundle", str(reader), str(path), "--dtype", "float16"]) == 0
+        assert main(["bundle", str(towns_reader), str(path), "--dtype", "float16"]) == 0
     text = "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules Pisa."
     (tmp_path / "towns.txt").write_text(f"{text}\n")
     asked = ["--document", tmp_path / "towns.txt", "--question", "Who rules Bree?"]

@@ -20,6 +20,8 @@ from tests.cli.conftest import (  # noqa: F401  fixtures
     dense_checkpoint,
     pair_data,
     qa_data,
+    towns_data,
+    towns_reader,
 )
 from tests.cli.in_process import CLASSIFICATION, CLUSTERFORMER, HERE, train
 

@@ -1,0 +1,290 @@
+"""What is found in sections of documents: answers, their places, and their order among all."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import regex
+import torch
+from torch import Tensor
+
+from ..answers import TYPES, Answer, Answers, Document, text_mask
+from .documents import SENTENCE_END, Source
+
+# Numbers with their points, and words with apostrophes except for an 's. In scripts that put no
+# blanks between words, no words can be found.
+WORD = regex.compile(
+    r"(?V1)\d+(?:[.,]\d+)+"
+    r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
+    r"(?:['\u2019](?!s\b)\p{L}+)*"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """What a model reads at once: paragraphs of a document.
+
+    Attributes:
+        source: the document.
+        numbers: of the paragraphs in the document, from 0. A piece of a paragraph that is too
+            long has the number of the whole.
+        tokens: int64 [N].
+        document: what they stand for.
+    """
+
+    source: Source
+    numbers: tuple[int, ...]
+    tokens: Tensor
+    document: Document
+
+    def paragraphs(self) -> Iterator[tuple[int, str, range]]:
+        """Yield the number, the text and the tokens of each paragraph."""
+        starts = [*self.document.starts.tolist(), len(self.tokens)]
+        yield from zip(
+            self.numbers, self.document.texts, map(range, starts, starts[1:]), strict=True
+        )
+
+    def shown(self) -> list[str]:
+        """What each token shows: joined, it is the text of the paragraphs.
+
+        The first of several tokens that are bytes of one character shows it. ``<s>`` and titles
+        show nothing.
+        """
+        shown = [""] * len(self.tokens)
+        starts, ends = self.document.characters.tolist()
+        for _, text, tokens in self.paragraphs():
+            place = next((starts[token] for token in tokens if starts[token] >= 0), 0)
+            for token in tokens:
+                if ends[token] > place:
+                    shown[token] = text[place : ends[token]]
+                    place = ends[token]
+        return shown
+
+
+@dataclass(frozen=True, eq=False)
+class SectionRead:
+    """What a model makes of a section and a question.
+
+    Attributes:
+        clusters: the cluster of each token, int64 [N], for each layer (and head) that clusters:
+            its number from 0, and its label.
+    """
+
+    section: Section
+    answers: Answers
+    clusters: dict[tuple[int, str], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class FoundAnswer:
+    """One answer among all that were found.
+
+    Attributes:
+        text: whole words of the document, unchanged; or "yes", "no".
+        type: "short" for a span, "long" for a paragraph as a whole, "yes" or "no".
+        score: the logarithm of its probability.
+        margin: by how much it is likelier than "no answer", in nats.
+        file: the name of the document.
+        paragraph: its number in the document, from 0; None of yes and no.
+        characters: [start, end) of the paragraph; None of yes and no.
+        read: the section that it is from.
+    """
+
+    text: str
+    type: str
+    score: float
+    margin: float
+    file: str
+    paragraph: int | None
+    characters: tuple[int, int] | None
+    read: SectionRead = field(repr=False)
+
+    @property
+    def probability(self) -> float:
+        """Of all answers and "no answer", or of this one and "no answer"; see :func:`ranked`."""
+        return math.exp(self.score)
+
+    @property
+    def context(self) -> str:
+        """The sentence around the answer."""
+        return "".join(self.around())
+
+    def around(self, most: int = 160) -> tuple[str, str, str]:
+        """What stands before the answer in its sentence, the answer, and what stands behind it.
+
+        Args:
+            most: characters before and behind.
+        """
+        if self.characters is None:
+            return "", self.text, ""
+        text = self.read.section.source.paragraphs[self.paragraph]
+        start, end = self.characters
+        ends = [match.end() for match in SENTENCE_END.finditer(text)]
+        before = text[max((place for place in ends if place <= start), default=0) : start]
+        behind = text[end : min((place for place in ends if place > end), default=len(text))]
+        before = before if len(before) <= most else "\u2026" + before[-most:]
+        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
+        return before, text[start:end], behind.rstrip()
+
+    def overlaps(self, other: "FoundAnswer") -> bool:
+        """Whether both are spans that share a character."""
+        return (
+            self.type == other.type == "short"
+            and self.read.section.source is other.read.section.source
+            and self.paragraph == other.paragraph
+            and self.characters[0] < other.characters[1]
+            and other.characters[0] < self.characters[1]
+        )
+
+
+class Ranking(NamedTuple):
+    """The answers of all documents.
+
+    Attributes:
+        answers: best first.
+        no_answer: the probability that there is none in any of the documents.
+        least: the margin that the best answer must have over "no answer", in nats.
+    """
+
+    answers: list[FoundAnswer]
+    no_answer: float
+    least: float = 0.0
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether some answer is likely enough; with a margin of 0, likelier than none."""
+        return self.no_answer < _sigmoid(-self.least) and bool(self.answers)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says that there is no answer, and why; "" if there is one."""
+        if self.is_answered:
+            return ""
+        if self.no_answer >= 0.5 or not self.answers:
+            return f"Most likely, no answer here ({confidence(self.no_answer)})."
+        best = self.answers[0].margin
+        return f"No answer here: the best margin is {best:.2f}, and above {self.least:g} counts."
+
+
+def confidence(probability: float) -> str:
+    """A probability in figures, and in words what they are worth."""
+    figures = "below 0.001" if probability < 0.001 else f"{probability:.3f}"
+    words = ", very low confidence" if probability < 0.1 else ", low confidence"
+    return f"probability {figures}{words if probability < 0.5 else ''}"
+
+
+def ranked(reads: Sequence[SectionRead], top: int, least: float = 0.0) -> Ranking:
+    """The `top` best answers of all sections.
+
+    A reader's probabilities are softmaxes over one section each. They cannot be compared: in a
+    short file that has nothing to do with the question, some span always has a high probability.
+
+    **By margins**, where "no answer" is a place in the softmaxes of spans (`Answers.none`). An
+    answer's margin is the score of its span less that of "no answer" in the same section, and
+    does not depend on what else the section holds (Alberti et al. 2019 rank windows so). Its
+    probability is that of the two, and "no answer" in all documents is as likely as against the
+    best answer.
+
+    **By shares** otherwise. Each section first gets a share of the evidence in all sections: the
+    softmax of `Answers.evidence`, which the logits themselves make up. An answer's probability is
+    its section's share times its probability in the section. For spans this is one softmax over
+    the spans of all sections (shared normalisation, Clark and Gardner 2018), times the
+    probability that its own section has an answer. All answers and "no answer" sum to 1, and a
+    single section keeps the reader's probabilities. Answers of the most likely type come first,
+    as where a reader is scored.
+
+    For a reader whose "no answer" is a type apart, margins ranked worse. A small one was asked
+    100 questions on synthetic text, each with the right file and six short files without an
+    answer. The right file came first in 99 of them by shares, in 96 by margins, and in 80 by the
+    probabilities within each file.
+
+    Args:
+        least: see `Ranking`.
+    """
+    by_margin = all(read.answers.none is not None for read in reads)
+    found, none = (_by_margin if by_margin else _by_share)(reads)
+    kept: list[FoundAnswer] = []
+    for answer in found:
+        if len(kept) < top and not any(map(answer.overlaps, kept)):
+            kept.append(answer)
+    return Ranking(kept, none, least)
+
+
+def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:
+    """Answers, best first, and the probability of none."""
+    found = []
+    for read in reads:
+        for type_, answer in _candidates(read):
+            margin = read.answers.margin(type_, answer.score)
+            found.append(
+                _found(math.log(max(_sigmoid(margin), 1e-300)), margin, answer, type_, read)
+            )
+    found.sort(key=lambda each: -each.margin)
+    return found, _sigmoid(-found[0].margin) if found else 1.0
+
+
+def _by_share(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:
+    """Answers, best first, and the probability of none."""
+    shares = torch.tensor([read.answers.evidence for read in reads], dtype=torch.float64)
+    shares = shares.clamp(min=-1e30).log_softmax(0).tolist()  # no text: no evidence
+    types = dict.fromkeys(TYPES, 0.0)
+    for read, share in zip(reads, shares, strict=True):
+        for name, probability in read.answers.types.items():
+            types[name] += math.exp(share) * probability
+    log_none = math.log(max(types["none"], 1e-300))
+    found = []
+    for read, share in zip(reads, shares, strict=True):
+        for type_, answer in _candidates(read):
+            score = share + answer.score
+            found.append(_found(score, score - log_none, answer, type_, read))
+    likeliest = max(TYPES[:-1], key=types.get)
+    return sorted(found, key=lambda each: (each.type != likeliest, -each.score)), types["none"]
+
+
+def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:
+    """The answers of a section and their types, with scores that its types are in."""
+    for answer in read.answers.short:
+        yield answer.type, answer
+    log_long = math.log(max(read.answers.types["long"], 1e-300))
+    for number, score in read.answers.long:
+        if paragraph := _paragraph(read.section, number, score + log_long):
+            yield "long", paragraph
+
+
+def _found(
+    score: float, margin: float, answer: Answer, type_: str, read: SectionRead
+) -> FoundAnswer:
+    """An answer among all, in whole words."""
+    file = read.section.source.name
+    if answer.paragraph is None:
+        return FoundAnswer(answer.text, type_, score, margin, file, None, None, read)
+    text = read.section.document.texts[answer.paragraph]
+    place = whole_words(text, *answer.characters) if type_ == "short" else answer.characters
+    number = read.section.numbers[answer.paragraph]
+    return FoundAnswer(text[slice(*place)], type_, score, margin, file, number, place, read)
+
+
+def _sigmoid(x: float) -> float:
+    return 0.5 * (1 + math.tanh(x / 2))
+
+
+def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
+    """Characters [start, end) and the rest of the words that they begin or end within.
+
+    This is for people: a corpus is scored by the tokens that the model chose.
+    """
+    for match in WORD.finditer(text, max(0, start - 100), end + 100):
+        if match.start() < start < match.end():
+            start = match.start()
+        if match.start() < end < match.end():
+            end = match.end()
+    return start, end
+
+
+def _paragraph(section: Section, number: int, score: float) -> Answer | None:
+    """As much of a paragraph as the section holds, as an answer; None of blanks alone."""
+    document = section.document
+    own = document.paragraph_of(len(section.tokens)) == number
+    tokens = (own & text_mask(document.characters)).nonzero()[:, 0].tolist()
+    return document.answer(tokens[0], tokens[-1] + 1, score) if tokens else None

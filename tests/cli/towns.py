@@ -1,0 +1,67 @@
+"""A reader of words that has learned who rules which town, and what it learned from."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.cli.main import main
+from tests.cli.in_process import HERE, train
+
+COMMON = (
+    "--task clusterformer_qa --criterion clusterformer_qa --word-dim 8 --subword-dim 12"
+    " --letter-dim 4 --letter-filters 4 --batch-size 4 --max-update 6 --optimizer adam --lr 0.003"
+    f" --clip-norm 1 --seed 1 {HERE}"
+)
+BIDAF = f"{COMMON} --arch bidaf_reader --encoder-embed-dim 24"
+TOWNS = ["Orsk", "Ulm", "Bree", "Lund", "Pisa", "Tyre"]
+NAMES = ["Otto", "Ida Brun", "Noor", "old Sool", "Kim 2nd", "Mary-Ann"]
+
+
+def vectors(folder: Path, words: list[str], width: int = 8) -> Path:
+    """A file of random vectors."""
+    draw = random.Random(5)
+    rows = [" ".join([word, *(f"{draw.gauss(0, 1):.4f}" for _ in range(width))]) for word in words]
+    path = folder / "vectors.txt"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def squad(number: int, seed: int) -> dict:
+    """Contexts of who rules three towns; a fourth of the questions is about another town."""
+    draw, paragraphs = random.Random(seed), []
+    for i in range(number):
+        towns = draw.sample(TOWNS, 4)
+        rulers = dict(zip(towns, draw.choices(NAMES, k=4), strict=True))
+        told = [f"{rulers[town]} rules {town}." for town in towns[:3]]
+        context, town = " ".join(told), towns[draw.randrange(4)]
+        known = town in towns[:3]
+        answers = []
+        if known:
+            start = context.index(f"{rulers[town]} rules {town}.")
+            answers = [{"text": rulers[town], "answer_start": start}]
+        asked = {"id": str(i), "question": f"Who rules {town}?", "answers": answers}
+        paragraphs.append({"context": context, "qas": [asked | {"is_impossible": not known}]})
+    return {"version": "v2.0", "data": [{"title": "Towns", "paragraphs": paragraphs}]}
+
+
+@pytest.fixture(scope="session")
+def towns_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``clusterformer prepare qa`` makes it."""
+    folder = tmp_path_factory.mktemp("towns")
+    for split, (number, seed) in {"train": (600, 1), "dev": (60, 2)}.items():
+        (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
+    line = ["squad2", folder / "data", "--source", folder]
+    assert main(["prepare", "qa", *map(str, line)]) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def towns_reader(towns_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ``bidaf_reader`` that finds who rules a town, and when nobody says so."""
+    folder = tmp_path_factory.mktemp("reader")
+    path = vectors(folder, ["Who", "rules", *TOWNS, *" ".join(NAMES).split()])
+    line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
+    train(towns_data, f"{line} --disable-validation --no-epoch-checkpoints --dropout 0.1", folder)
+    return folder / "checkpoint_last.pt"

@@ -1,0 +1,364 @@
+"""Readers of words over long documents: windows, margins, and encodings that are kept."""
+
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairseq_clusterformer
+from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference import bundle, index
+from fairseq_clusterformer.inference.documents import Source, text_source
+from fairseq_clusterformer.inference.found import Ranking, Section, SectionRead, ranked
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.inference.read import Reader
+from tests.cli.towns import NAMES, TOWNS
+from tests.inference.commands import error, run, usage_error
+from tests.models.word_readers import CLOSE, make, ragged
+
+FILLING = "old Otto rules. Ida rules."
+ASKED = "Who rules Bree?"
+
+
+@pytest.fixture(scope="module")
+def reader(towns_reader: Path) -> Reader:
+    return Reader(load_checkpoint(towns_reader), device="cpu")
+
+
+def long_text(answer: str = "", before: int = 40, behind: int = 40) -> str:
+    """Paragraphs that do not name Bree, and one that may."""
+    told = [f"{NAMES[i % 6]} rules {['Ulm', 'Pisa', 'Tyre'][i % 3]}." for i in range(80)]
+    named = [f"Otto rules Ulm. {answer} rules Bree. Noor rules Pisa."] if answer else []
+    return "\n\n".join([*told[:before], *named, *told[before : before + behind]])
+
+
+@pytest.mark.parametrize("name", ["bidaf", "qanet"])
+def test_what_was_encoded_before_is_read_as_at_once(name: str) -> None:
+    """With documents of other lengths next to them, and none but their own encodings."""
+    model = make(name, word_matches=True, **({"attention": "full"} if name == "qanet" else {}))
+    question, document, _, lengths = ragged()
+    with torch.no_grad():
+        expected, _ = model(question, document)
+        states = [
+            model.encode(document[row : row + 1, :length])[0] for row, length in enumerate(lengths)
+        ]
+        padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        found, _ = model(question, document, None, padded)
+        changed, _ = model(question, document, None, -padded)
+    for field in WordLogits._fields:
+        torch.testing.assert_close(getattr(found, field), getattr(expected, field), **CLOSE)
+    assert not torch.allclose(changed.type, expected.type)
+
+
+def logits(start: list[float], end: list[float], none: float) -> WordLogits:
+    """Of words of one token each, behind an ``<s>``."""
+    start, end = (torch.tensor([[-math.inf, *x]]) for x in (start, end))
+    best = (end + start.cummax(1).values).amax(1)
+    slots = torch.tensor([[[-9.0, -9.0, -9.0, none / 2]] * 2])
+    paragraph = torch.full_like(start, -math.inf)
+    paragraph[:, 0] = 0
+    type_ = torch.cat([best[:, None], slots.sum(1)], 1)
+    return WordLogits(start, end, paragraph, type_, slots, None)
+
+
+def read_of(name: str, *given) -> SectionRead:
+    found = logits(*given)
+    length = found.start.size(1)
+    text = " ".join("abcdefgh"[: length - 1])
+    starts = range(0, 2 * length - 2, 2)
+    characters = torch.tensor([[-1, *starts], [-1, *(start + 1 for start in starts)]])
+    document = Document([text], torch.tensor([0]), characters)
+    section = Section(Source(name, name, (text,)), (0,), torch.arange(length), document)
+    (answers,) = ranked_answers(found, [document], top=3)
+    return SectionRead(section, answers, {})
+
+
+class TestMargins:
+    def test_a_margin_is_of_logits_alone(self) -> None:
+        """Score of the span less that of the place for no answer, however long the document."""
+        short, long = [5.0, 1.0], [5.0, 1.0, 4.9, 4.8, 4.7]
+        for start in (short, long):
+            read = read_of("x", start, [-2.0, 3.0, *[-50.0] * (len(start) - 2)], 6.5)
+            (best, *_), *_ = ranked([read], 3)
+            assert (best.text, best.type) == ("a b", "short")
+            assert best.margin == pytest.approx(5 + 3 - 6.5, abs=1e-5)
+            assert best.probability == pytest.approx(1 / (1 + math.exp(-1.5)), abs=1e-6)
+
+    def test_files_are_in_the_order_of_margins(self) -> None:
+        """Not of logits, nor of probabilities in the file."""
+        reads = [
+            read_of("loud", [9.0, 0.0], [9.0, 0.0], 20.0),
+            read_of("short", [1.0], [1.0], 1.0),
+            read_of("right", [4.0, 3.9, 3.9], [4.0, 3.9, 3.9], 3.0),
+        ]
+        ranking = ranked(reads, 9)
+        assert [each.file for each in ranking.answers if each.type == "short"][:3] == [
+            *("right", "right", "right"),
+        ]
+        firsts = [each for each in ranking.answers if each.type == "short" and each.text == "a"]
+        assert [each.file for each in firsts] == ["right", "short", "loud"]
+        assert ranking.answers[0].margin == pytest.approx(5, abs=1e-5)
+        assert ranking.no_answer == pytest.approx(1 / (1 + math.exp(5)), abs=1e-6)
+        margins = [each.margin for each in ranking.answers]
+        assert margins == sorted(margins, reverse=True)
+
+    @pytest.mark.parametrize(
+        ("none", "least", "verdict"),
+        [
+            (1.0, 0.0, ""),
+            (1.0, 0.99, ""),
+            (1.0, 1.01, "No answer here: the best margin is 1.00, and above 1.01 counts."),
+            (3.0, 0.0, "Most likely, no answer here (probability 0.731)."),
+            (3.0, -0.99, "Most likely, no answer here (probability 0.731)."),
+            (3.0, -1.01, ""),
+        ],
+    )
+    def test_the_least_margin(self, none: float, least: float, verdict: str) -> None:
+        ranking = ranked([read_of("x", [1.0], [1.0], none)], 1, least)
+        assert (ranking.verdict, ranking.is_answered) == (verdict, not verdict)
+
+    def test_nothing_found_is_no_answer(self) -> None:
+        read = read_of("x", [], [], 0.0)
+        ranking = ranked([read], 3, least=-math.inf)
+        assert all(each.type != "short" for each in ranking.answers)
+        assert not Ranking([], 0.0, -5).is_answered
+
+
+class TestWindows:
+    def test_they_are_as_long_as_in_training(self, towns_reader: Path) -> None:
+        short = Reader(load_checkpoint(towns_reader, max_positions=50), device="cpu")
+        assert short.window == 50
+        sections = short.sections(text_source(long_text("Noor"), "x"))
+        assert max(len(section.tokens) for section in sections) <= 50
+        assert len(sections) > 5
+        free = Reader(load_checkpoint(towns_reader, max_positions=0), device="cpu")
+        assert len(free.sections(text_source(long_text("Noor"), "x"))) == 1
+
+    def test_pieces_of_a_long_paragraph_overlap(self, reader: Reader) -> None:
+        """By a quarter: what is no longer lies whole in one of them."""
+        source = Source("x", "x", (long_text("Noor").replace("\n\n", " "),))
+        sections = reader.sections(source, 41)
+        bounds = [section.document.characters[:, 1:] for section in sections]
+        whole = reader.sections(source, 10_000)[0].document.characters[:, 1:]
+        places = {int(place): token for token, place in enumerate(whole[0])}
+        spans = [(places[int(x[0, 0])], places[int(x[0, -1])] + 1) for x in bounds]
+        assert (spans[0][0], spans[-1][1]) == (0, whole.size(1))
+        assert all(own[1] - own[0] <= 40 for own in spans)
+        assert all(before[1] - after[0] == 10 for before, after in pairwise(spans))
+
+    @pytest.mark.parametrize("place", [0, 37, 80])
+    def test_the_answer_is_found_in_any_window(self, place: int, reader: Reader) -> None:
+        text = long_text("Mary-Ann", place, 80 - place)
+        sections = reader.sections(text_source(text, "x"), 60)
+        assert len(sections) > 10
+        (best, *others), _, _ = ranking = reader.ask(ASKED, sections, 3)
+        assert (best.text, best.paragraph) == ("Mary-Ann", place)
+        assert ranking.is_answered
+        assert all(best.margin > other.margin for other in others)
+
+    def test_no_answer_in_any_window(self, reader: Reader) -> None:
+        sections = reader.sections(text_source(long_text(), "x"), 60)
+        assert "Most likely, no answer here" in reader.ask(ASKED, sections, 3).verdict
+        assert reader.ask(ASKED, sections, 3, least=-100).is_answered
+
+    def test_together_as_one_by_one(self, reader: Reader, monkeypatch) -> None:
+        """The order and the number of what is read together change nothing."""
+        monkeypatch.setattr("fairseq_clusterformer.inference.read.IN_A_BATCH", 200)
+        text = long_text("Ida Brun")
+        sections = reader.sections(text_source(text, "x"), 60)
+        ranking = reader.ask(ASKED, sections, 5)
+        alone = [reader.read(reader.question(ASKED), section, 5) for section in sections]
+        expected = ranked(alone, 5)
+        assert [each.text for each in ranking.answers] == [each.text for each in expected.answers]
+        for mine, theirs in zip(ranking.answers, expected.answers, strict=True):
+            assert mine.margin == pytest.approx(theirs.margin, abs=0.02)  # states are float16
+
+
+class TestIndex:
+    @pytest.fixture
+    def document(self, tmp_path: Path) -> Path:
+        path = tmp_path / "towns.txt"
+        path.write_text(long_text("Noor"))
+        return path
+
+    def ask(self, towns_reader: Path, folder: Path | None, *documents: Path) -> tuple[list, int]:
+        """The best answers by a reader that is loaded anew, and how many windows it encoded."""
+        reader = Reader(load_checkpoint(towns_reader), index=folder, device="cpu")
+        encoded, encode = [], reader.model.encode
+
+        def count(tokens, mask):
+            encoded.extend(tokens)
+            return encode(tokens, mask)
+
+        reader.model.encode = count
+        sources = [text_source(path.read_text(), str(path)) for path in documents]
+        sections = [part for source in sources for part in reader.sections(source, 60)]
+        found = reader.ask(ASKED, sections, 3).answers
+        assert len(encoded) in (0, len(sections)) or len(documents) > 1
+        return [(each.text, each.file, each.paragraph, each.margin) for each in found], len(
+            encoded
+        )
+
+    def test_answers_are_equal_with_and_without(
+        self, towns_reader: Path, document: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "index"
+        without, encoded = self.ask(towns_reader, None, document)
+        assert encoded > 10
+        assert self.ask(towns_reader, folder, document) == (without, encoded)
+        assert self.ask(towns_reader, folder, document) == (without, 0)
+        (file,) = folder.glob("*.safetensors")
+        assert file.stat().st_size < 100_000
+        assert sorted(path.name for path in folder.iterdir()) == [index.MARK, file.name]
+
+    def test_a_changed_file_is_encoded_anew(
+        self, towns_reader: Path, document: Path, tmp_path: Path
+    ) -> None:
+        """It alone, and what was there of it before goes."""
+        folder, other = tmp_path / "index", tmp_path / "other.txt"
+        other.write_text("Kim 2nd rules Lund.")
+        _, all_windows = self.ask(towns_reader, folder, document, other)
+        before = set(folder.iterdir())
+        document.write_text(long_text("Mary-Ann"))
+        found, encoded = self.ask(towns_reader, folder, document, other)
+        assert found[0][0] == "Mary-Ann"
+        assert encoded == all_windows - 1
+        after = set(folder.iterdir())
+        assert len(after) == len(before) == 3
+        assert len(after - before) == 1
+
+    def test_another_model_has_its_own(
+        self, towns_reader: Path, document: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "index"
+        self.ask(towns_reader, folder, document)
+        state = torch.load(towns_reader, weights_only=False)
+        state["model"]["encoder.contextual.lstm.bias_hh_l0"] += 0.5
+        torch.save(state, tmp_path / "changed.pt")
+        _, encoded = self.ask(tmp_path / "changed.pt", folder, document)
+        assert encoded
+        assert self.ask(towns_reader, folder, document)[1] == 0
+        assert len(list(folder.glob("*.safetensors"))) == 2
+
+    @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+    def test_a_damaged_file_is_made_anew(
+        self, damage: str, towns_reader: Path, document: Path, tmp_path: Path, caplog
+    ) -> None:
+        folder = tmp_path / "index"
+        expected = self.ask(towns_reader, folder, document)
+        (file,) = folder.glob("*.safetensors")
+        content = file.read_bytes()
+        file.write_bytes({"cut": content[:-50], "empty": b"", "other": b"{}" * 40}[damage])
+        assert self.ask(towns_reader, folder, document) == expected
+        assert f"{file} is damaged" in caplog.text
+        assert self.ask(towns_reader, folder, document)[1] == 0
+
+    def test_a_folder_of_somebody_else(
+        self, towns_reader: Path, document: Path, tmp_path: Path, capsys
+    ) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "letter.txt").touch()
+        line = ["answer", "--checkpoint", towns_reader, "--document", document]
+        line += ["--question", ASKED, "--index"]
+        said = error(capsys, *line, tmp_path / "mine")
+        assert "mine: holds letter.txt, and is no index; allowed: a new or empty folder" in said
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+        assert ": is a file; allowed" in error(capsys, *line, document)
+        (tmp_path / "empty").mkdir()
+        assert run(*line, tmp_path / "empty") == 0
+        assert capsys.readouterr().out.startswith("1. Noor\n")
+
+    def test_a_model_that_reads_documents_with_questions(
+        self, qa_data: Path, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        from tests.cli.in_process import QUESTIONS, train
+
+        train(qa_data, f"{QUESTIONS} --max-update 1", tmp_path)
+        (tmp_path / "a.txt").write_text("Something.")
+        line = ["answer", "--checkpoint", tmp_path / "checkpoint_last.pt", "--question", "Who?"]
+        line += ["--document", tmp_path / "a.txt", "--index", tmp_path / "index"]
+        said = error(capsys, *line)
+        assert "a clusterformer_reader reads each document with its question; allowed: no" in said
+        assert not (tmp_path / "index").exists()
+
+
+class TestInstalledReader:
+    """``clusterformer answer`` without --checkpoint."""
+
+    @pytest.fixture
+    def line(self, tmp_path: Path, monkeypatch) -> list:
+        monkeypatch.setattr(bundle, "SHIPPED", tmp_path / "trained")
+        (tmp_path / "letters").mkdir()
+        (tmp_path / "letters" / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
+        return ["answer", "--document", tmp_path / "letters", "--question", ASKED, "--cpu"]
+
+    def test_none(self, line: list, capsys) -> None:
+        said = error(capsys, *line)
+        assert said.endswith(
+            "--checkpoint is not given: no reader installed with this package; allowed: a "
+            "reader's checkpoint or bundle"
+        )
+
+    def test_one(self, line: list, towns_reader: Path, tmp_path: Path, capsys) -> None:
+        bundle.write_bundle(
+            load_checkpoint(towns_reader), tmp_path / "trained" / "towns", dtype="float16"
+        )
+        assert fairseq_clusterformer.shipped() == ["towns"]
+        assert bundle.shipped("translation") == []
+        assert run(*line) == 0
+        assert capsys.readouterr().out.startswith("1. Noor\n")
+        assert run(*line, "--checkpoint", "towns") == 0
+        assert capsys.readouterr().out.startswith("1. Noor\n")
+        answers = fairseq_clusterformer.load("towns").answer(ASKED, "Ida Brun rules Bree.")
+        assert answers[0].text == "Ida Brun"
+
+    def test_several(self, line: list, towns_reader: Path, tmp_path: Path, capsys) -> None:
+        bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / "a")
+        shutil.copytree(tmp_path / "trained" / "a", tmp_path / "trained" / "b")
+        line[2] = line[2] / "a.txt"
+        said = error(capsys, *line)
+        assert ": 2 readers installed with this package; allowed: a, b, a reader's" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--question Who?", "there is no document; allowed: --document PATH, or --serve"),
+        ("--document x", "there is no question; allowed: --question TEXT, --interactive or"),
+        ("--serve --question Who?", "--serve and --question are given; allowed: one of the two"),
+        ("--serve --html a", "--serve and --html a are given; allowed: one of the two"),
+        ("--serve --port 70000", "--port is 70000; allowed: 1 to 65,535"),
+        ("--document x --question y --no-answer-margin nan", "is nan; allowed: a number that is"),
+    ],
+)
+def test_options_that_do_not_fit(words: str, message: str, capsys) -> None:
+    assert message in usage_error(capsys, "answer", *words.split())
+
+
+def test_a_question_of_500_words(towns_reader: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.txt").write_text("Otto rules Ulm.")
+    line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
+    said = error(capsys, *line, "--question", "Who rules " * 250)
+    assert "allowed: 62 subwords or fewer, as the model was trained" in said
+    assert len(said) < 250
+
+
+def test_the_margin_is_an_option(towns_reader: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
+    line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
+    assert run(*line, "--question", ASKED, "--no-answer-margin", 90) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("No answer here: the best margin is ")
+    assert "and above 90 counts. The best guesses are:\n1. Noor\n" in out
+    for other in [town for town in TOWNS if town not in ("Ulm", "Bree")]:
+        assert run(*line, "--question", f"Who rules {other}?") == 0
+        assert capsys.readouterr().out.startswith("Most likely, no answer here")
+
+
+def test_unknown_errors_are_not_hidden(reader: Reader) -> None:
+    with pytest.raises(UserError, match="--question is empty"):
+        reader.ask(" ", [], 1)
