@@ -32,6 +32,7 @@ COMMANDS = {
     "average": "average checkpoints",
     "convert": "make a clustered model from a dense one",
     "bundle": "put a checkpoint and all that it needs into one folder",
+    "export": "write a model for Hugging Face's transformers, and back",
 }
 
 

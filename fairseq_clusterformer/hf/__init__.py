@@ -20,15 +20,32 @@ except ImportError as error:
 from .cache import ClusterformerCache
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
+from .encoders import (
+    ClusterformerForMaskedLM,
+    ClusterformerForSequenceClassification,
+    ClusterformerModel,
+)
+from .tokenizer import ClusterformerTokenizer
+from .translation import ClusterformerForConditionalGeneration
 
 __all__ = [
     "ClusterformerCache",
     "ClusterformerConfig",
     "ClusterformerForCausalLM",
+    "ClusterformerForConditionalGeneration",
+    "ClusterformerForMaskedLM",
+    "ClusterformerForSequenceClassification",
+    "ClusterformerModel",
+    "ClusterformerTokenizer",
 ]
 
 transformers.AutoConfig.register(ClusterformerConfig.model_type, ClusterformerConfig)
+transformers.AutoTokenizer.register(ClusterformerConfig, tokenizer_class=ClusterformerTokenizer)
 for _auto, _model in {
+    transformers.AutoModel: ClusterformerModel,
     transformers.AutoModelForCausalLM: ClusterformerForCausalLM,
+    transformers.AutoModelForMaskedLM: ClusterformerForMaskedLM,
+    transformers.AutoModelForSeq2SeqLM: ClusterformerForConditionalGeneration,
+    transformers.AutoModelForSequenceClassification: ClusterformerForSequenceClassification,
 }.items():
     _auto.register(ClusterformerConfig, _model)

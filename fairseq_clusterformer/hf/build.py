@@ -27,19 +27,14 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
         source_dictionary=source,
         target_dictionary=target,
         max_positions=lambda: config.max_position_embeddings,
-        **sentence_task(config),
+        classes=list(config.id2label or {}),
+        is_pair=config.form != "text",
+        is_siamese=False,
     )
     with torch.device("cpu"):
         model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)
     model.set_num_updates(config.updates)  # before loading: a model commits to what it has seen
     return model
-
-
-def sentence_task(config: ClusterformerConfig) -> dict:
-    """What a classifier asks its task for."""
-    form = config.task.get("form", "text")
-    labels = [config.id2label[i] for i in sorted(config.id2label or {})]
-    return {"classes": labels, "is_pair": form != "text", "is_siamese": form == "siamese"}
 
 
 def numbered(size: int) -> Dictionary:

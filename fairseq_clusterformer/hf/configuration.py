@@ -24,6 +24,8 @@ class ClusterformerConfig(PreTrainedConfig):
         options: of the model, by their names in fairseq's configuration (docs/options.md); those
             that are missing are the architecture's.
         task: options of fairseq's task, for the way back.
+        form: of a classifier's texts, "text" or "joined" pairs.
+        others: what else fairseq's configuration says, for the way back.
         criterion: weights of the clustering losses, such as ``{"routing_loss_weight": 0.5}``;
             training adds these losses to the task's.
         updates: how many the training has made.
@@ -44,6 +46,8 @@ class ClusterformerConfig(PreTrainedConfig):
     options: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     criterion: dict[str, Any] | None = None
+    form: str = "text"
+    others: dict[str, Any] | None = None
     updates: int = 0
     vocab_size: int = 260
     source_vocab_size: int | None = None
@@ -59,7 +63,7 @@ class ClusterformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self.options, self.task = self.options or {}, self.task or {}
-        self.criterion = self.criterion or {}
+        self.criterion, self.others = self.criterion or {}, self.others or {}
         if self.architecture not in ARCH_CONFIG_REGISTRY:
             known = ", ".join(sorted(a for a in ARCH_CONFIG_REGISTRY if a.startswith("cluster")))
             raise ValueError(f"architecture is {self.architecture}; allowed: {known}")

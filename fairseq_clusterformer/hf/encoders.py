@@ -1,0 +1,148 @@
+"""``AutoModel``, ``AutoModelForMaskedLM`` and ``AutoModelForSequenceClassification``."""
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+)
+
+from .base import ClusterformerPreTrainedModel
+from .configuration import ClusterformerConfig
+
+
+class ClusterformerModel(ClusterformerPreTrainedModel):
+    """The last layer's states: of the encoder, or of a language model's decoder.
+
+    It is the whole model, whose head is not used: each of our folders loads.
+    """
+
+    families = (
+        "clusterformer_lm",
+        "clusterformer",
+        "clusterformer_masked_lm",
+        "clusterformer_classifier",
+    )
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """False."""
+        return False
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutput | tuple:
+        """States [B, N, D] of the tokens, int64 [B, N].
+
+        Args:
+            attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
+            inputs_embeds, output_attentions: refused.
+            output_hidden_states: also return the input and each layer's output.
+            return_dict: False: a tuple.
+
+        Raises:
+            ValueError: what is refused.
+        """
+        self._begin(output_attentions, inputs_embeds)
+        tokens = self._masked(input_ids, attention_mask)
+        wanted = bool(output_hidden_states or self.config.output_hidden_states)
+        if self.config.family == "clusterformer_lm":
+            x, extra = self.model.decoder.extract_features(tokens, None)
+            states = extra["inner_states"]
+        else:
+            encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
+            x, states = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_states"]
+        states = tuple(state.transpose(0, 1) for state in states) if wanted else None
+        out = BaseModelOutput(last_hidden_state=x, hidden_states=states)
+        return out if return_dict is not False else out.to_tuple()
+
+
+class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
+    """A clustered encoder that guesses masked words."""
+
+    families = ("clusterformer_masked_lm",)
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        """As transformers'; the head's weight is the embeddings, its bias grows with them."""
+        found = super().resize_token_embeddings(*args, **kwargs)
+        head, size = self.model.lm_head, self.config.vocab_size
+        if len(head.bias) != size:
+            bias = head.bias.detach()[:size]
+            head.bias = nn.Parameter(nn.functional.pad(bias, (0, size - len(bias))))
+        head.weight = self.model.encoder.embed_tokens.weight
+        return found
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput | tuple:
+        """Logits [B, N, vocabulary]; see :class:`ClusterformerModel`.
+
+        Args:
+            labels: int64 [B, N], -100 where there is no loss.
+        """
+        self._begin(output_attentions, inputs_embeds)
+        wanted = bool(output_hidden_states or self.config.output_hidden_states)
+        tokens = self._masked(input_ids, attention_mask)
+        encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
+        logits = self.model.lm_head(encoded["encoder_out"][0].transpose(0, 1))
+        states, loss = None, None
+        if wanted:
+            states = tuple(state.transpose(0, 1) for state in encoded["encoder_states"])
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            loss = self._with_clustering(loss, {"encoder": encoded["reports"]})
+        out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
+        return out if return_dict is not False else out.to_tuple()
+
+
+class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
+    """A clustered encoder, a pooling and a classifier; from a masked language model, the
+    classifier starts anew."""
+
+    families = ("clusterformer_classifier",)
+    _keys_to_ignore_on_load_unexpected = [r"model\.lm_head\."]
+
+    def __init__(self, config: ClusterformerConfig):
+        if config.family == "clusterformer_masked_lm":
+            config.architecture = "clusterformer_classifier"
+        super().__init__(config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput | tuple:
+        """Logits [B, classes]; see :class:`ClusterformerModel`.
+
+        Args:
+            labels: int64 [B]; of a regression, floating point.
+        """
+        self._begin(output_attentions, inputs_embeds)
+        logits, extra = self.model(self._masked(input_ids, attention_mask))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(pooled_logits=logits, labels=labels, config=self.config)
+            loss = self._with_clustering(loss, extra["reports"])
+        out = SequenceClassifierOutput(loss=loss, logits=logits)
+        return out if return_dict is not False else out.to_tuple()

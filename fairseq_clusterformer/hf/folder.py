@@ -1,0 +1,366 @@
+"""A trained model as a folder of ``transformers``, and back as a bundle.
+
+``config.json``             fairseq's options
+``model.safetensors``       the tensors, by fairseq's names behind ``model.``
+``generation_config.json``  how the model writes, as fairseq does
+``tokenizer_config.json``, ``dict.txt``, ...   the text's coding
+``README.md``               the model's card
+"""
+
+import json
+import shutil
+import tempfile
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+from transformers import GenerationConfig
+
+from fairseq_clusterformer import __version__
+from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only, whole_folder
+from fairseq_clusterformer.inference.bundle import CARD, DTYPES, RECORD, WEIGHTS, write_bundle
+from fairseq_clusterformer.inference.bundle import _distinct as distinct
+from fairseq_clusterformer.inference.bundle import _plain as plain_options
+from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
+
+from .base import ClusterformerPreTrainedModel
+from .causal import ClusterformerForCausalLM
+from .configuration import ClusterformerConfig
+from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
+from .tokenizer import ClusterformerTokenizer
+from .translation import ClusterformerForConditionalGeneration
+
+#: of each family of architectures: its class, the form of its texts, the hub's word for its task
+KINDS = {
+    "clusterformer_lm": (ClusterformerForCausalLM, "text", "text-generation"),
+    "clusterformer": (ClusterformerForConditionalGeneration, "translation", "translation"),
+    "clusterformer_masked_lm": (ClusterformerForMaskedLM, "masked", "fill-mask"),
+    "clusterformer_classifier": (
+        ClusterformerForSequenceClassification,
+        "sentence",
+        "text-classification",
+    ),
+}
+CONFIG, README = "config.json", "README.md"
+USAGE = "<!-- how to use it -->"
+_SAME = (RECORD, "data.json", "bpe.codes", "sentencepiece.model", "encoder.json", "vocab.bpe")
+_OWN = (CONFIG, WEIGHTS, README, "generation_config.json", "tokenizer_config.json", *_SAME)
+_OWN += ("special_tokens_map.json", "added_tokens.json", "tokenizer.json", "dict.txt")
+_OWN += ("dict.source.txt", "dict.label.txt")
+
+
+def export(
+    loaded: Loaded,
+    out: Path | str,
+    *,
+    dtype: str = "float32",
+    card: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a model as a folder that ``from_pretrained`` of the Auto classes reads.
+
+    Args:
+        out: the folder; it is complete or not there at all.
+        dtype: of the parameters in the file.
+        card: text of the model's card, in Markdown; None: the bundle's, if it is one.
+        force: replace a folder of this kind, which must hold no other file.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: a model of another kind, or `out` is there or cannot be written.
+    """
+    out = Path(out)
+    if dtype not in DTYPES:
+        raise bad_option("--dtype", dtype, ", ".join(DTYPES))
+    check_out(out, force)
+    config = config_of(loaded)
+    kind, form, _ = KINDS[config.family]
+    model = kind(config)
+    model.model = loaded.model
+    config.architectures = [kind.__name__]
+    config.dtype = DTYPES[dtype]
+    with whole_folder(out, lambda: check_out(out, force)) as new:
+        for name, source in _files(loaded, config).items():
+            shutil.copyfile(source, new / name)
+        record = loaded.folder / RECORD
+        if record.is_file():
+            recipe = json.loads(record.read_text(encoding="utf-8"))["recipe"]
+            text = json.dumps({"recipe": recipe}, indent=1) + "\n"
+            (new / RECORD).write_text(text, encoding="utf-8")
+        tokenizer = _tokenizer(new, form, config)
+        tokenizer.save_pretrained(new)
+        config.save_pretrained(new)
+        if model.can_generate():
+            generation(config, tokenizer).save_pretrained(new)
+        _write_tensors(model, new / WEIGHTS, dtype)
+        (new / README).write_text(_card(loaded, config, card), encoding="utf-8")
+        shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
+    return out
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Refuse what is there already.
+
+    Raises:
+        UserError: unless `out` is new or empty, or was written by this and may be replaced.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_exported(out):
+        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
+    if not force:
+        raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
+    check_holds_only("OUT", out, _OWN)
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder is one of ours for transformers."""
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return record.get("model_type") == ClusterformerConfig.model_type
+    return False
+
+
+def config_of(loaded: Loaded) -> ClusterformerConfig:
+    """The configuration of a loaded model.
+
+    Raises:
+        UserError: a model that transformers has no class of ours for.
+    """
+    sections, namespaces = plain_options(loaded)
+    options = dict(sections.pop("model"))
+    architecture, task = options.pop("_name"), loaded.task
+    try:
+        config = ClusterformerConfig(architecture=architecture, options=options)
+        known = config.family in KINDS
+    except ValueError:
+        known = False
+    if not known or getattr(task, "is_siamese", False):
+        what = "siamese pairs" if known else f"an architecture {architecture}"
+        raise bad_option(
+            "CHECKPOINT", loaded.path, f"a model of {', '.join(KINDS)}", f"has {what}"
+        )
+    config.task, config.criterion = sections.pop("task"), sections.pop("criterion", {})
+    config.others = {"namespaces": namespaces, "sections": sections}
+    config.updates = loaded.updates
+    source = task.source_dictionary
+    target = task.target_dictionary or source
+    config.vocab_size = len(target)
+    if target.symbols != source.symbols:
+        config.source_vocab_size = len(source)
+    most = loaded.model.max_positions()
+    config.max_position_embeddings = most if isinstance(most, int) else most[0]
+    if config.family == "clusterformer":
+        config.languages = [task.cfg.source_lang, task.cfg.target_lang]
+        config.decoder_start_token_id = target.eos()
+    if config.family == "clusterformer_classifier":
+        config.id2label = dict(enumerate(task.classes))
+        config.label2id = {label: number for number, label in config.id2label.items()}
+        config.form = "joined" if task.is_pair else "text"
+    return config
+
+
+def generation(config: ClusterformerConfig, tokenizer: ClusterformerTokenizer) -> GenerationConfig:
+    """How fairseq's programs write with such a model."""
+    if config.family == "clusterformer":
+        return GenerationConfig(
+            bos_token_id=config.bos_token_id,
+            pad_token_id=config.pad_token_id,
+            eos_token_id=config.eos_token_id,
+            decoder_start_token_id=config.eos_token_id,
+            forced_eos_token_id=config.eos_token_id,
+            suppress_tokens=[config.pad_token_id],
+            min_new_tokens=1,
+            max_new_tokens=201,
+            num_beams=5,
+            early_stopping=True,
+        )
+    special = [0, 1, 2, 3]
+    if tokenizer.coding.unit != "byte":
+        special.remove(config.eos_token_id)  # the end of a line, which ends no text
+    return GenerationConfig(
+        bos_token_id=config.eos_token_id,  # what a text begins by
+        pad_token_id=config.pad_token_id,
+        suppress_tokens=special,
+    )
+
+
+def _files(loaded: Loaded, config: ClusterformerConfig) -> dict[str, Path]:
+    """The names that the files of a data folder have in the export."""
+    found = {name: loaded.folder / name for name in (*_SAME, "dict.txt") if name != RECORD}
+    if config.languages is not None:
+        source, target = config.languages
+        found["dict.source.txt"] = loaded.folder / f"dict.{source}.txt"
+        found["dict.txt"] = loaded.folder / f"dict.{target}.txt"
+    if config.family == "clusterformer_classifier":
+        found["dict.txt"] = loaded.folder / "input0" / "dict.txt"
+        found["dict.label.txt"] = loaded.folder / "label" / "dict.txt"
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _tokenizer(folder: Path, form: str, config: ClusterformerConfig) -> ClusterformerTokenizer:
+    names = ClusterformerTokenizer.vocab_files_names.items()
+    files = {option: str(folder / name) for option, name in names if (folder / name).is_file()}
+    most = config.max_position_embeddings
+    return ClusterformerTokenizer(
+        **files,
+        form=form,
+        languages=config.languages,
+        **({"model_max_length": most} if form in ("masked", "sentence") else {}),
+    )
+
+
+def _write_tensors(model: ClusterformerPreTrainedModel, path: Path, dtype: str) -> None:
+    tensors, _ = distinct(model.state_dict())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in tensors.items():
+        if name in parameters and tensor.is_floating_point():
+            tensors[name] = tensor.to(DTYPES[dtype])
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
+    """``README.md``: front matter for the hub, the card, and how to use the model."""
+    if card is None and (loaded.path / CARD).is_file():
+        card = (loaded.path / CARD).read_text(encoding="utf-8")
+    if card is None:
+        card = f"# {loaded.path.stem}\n\n{_known(loaded, config)}"
+    kind, _, task = KINDS[config.family]
+    front = ["---", "library_name: transformers", f"pipeline_tag: {task}"]
+    front += ["tags:", "- clusterformer", "- fairseq"]
+    if config.languages:
+        front += ["language:", *(f"- {language}" for language in config.languages)]
+    auto = {
+        "ForCausalLM": "AutoModelForCausalLM",
+        "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    }
+    name = kind.__name__.removeprefix("Clusterformer")
+    name = auto.get(name, f"AutoModel{name}")
+    usage = [
+        USAGE,
+        "",
+        "## With transformers",
+        "",
+        "```python",
+        "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'",
+        f"from transformers import {name}, AutoTokenizer",
+        "",
+        f'model = {name}.from_pretrained("FOLDER")',
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        "```",
+    ]
+    return "\n".join([*front, "---", "", card.rstrip("\n"), "", *usage, ""])
+
+
+def _known(loaded: Loaded, config: ClusterformerConfig) -> str:
+    """What the checkpoint itself says about the model, as Markdown."""
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    lines = [
+        f"- Architecture: `{config.architecture}`, {parameters:,} parameters",
+        f"- Updates: {loaded.updates:,}",
+        f"- Made by: fairseq_clusterformer {__version__}, fairseq-fixed "
+        f"{version('fairseq-fixed')}",
+    ]
+    lines += [
+        f"- `{name}`: {config.options[name]}"
+        for name in ("attention", "encoder_attention", "decoder_attention")
+        if config.options.get(name)
+    ]
+    if loaded.path.is_file():
+        best = read_tensors(loaded.path, "CHECKPOINT").get("extra_state", {}).get("best")
+        if isinstance(best, float):
+            metric = OmegaConf.select(loaded.cfg, "checkpoint.best_checkpoint_metric") or "loss"
+            lines.append(f"- Best {metric} in validation: {best:g}")
+    return "\n".join(lines) + "\n"
+
+
+def back(
+    folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
+) -> Path:
+    """Write an exported folder, or what was fine-tuned from it, as a bundle of fairseq's model.
+
+    Args:
+        folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: a folder that is missing, something else or damaged, or a dictionary of another
+            size than the embeddings.
+    """
+    folder = Path(folder)
+    allowed = "a folder that clusterformer export or save_pretrained wrote"
+    if not is_exported(folder):
+        what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
+        raise bad_option("CHECKPOINT", folder, allowed, what)
+    try:
+        config = ClusterformerConfig.from_pretrained(folder)
+        kind, form, _ = KINDS[config.family]
+        model = kind.from_pretrained(folder)
+        tokenizer = _tokenizer(folder, form, config)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
+    for size, symbols in (
+        (config.vocab_size, tokenizer.target_symbols),
+        (config.source_vocab_size or config.vocab_size, tokenizer.source_symbols),
+    ):
+        if size != len(symbols):
+            problem = f"{size} embeddings, and {len(symbols)} symbols in its dictionary"
+            raise bad_option("CHECKPOINT", folder, "as many of both", problem)
+    if not config.task:
+        raise bad_option("CHECKPOINT", folder, allowed, "it was not made from a fairseq model")
+    with tempfile.TemporaryDirectory() as data:
+        _bundle_files(folder, Path(data), config)
+        sections = {
+            "model": {"_name": config.architecture, **config.options},
+            "task": config.task,
+            "criterion": config.criterion,
+            **config.others["sections"],
+        }
+        loaded = Loaded(
+            model=model.model,
+            task=SimpleNamespace(cfg=SimpleNamespace(**config.task)),
+            cfg=OmegaConf.create(sections, flags={"allow_objects": True}),
+            folder=Path(data),
+            path=folder,
+            updates=config.updates,
+        )
+        return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
+
+
+def _bundle_files(folder: Path, data: Path, config: ClusterformerConfig) -> None:
+    """Copy an export's files under the names that they have in fairseq's data folder."""
+    names = {name: name for name in (*_SAME, "dict.txt")}
+    if config.languages is not None:
+        source, target = config.languages
+        names |= {"dict.source.txt": f"dict.{source}.txt", "dict.txt": f"dict.{target}.txt"}
+    if config.family == "clusterformer_classifier":
+        names |= {"dict.txt": "input0/dict.txt", "dict.label.txt": "label/dict.txt"}
+    for name, then in names.items():
+        if (folder / name).is_file():
+            (data / then).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, data / then)
+    if config.form == "joined":
+        (data / "input1").mkdir()
+        shutil.copyfile(folder / "dict.txt", data / "input1" / "dict.txt")
+
+
+def _card_of(folder: Path) -> str | None:
+    """The card without what the export added; None: there is none, or none of ours."""
+    if not (folder / README).is_file():
+        return None
+    text = (folder / README).read_text(encoding="utf-8")
+    if not text.startswith("---\n") or USAGE not in text:
+        return None
+    text = text.split("---\n", 2)[2]
+    return text[: text.index(USAGE)].strip("\n") + "\n"
+
+
+__all__ = ["UserError", "back", "check_out", "export", "is_exported"]

@@ -1,0 +1,192 @@
+"""Our codings of text as a tokenizer of ``transformers``: bytes, pieces, words, translation.
+
+It holds no second implementation: a folder that ``clusterformer export`` made has the files of the
+data folder (dictionary, subword model, recipe), and the code that prepared the data reads them.
+So each text gets the tokens that the training had.
+"""
+
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+from fairseq.data import Dictionary
+from transformers import PreTrainedTokenizer
+
+from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.corpora.folder import RECORD
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.text import TextPipeline
+
+#: what texts become, and what stands around them
+FORMS = ("text", "masked", "sentence", "translation")
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+class ClusterformerTokenizer(PreTrainedTokenizer):
+    """Text to fairseq's numbers of symbols, and back.
+
+    Args:
+        dictionary: fairseq's ``dict.txt``; of a translation model, the target's.
+        source_dictionary: of a translation model.
+        recipe: ``prepared.json``, what was done to the text.
+        pieces: of sentencepiece.
+        codes: of subword-nmt.
+        texts: ``data.json``, how a classifier's texts become words.
+        form: of :data:`FORMS`. A "text" begins with ``</s>`` (unless it is bytes), "masked" and
+            "sentence" are framed by ``<s>`` and ``</s>``, "translation" ends in ``</s>``.
+        languages: source and target of a translation model.
+        kwargs: see `transformers.PreTrainedTokenizer`.
+
+    Raises:
+        UserError: files that are missing or something else.
+    """
+
+    vocab_files_names = {
+        "dictionary": "dict.txt",
+        "source_dictionary": "dict.source.txt",
+        "recipe": RECORD,
+        "pieces": "sentencepiece.model",
+        "codes": "bpe.codes",
+        "texts": "data.json",
+    }
+    model_input_names = ["input_ids", "attention_mask"]
+
+    def __init__(
+        self,
+        dictionary: str,
+        source_dictionary: str | None = None,
+        recipe: str | None = None,
+        pieces: str | None = None,
+        codes: str | None = None,
+        texts: str | None = None,
+        form: str = "text",
+        languages: list[str] | None = None,
+        **kwargs,
+    ):
+        if form not in FORMS:
+            raise ValueError(f"form is {form}; allowed: {', '.join(FORMS)}")
+        self.folder = Path(dictionary).parent
+        self.form, self.languages = form, languages
+        self.target_symbols = Dictionary.load(dictionary)
+        self.source_symbols = self.target_symbols
+        if source_dictionary is not None:
+            self.source_symbols = Dictionary.load(source_dictionary)
+        if form in ("masked", "sentence"):
+            self.target_symbols.add_symbol("<mask>")  # as fairseq's tasks do
+            kwargs.setdefault("mask_token", "<mask>")
+        self._of_target = False
+        kwargs = {**SPECIAL, "padding_side": "left" if form == "text" else "right", **kwargs}
+        super().__init__(form=form, languages=languages, **kwargs)
+
+    @property
+    def symbols(self) -> Dictionary:
+        """The dictionary of what is read now: the source's, or within ``text_target`` the
+        target's."""
+        return self.target_symbols if self._of_target else self.source_symbols
+
+    @cached_property
+    def coding(self) -> TextCoding:
+        """Of a text that is neither translated nor classified."""
+        return TextCoding.from_folder(self.folder, self.target_symbols)
+
+    @cached_property
+    def pipeline(self) -> TextPipeline:
+        """Of the two languages."""
+        return TextPipeline.from_folder(self.folder)
+
+    @cached_property
+    def words(self) -> dict:
+        """How the texts of a classifier become words: the arguments of `split_words`."""
+        record = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))
+        return {"tokenised": record["tokenised"], "max_length": record["settings"]["max_length"]}
+
+    @property
+    def vocab_size(self) -> int:
+        """Symbols of the dictionary, the special ones included."""
+        return len(self.symbols)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Each symbol's number."""
+        return {**self.symbols.indices, **self._added_tokens_encoder}
+
+    def _switch_to_input_mode(self) -> None:
+        self._of_target = False
+
+    def _switch_to_target_mode(self) -> None:
+        self._of_target = True
+
+    def _tokenize(self, text: str, **kwargs) -> list[str]:
+        if self.form == "translation":
+            return self.pipeline.encode(text, self.languages[self._of_target]).split()
+        if self.form == "sentence":
+            return split_words(text, **self.words)[0]
+        return [self.coding.dictionary[i] for i in self.coding.encode(text).tolist()]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.symbols.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.symbols[index]
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """Tokens with what stands around them; of a pair, both with ``</s>`` behind each."""
+        first, last = [self.bos_token_id], [self.eos_token_id]
+        if self.form == "text":
+            bare = self.coding.unit == "byte" and token_ids_0
+            return [*([] if bare else last), *token_ids_0, *(token_ids_1 or [])]
+        if self.form == "translation":
+            return [*token_ids_0, *last]
+        second = [] if token_ids_1 is None else [*token_ids_1, *last]
+        return [*first, *token_ids_0, *last, *second]
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: list[int],
+        token_ids_1: list[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """1 at what stands around texts, 0 at their tokens."""
+        given = token_ids_0
+        if not already_has_special_tokens:
+            given = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
+        return [int(token in self.all_special_ids) for token in given]
+
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
+    ) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        if self.form == "text" and skip_special_tokens:
+            line_end = None if self.coding.unit == "byte" else self.eos_token_id
+            ids = [i for i in ids if i == line_end or i not in self.all_special_ids]
+            if ids[:1] == [line_end]:  # what a text begins by is no line of its own
+                ids = ids[1:]
+            return self.coding.decode(ids)
+        if not skip_special_tokens:
+            return " ".join(self.target_symbols[i] for i in ids)
+        symbols = [self.target_symbols[i] for i in ids if i not in self.all_special_ids]
+        if self.form == "translation":
+            return self.pipeline.decode(" ".join(symbols), self.languages[1])
+        if self.form == "sentence":
+            return " ".join(symbols)
+        return self.coding.decode(map(self.target_symbols.index, symbols))
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Readable text of symbols."""
+        return self._decode(self.convert_tokens_to_ids(tokens), skip_special_tokens=True)
+
+    def save_vocabulary(
+        self, save_directory: str, filename_prefix: str | None = None
+    ) -> tuple[str, ...]:
+        """Copy the files of the data folder; return their names."""
+        made = []
+        for name in self.vocab_files_names.values():
+            source = self.folder / name
+            target = Path(save_directory, "-".join(filter(None, (filename_prefix, name))))
+            if source.is_file():
+                if not (target.exists() and target.samefile(source)):
+                    shutil.copyfile(source, target)
+                made.append(str(target))
+        return tuple(made)

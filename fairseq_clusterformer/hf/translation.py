@@ -1,0 +1,156 @@
+"""``AutoModelForSeq2SeqLM``: a translation model with clustered attention on both sides."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from .base import ClusterformerPreTrainedModel
+from .cache import ClusterformerCache
+from .decoding import decode
+
+
+class Encoder:
+    """fairseq's encoder as transformers' generation calls it.
+
+    Args:
+        model: which it belongs to.
+    """
+
+    def __init__(self, model: "ClusterformerForConditionalGeneration"):
+        self.model = model
+
+    def __call__(self, *args, **kwargs) -> BaseModelOutput:
+        return self.forward(*args, **kwargs)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput:
+        """States [B, N, D] of source sentences, int64 [B, N]."""
+        self.model._begin(output_attentions, None)
+        return BaseModelOutput(self.model._encode(input_ids, attention_mask, [])[0])
+
+
+class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, GenerationMixin):
+    """fairseq's Transformer over a clustered encoder and decoder."""
+
+    families = ("clusterformer",)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The projection to the target's vocabulary."""
+        return self.model.decoder.output_projection
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the projection."""
+        self.model.decoder.output_projection = new_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings, of both sides if they are one."""
+        if self.model.decoder.embed_tokens is self.model.encoder.embed_tokens:
+            self.model.decoder.embed_tokens = value
+        self.model.encoder.embed_tokens = value
+
+    def get_encoder(self, modality: str | None = None) -> Encoder:
+        """What generation calls with the source."""
+        return Encoder(self)
+
+    def get_decoder(self) -> nn.Module:
+        """fairseq's decoder."""
+        return self.model.decoder
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """What the decoder reads to write the labels, int64 [B, N]: they, shifted by one."""
+        first = labels.new_full((len(labels), 1), self.config.eos_token_id)
+        shifted = torch.cat([first, labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: ClusterformerCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput | tuple:
+        """Logits of the target's next token.
+
+        Args:
+            input_ids: source sentences, int64 [B, S]; not needed with ``encoder_outputs``.
+            attention_mask: 1 at real tokens of the source, [B, S]; None: all but the padding
+                symbol.
+            decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
+            decoder_attention_mask: 1 at real tokens, the last N of which count.
+            encoder_outputs: of an earlier call.
+            past_key_values: what an earlier call returned, which is used up.
+            inputs_embeds: refused.
+            labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
+            use_cache: return a cache, in evaluation: step by step and without gradients.
+            output_attentions: refused if True.
+            output_hidden_states: also return the decoder's, [B, N, D] each; not with a cache.
+            return_dict: False: a tuple.
+
+        Raises:
+            ValueError: what is refused, or nothing to decode.
+        """
+        self._begin(output_attentions, inputs_embeds)
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("decoder_input_ids is None; allowed: with labels")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        reports: list = []
+        if encoder_outputs is None:
+            source, hidden = self._encode(input_ids, attention_mask, reports)
+        else:
+            source = encoder_outputs[0]
+            real = attention_mask
+            if real is None and input_ids is not None:
+                real = input_ids.ne(self.config.pad_token_id)
+            hidden = source.new_zeros(source.shape[:2]).bool() if real is None else real == 0
+        encoded = {"encoder_out": [source.transpose(0, 1)], "encoder_padding_mask": [hidden]}
+        if decoder_attention_mask is not None:
+            decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
+        tokens = self._masked(decoder_input_ids, decoder_attention_mask)
+        decoder, cache, states, by_side = self.model.decoder, past_key_values, None, {}
+        if cache is None and use_cache and labels is None and not self.training:
+            cache = ClusterformerCache()
+        if cache is not None:
+            x = decode(decoder, tokens, cache, encoded)
+        else:
+            x, extra = decoder.extract_features(tokens, encoded)
+            by_side = extra["reports"] | {"encoder": reports}
+            if output_hidden_states or self.config.output_hidden_states:
+                states = tuple(state.transpose(0, 1) for state in extra["inner_states"])
+        logits, loss = decoder.output_layer(x), None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            loss = self._with_clustering(loss, by_side)
+        out = Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            decoder_hidden_states=states,
+            encoder_last_hidden_state=source,
+        )
+        return out if return_dict is not False else out.to_tuple()
+
+    def _encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None, reports: list
+    ) -> tuple[Tensor, Tensor]:
+        """States [B, S, D] and the padding mask, bool [B, S]; adds the layers' reports."""
+        out = self.model.encoder(self._masked(input_ids, attention_mask))
+        reports += out["reports"]
+        return out["encoder_out"][0].transpose(0, 1), out["encoder_padding_mask"][0]
