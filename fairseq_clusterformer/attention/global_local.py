@@ -1,0 +1,422 @@
+"""ETC's attention (Ainslie et al. 2020, section 3): a long input, and global tokens that stand for
+its parts.
+
+Each stream has one softmax: a global token attends to global tokens (g2g) and to the long input
+(g2l), a long one to global tokens (l2g) and to the long tokens nearby (l2l). The logit of a pair
+whose label is c is ``(q . (k + a_c) + b_c) / sqrt(E)``; the bias is in the authors' code alone.
+Labels say how far apart two tokens of a stream are, and whether a global token stands for a long
+one.
+
+Most pairs have a label that is constant over a range of keys. Such a range is a layout, and what
+its label adds is one number for each query, which goes to the log-sum-exp of that part before the
+parts are joined: exact, and linear in N. Only the 2k - 1 nearest keys have a label each.
+
+Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H heads, E head width,
+P global tokens that stand for one long token, L labels, k the largest distance.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, pad
+
+from ..kernels import Layout, join, ranged_attention
+from ..precision import at_least_float32
+
+NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
+PROJECTIONS = ("separate", "shared-kv", "shared")
+_BLOCK = 32  # queries whose nearest keys are looked at together
+
+
+class Labels:
+    """Numbers of labels (the authors' code).
+
+    Args:
+        most: k, from which on distances are one; 0: none is told apart.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.others, self.mine, self.other_paragraph = (2 * most + i for i in (1, 2, 3))
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left.
+
+        Args:
+            distance: place of the key less that of the query, int64.
+        """
+        clipped = distance.clamp(-self.most, self.most)
+        return torch.where(clipped < 0, self.most - clipped, clipped)
+
+
+class Structure:
+    """Which global tokens stand for which part of the long input.
+
+    Args:
+        spans: the long tokens that each global token stands for, from the first to one past the
+            last, int64 [B, G, 2]; equal where there are none. Spans may overlap.
+        length: N.
+        long_padding, global_padding: bool [B, N] and [B, G], True for padding, which stands
+            behind; None: there is none.
+        long_examples, global_examples: int64 [B, N] and [B, G], never falling, of examples that
+            are packed into one row and do not see each other; None: each row is one.
+        exempt: global tokens that see the long input of their example even where g2l is hard,
+            bool [B, G]; None: none.
+        paragraphs: of global tokens, int64 [B, G]: those of two paragraphs have a label of their
+            own, not that of a distance; None: all are of one.
+    """
+
+    def __init__(
+        self,
+        spans: Tensor,
+        length: int,
+        *,
+        long_padding: Tensor | None = None,
+        global_padding: Tensor | None = None,
+        long_examples: Tensor | None = None,
+        global_examples: Tensor | None = None,
+        exempt: Tensor | None = None,
+        paragraphs: Tensor | None = None,
+    ):
+        if (long_examples is None) != (global_examples is None):
+            raise ValueError("examples of one stream alone; allowed: of both, or of none")
+        self.spans, self.length = spans, length
+        self.long_padding, self.global_padding = long_padding, global_padding
+        self.long_examples, self.global_examples = long_examples, global_examples
+        self.exempt, self.paragraphs = exempt, paragraphs
+
+    @cached_property
+    def long_bounds(self) -> tuple[Tensor, Tensor]:
+        """For each long token, where the long input of its example begins and ends [B, N]."""
+        return _bounds(self._long, self._long)
+
+    @cached_property
+    def bounds_of_global(self) -> tuple[Tensor, Tensor]:
+        """The same for each global token [B, G]."""
+        return _bounds(self._global, self._long)
+
+    @cached_property
+    def global_bounds(self) -> tuple[Tensor, Tensor]:
+        """For each long token, where the global tokens of its example begin and end [B, N]."""
+        return _bounds(self._long, self._global)
+
+    @cached_property
+    def mine(self) -> Tensor:
+        """The global tokens that stand for each long one, rising, int64 [B, N, P]; where there
+        are fewer, one past the last of its example."""
+        place = torch.arange(self.length, device=self.spans.device)
+        begin, end = self.spans.unbind(-1)
+        inside = (place.unsqueeze(-1) >= begin.unsqueeze(1)) & (
+            place.unsqueeze(-1) < end.unsqueeze(1)
+        )  # [B, N, G]
+        first, last = (bound.unsqueeze(-1) for bound in self.global_bounds)
+        number = torch.arange(self.spans.size(1), device=place.device)
+        inside = inside & (number >= first) & (number < last)
+        most = int(inside.sum(-1).max()) if inside.numel() else 0
+        numbers = torch.where(inside, number, last.expand_as(inside))
+        return numbers.sort(dim=-1).values[..., :most]
+
+    @cached_property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """Spans of global tokens, within their examples: begin and end [B, G]."""
+        first, last = self.bounds_of_global
+        begin, end = (bound.clamp(first, last) for bound in self.spans.unbind(-1))
+        return begin, torch.maximum(begin, end)
+
+    @cached_property
+    def global_pairs(self) -> Tensor:
+        """Which global tokens see which, bool [B, G, G]."""
+        real = self._global < _PADDING
+        same = self._global.unsqueeze(2) == self._global.unsqueeze(1)
+        return same & real.unsqueeze(1)
+
+    @cached_property
+    def _long(self) -> Tensor:
+        shape = (len(self.spans), self.length)
+        return _numbered(self.long_examples, self.long_padding, shape, self.spans)
+
+    @cached_property
+    def _global(self) -> Tensor:
+        shape = self.spans.shape[:2]
+        return _numbered(self.global_examples, self.global_padding, shape, self.spans)
+
+
+_PADDING = torch.iinfo(torch.int64).max
+
+
+def _numbered(examples: Tensor | None, padding: Tensor | None, shape, like: Tensor) -> Tensor:
+    """Examples of tokens, int64, with padding as the last one."""
+    if examples is None:
+        examples = torch.zeros(shape, dtype=torch.long, device=like.device)
+    return examples if padding is None else examples.masked_fill(padding, _PADDING)
+
+
+def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """For each token, the first of the others that are of its example, and one past the last;
+    equal for padding."""
+    tokens, others = tokens.contiguous(), others.contiguous()
+    begin = torch.searchsorted(others, tokens)
+    end = torch.searchsorted(others, tokens, right=True)
+    return begin, torch.where(tokens < _PADDING, end, begin)
+
+
+class _Triple(NamedTuple):
+    """Queries, keys and values [B, H, M, E] of one softmax, global tokens before long ones; and
+    what each label adds to a query's logits, [B, H, G or N, L]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    added: Tensor
+
+
+class GlobalLocalAttention(nn.Module):
+    """Attention of both streams.
+
+    Args:
+        embed_dim: D.
+        num_heads: H.
+        radius: r; a long token sees those up to r away on either side.
+        max_distance: k of the labels; 0: long tokens have one label, and so have global ones.
+        projections: "separate" (2 of queries, 4 of keys, 4 of values, 2 of outputs: the paper's
+            default), "shared-kv" (keys and values of a stream serve the queries of both), or
+            "shared" (one of each).
+        hard: a global token sees its own span alone of the long input (g2l).
+        dropout: of the attention weights, in training.
+        num_labels: L.
+        kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
+
+    Raises:
+        ValueError: sizes that are not allowed.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        radius: int,
+        max_distance: int = 12,
+        projections: str = "separate",
+        hard: bool = False,
+        dropout: float = 0.0,
+        num_labels: int = NUM_LABELS,
+        kernel: str = "auto",
+    ):
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"a width of {embed_dim} does not divide among {num_heads} heads; allowed: a "
+                f"number of heads that divides {embed_dim}"
+            )
+        for name, value, least in (("radius", radius, 0), ("max_distance", max_distance, 0)):
+            if value < least:
+                raise ValueError(f"{name} is {value}; allowed: {least} or more")
+        if num_labels < 2 * max_distance + 4:
+            raise ValueError(
+                f"max_distance is {max_distance}, which takes {2 * max_distance + 4} labels; "
+                f"allowed: {(num_labels - 4) // 2} or less"
+            )
+        if projections not in PROJECTIONS:
+            raise ValueError(f"projections is {projections}; allowed: {', '.join(PROJECTIONS)}")
+        self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
+        self.radius, self.labels, self.hard = radius, Labels(max_distance), hard
+        self.dropout, self.impl, self.projections = dropout, kernel, projections
+        streams = {"separate": "gl", "shared-kv": "gl", "shared": "g"}[projections]
+        pairs = {"separate": ("g2g", "g2l", "l2g", "l2l"), "shared-kv": "gl", "shared": "g"}
+        names = [*(f"q_{s}" for s in streams), *(f"out_{s}" for s in streams)]
+        names += [f"{x}_{pair}" for x in "kv" for pair in pairs[projections]]
+        self.linear = nn.ModuleDict({name: nn.Linear(embed_dim, embed_dim) for name in names})
+        for linear in self.linear.values():
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        table = torch.empty(2, num_labels, num_heads, self.head_dim)  # of global queries, of long
+        self.label_vectors = nn.Parameter(nn.init.trunc_normal_(table, std=0.5, a=-1.0, b=1.0))
+        self.label_biases = nn.Parameter(torch.zeros(2, num_labels, num_heads))
+
+    def named(self, what: str, pair: str) -> str:
+        """The name in ``linear`` of a projection: of ``what`` ("q", "k", "v" or "out") for "g2l",
+        say: queries of the global stream, and keys and values of the long one."""
+        if self.projections == "shared":
+            return f"{what}_g"
+        if what in "kv" and self.projections == "separate":
+            return f"{what}_{pair}"
+        return f"{what}_{pair[-1] if what in 'kv' else pair[0]}"
+
+    def forward(
+        self, x_global: Tensor, x_long: Tensor, structure: Structure
+    ) -> tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            x_global: [B, G, D].
+            x_long: [B, N, D].
+            structure: of the batch.
+
+        Returns:
+            The same shapes; anything for padding.
+        """
+        number = x_global.size(1)
+        of_global, of_long = (
+            self._triple(side, stream, x_global, x_long) for side, stream in enumerate(("g", "l"))
+        )
+        parts = [self._among_global(of_global, structure)]
+        parts += [self._part(of_global, *range_) for range_ in self._of_spans(structure)]
+        attended_global = join([(out[:, :, :number], lse[:, :, :number]) for out, lse in parts])[0]
+        parts = [self._part(of_long, *range_, long=True) for range_ in self._of_long(structure)]
+        if self.labels.most:
+            parts.append(self._nearest(of_long, structure))
+        attended_long = join(parts)[0]
+        return (
+            self.linear[self.named("out", "g2g")](attended_global.transpose(1, 2).flatten(2)),
+            self.linear[self.named("out", "l2l")](attended_long.transpose(1, 2).flatten(2)),
+        )
+
+    def _triple(self, side: int, stream: str, x_global: Tensor, x_long: Tensor) -> _Triple:
+        own = x_long if stream == "l" else x_global
+        q = self._heads(self.linear[self.named("q", stream + stream)](own))
+        k, v = (
+            self._heads(
+                torch.cat(
+                    [
+                        self.linear[self.named(what, f"{stream}2g")](x_global),
+                        self.linear[self.named(what, f"{stream}2l")](x_long),
+                    ],
+                    dim=1,
+                )
+            )
+            for what in "kv"
+        )
+        added = torch.einsum("bhne,lhe->bhnl", q, self.label_vectors[side].to(q))
+        added = added + self.label_biases[side].T[:, None].to(q)
+        added = at_least_float32(added) * self.head_dim**-0.5
+        others = k.size(2) - q.size(2)
+        q = pad(q, (0, 0, others, 0) if stream == "l" else (0, 0, 0, others))
+        return _Triple(q, k, v, added)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _part(
+        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int, *, long: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What queries of a stream find in a range of keys that has one label.
+
+        Args:
+            lo, hi: key slots, int64 [B, G or N].
+        """
+        number, total = lo.size(-1), triple.k.size(2)
+        sides = (total - number, 0) if long else (0, total - number)
+        lo, hi = (pad(bound, sides).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
+        out, lse = ranged_attention(
+            *triple[:3], Layout(lo, hi), dropout=self._dropout, impl=self.impl
+        )
+        if long:
+            out, lse = out[:, :, total - number :], lse[:, :, total - number :]
+        else:
+            out, lse = out[:, :, :number], lse[:, :, :number]
+        return out, lse + triple.added[..., label]
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _of_spans(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """What global tokens see of the long input: ranges of key slots, and their labels."""
+        first = structure.spans.size(1)
+        (begin, end), (low, high) = structure.own, structure.bounds_of_global
+        yield first + begin, first + end, self.labels.mine
+        if self.hard:
+            if structure.exempt is None:
+                return
+            low, high = (
+                torch.where(structure.exempt, bound, own)
+                for bound, own in ((low, begin), (high, end))
+            )
+        yield first + low, first + begin, self.labels.others
+        yield first + end, first + high, self.labels.others
+
+    def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """What long tokens see beside their nearest neighbours, likewise."""
+        low, high = structure.global_bounds
+        after = low
+        for mine in structure.mine.unbind(-1):
+            yield after, mine, self.labels.others
+            yield mine, torch.minimum(mine + 1, high), self.labels.mine
+            after = torch.minimum(mine + 1, high)
+        yield after, high, self.labels.others
+
+        first, most = structure.spans.size(1), self.labels.most
+        low, high = structure.long_bounds
+        place = torch.arange(structure.length, device=low.device)
+        begin = torch.maximum(place - self.radius, low)
+        end = torch.minimum(place + self.radius + 1, high)
+        if not most:
+            yield first + begin, first + end, 0
+        elif self.radius >= most:
+            yield first + begin, first + torch.maximum(begin, place - most + 1), 2 * most
+            yield first + torch.minimum(end, place + most), first + end, most
+
+    def _nearest(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
+        """What long tokens find in those less than k away, whose labels differ."""
+        reach = min(self.labels.most - 1, self.radius)
+        length, first = structure.length, structure.spans.size(1)
+        blocks = -(-length // _BLOCK)
+        more = blocks * _BLOCK - length
+        q = pad(triple.q[:, :, first:], (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
+        k, v = (
+            pad(x[:, :, first:], (0, 0, reach, reach + more)).unfold(2, _BLOCK + 2 * reach, _BLOCK)
+            for x in (triple.k, triple.v)
+        )  # [B, H, blocks, E, keys]
+        place = torch.arange(_BLOCK, device=q.device)
+        distance = torch.arange(_BLOCK + 2 * reach, device=q.device) - reach - place.unsqueeze(-1)
+        label = self.labels.of_distance(distance)
+        added = pad(triple.added[..., : 2 * self.labels.most + 1], (0, 0, 0, more))
+        added = added.unflatten(2, (blocks, _BLOCK))
+        added = added.gather(-1, label.expand(*added.shape[:3], -1, -1))
+        logits = at_least_float32(q @ k) * self.head_dim**-0.5 + added
+        low, high = (
+            pad(bound, (0, more)).view(-1, 1, blocks, _BLOCK, 1) for bound in structure.long_bounds
+        )
+        key = distance + torch.arange(blocks * _BLOCK, device=q.device).view(blocks, _BLOCK, 1)
+        hidden = (distance.abs() > reach) | (key < low) | (key >= high)
+        return _attended(logits, v.mT, hidden, self._dropout, length)
+
+    def _among_global(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
+        """What global tokens find in each other."""
+        number = structure.spans.size(1)
+        place = torch.arange(number, device=triple.q.device)
+        label = self.labels.of_distance(place - place.unsqueeze(-1))
+        if structure.paragraphs is not None:
+            paragraphs = structure.paragraphs
+            apart = paragraphs.unsqueeze(2) != paragraphs.unsqueeze(1)
+            label = torch.where(apart, self.labels.other_paragraph, label)
+            label = label.unsqueeze(1)
+        q, k, v = (x[:, :, :number] for x in triple[:3])
+        logits = at_least_float32(q @ k.mT) * self.head_dim**-0.5
+        logits = logits + triple.added.gather(-1, label.expand_as(logits))
+        hidden = ~structure.global_pairs.unsqueeze(1)
+        return _attended(
+            logits.unsqueeze(2), v.unsqueeze(2), hidden.unsqueeze(2), self._dropout, number
+        )
+
+
+def _attended(
+    logits: Tensor, v: Tensor, hidden: Tensor, rate: float, length: int
+) -> tuple[Tensor, Tensor]:
+    """Values and log-sum-exps of blocks of queries, put together.
+
+    Args:
+        logits: [B, H, blocks, queries, keys].
+        v: [B, H, blocks, keys, E].
+        hidden: bool, as logits.
+        rate: of dropout.
+        length: queries that there are.
+    """
+    logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)  # -inf has no gradient
+    out = dropout(logits.softmax(-1), rate).to(v.dtype) @ v
+    lse = logits.logsumexp(-1)
+    return out.flatten(2, 3)[:, :, :length], lse.flatten(2, 3)[:, :, :length]
