@@ -9,6 +9,13 @@ Importing this module registers the classes below with the Auto classes. They ho
 modules, layers and attention included: nothing is written twice.
 """
 
+import sys
+
+try:  # fairseq asks for torchaudio, and one that torch cannot load stops transformers' Trainer
+    import torchaudio  # noqa: F401
+except (ImportError, OSError):
+    sys.modules["torchaudio"] = None  # as if it were not installed
+
 try:
     import transformers
 except ImportError as error:

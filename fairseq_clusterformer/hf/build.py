@@ -34,7 +34,7 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
     with torch.device("cpu"):
         model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)
     model.set_num_updates(config.updates)  # before loading: a model commits to what it has seen
-    return model
+    return model.to(torch.get_default_dtype())  # positions are made in float32
 
 
 def numbered(size: int) -> Dictionary:

@@ -1,0 +1,200 @@
+"""Generation with our bounded cache: the same tokens as without it, and as fairseq writes."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from fairseq_clusterformer.hf import ClusterformerCache  # noqa: E402
+from fairseq_clusterformer.hf.build import numbered  # noqa: E402
+from tests.hf.small import (  # noqa: E402
+    EOS,
+    PAD,
+    VOCABULARY,
+    language_model,
+    padded,
+    tokens,
+    translator,
+)
+
+KINDS = ("window+neural", "taught", "full", "lsh(gap=3)", "window+kmeans", "strided")
+HOW = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "top_k": 10, "temperature": 0.7},
+    "beams": {"num_beams": 3},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+}
+
+
+def written(model, ids: Tensor, **how: object) -> Tensor:
+    torch.manual_seed(5)
+    return model.generate(ids, max_new_tokens=12, eos_token_id=None, **how)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_the_parallel_pass(kind: str) -> None:
+    """Ragged rows, padded on the left, in two portions."""
+    model = language_model(attention=kind)
+    ids, mask = padded([tokens(1, length)[0] for length in (14, 9, 3)], "left")
+    with torch.no_grad():
+        wanted = model(ids, attention_mask=mask).logits
+        first = model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True)
+        cache = first.past_key_values
+        assert cache.get_seq_length() == 6
+        second = model(ids[:, 6:], attention_mask=mask, past_key_values=cache)
+    found = torch.cat([first.logits, second.logits], dim=1)
+    real = mask.bool()
+    torch.testing.assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_with_a_cache_as_without(how: str) -> None:
+    model, ids = language_model(), tokens(3, 8)
+    found = written(model, ids, **HOW[how])
+    assert torch.equal(found, written(model, ids, use_cache=False, **HOW[how]))
+    assert torch.equal(found, written(model, ids, **HOW[how]))  # the same for the same seed
+
+
+@pytest.mark.parametrize("how", ["greedy", "beams"])
+def test_left_padding_changes_nothing(how: str) -> None:
+    model = language_model(decoder_learned_pos=True)
+    rows = [tokens(1, length)[0] for length in (9, 4, 1)]
+    ids, mask = padded(rows, "left")
+    together = written(model, ids, attention_mask=mask, **HOW[how])
+    for row, found in zip(rows, together, strict=True):
+        assert torch.equal(
+            written(model, row[None], **HOW[how])[0], found[len(ids[0]) - len(row) :]
+        )
+
+
+def test_documents_in_one_row() -> None:
+    """Positions start again behind each end-of-sentence symbol."""
+    model = language_model(separate_documents=True, attention="window+neural")
+    ids = tokens(2, 12)
+    ids[0, 5] = ids[1, 0] = ids[1, 8] = EOS
+    with torch.no_grad():
+        stepwise = model(ids, use_cache=True).logits
+        torch.testing.assert_close(stepwise, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def fairseq_beams(model, target_size: int, sample: dict, beam: int, **options) -> list[list[int]]:
+    """The best hypotheses of fairseq's own search."""
+    generator = SequenceGenerator(
+        [model.model], numbered(target_size), beam_size=beam, max_len_b=20, **options
+    )
+    prefix = sample.pop("prefix", None)
+    found = generator.generate([model.model], {"net_input": sample}, prefix_tokens=prefix)
+    return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_language_model_writes_as_fairseq(beam: int) -> None:
+    model = language_model()
+    ids = torch.cat([torch.full((3, 1), EOS), tokens(3, 5)], dim=1)
+    sample = {"src_tokens": ids[:, 1:], "src_lengths": torch.full((3,), 5)}
+    found = model.generate(
+        ids,
+        num_beams=beam,
+        early_stopping=True,
+        max_new_tokens=16,
+        forced_eos_token_id=EOS,
+        length_penalty=0.0,
+    )
+    # fairseq divides by the length of prefix and text, transformers by that of the text
+    wanted = fairseq_beams(
+        model, VOCABULARY, sample | {"prefix": ids[:, 1:]}, beam, normalize_scores=False
+    )
+    assert [row[row.ne(PAD)][1:].tolist() for row in found] == wanted
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_translator_translates_as_fairseq(beam: int) -> None:
+    model = translator()
+    rows = [torch.cat([tokens(1, length)[0], torch.tensor([EOS])]) for length in (7, 2, 5)]
+    ids, mask = padded(rows, "left")
+    sample = {"src_tokens": ids, "src_lengths": mask.sum(1)}
+    found = model.generate(
+        ids,
+        attention_mask=mask,
+        num_beams=beam,
+        early_stopping=True,
+        max_new_tokens=21,
+        min_new_tokens=1,
+        forced_eos_token_id=EOS,
+    )
+    wanted = fairseq_beams(model, VOCABULARY, sample, beam)
+    assert [row[row.ne(PAD)][1:].tolist() for row in found] == wanted
+
+
+def test_a_translator_with_a_cache_as_without() -> None:
+    model, ids = translator(), tokens(3, 8)
+    for how in HOW.values():
+        assert torch.equal(written(model, ids, **how), written(model, ids, use_cache=False, **how))
+
+
+def test_a_long_text_keeps_a_cache_of_constant_size() -> None:
+    """Once the rings are full, nothing grows, whatever the length."""
+    sizes = {"decoder_layers": 1, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8}
+    model = language_model(attention="window+taught", decoder_attention_heads=2, **sizes)
+    cache, token, seen = ClusterformerCache(), tokens(1, 1), []
+    with torch.inference_mode():
+        for length in (50, 200, 400):
+            while cache.get_seq_length() < length:
+                out = model(token, past_key_values=cache)
+                token = out.logits[:, -1, 4:].argmax(-1, keepdim=True) + 4
+            seen.append(cache.num_bytes)
+    assert seen[0] == seen[1] == seen[2]
+    keys = 4 * (1 + 3)  # of a window, and of the rings of three clusters, 4 each
+    assert seen[0] < 2 * keys * (4 + 4 + 1) * 4  # key, value and bias of floats
+
+
+def test_a_cache_can_be_copied_and_repeated() -> None:
+    model, ids = language_model(), tokens(2, 8)
+    with torch.no_grad():
+        cache = model(ids[:, :7], use_cache=True).past_key_values
+        assert cache.batch_size == 2
+        other = copy.deepcopy(cache)
+        cache.batch_repeat_interleave(2)
+        one = model(ids[:, 7:].repeat_interleave(2, 0), past_key_values=cache).logits
+        two = model(ids[:, 7:], past_key_values=other).logits
+    torch.testing.assert_close(one[::2], two)
+    torch.testing.assert_close(one[1::2], two)
+
+
+def test_what_a_cache_cannot_do_is_one_line() -> None:
+    model, ids = language_model(), tokens(1, 4)
+    with pytest.raises(ValueError, match="cache_implementation is static; allowed: None"):
+        model.generate(ids, cache_implementation="static", max_new_tokens=2)
+    cache = model.generate(ids, max_new_tokens=2, return_dict_in_generate=True).past_key_values
+    assert isinstance(cache, ClusterformerCache)
+    with pytest.raises(ValueError, match="cannot be turned back; allowed:"):
+        cache.crop(1)
+    with pytest.raises(ValueError, match="attention_mask has 4 tokens; allowed: 9"):
+        model(ids, attention_mask=torch.ones(1, 4), past_key_values=cache)
+    leaking = language_model(cluster_rule="leaking-chunk", attention="neural")
+    with pytest.raises(ValueError, match="cannot generate; allowed: recent"):
+        leaking.generate(ids, max_new_tokens=2)
+
+
+def test_a_conversation_goes_on_from_a_cache() -> None:
+    model, ids = language_model(), tokens(1, 6)
+    first = model.generate(ids, max_new_tokens=5, eos_token_id=None, return_dict_in_generate=True)
+    more = torch.cat([first.sequences, tokens(1, 3)], dim=1)
+    found = model.generate(
+        more, past_key_values=first.past_key_values, max_new_tokens=6, eos_token_id=None
+    )
+    assert torch.equal(found, model.generate(more, max_new_tokens=6, eos_token_id=None))
+
+
+@pytest.mark.slow
+def test_compiled() -> None:
+    """With the eager backend: what is traced is the model, what runs needs no compiler."""
+    model, ids = language_model(decoder_layers=1, attention="window"), tokens(2, 9)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)

@@ -1,0 +1,112 @@
+"""Trainer, LoRA and pipelines: each does a few updates or a few tokens with a small model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import (  # noqa: E402
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
+
+from tests.hf.small import config, language_model, tokens, translator  # noqa: E402
+
+
+def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list[float]:
+    """The losses of a few updates by transformers' Trainer."""
+    pytest.importorskip("accelerate")
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        max_steps=20,
+        learning_rate=0.01,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=1,
+        **options,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+def rows_of(model, **more: torch.Tensor) -> list[dict]:
+    """Eight times one text, which is learned by heart."""
+    text = tokens(1, 12)[0]
+    return [{"input_ids": text, "attention_mask": torch.ones(12), "labels": text, **more}] * 8
+
+
+def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
+    model = language_model().train()
+    before = model.model.decoder.layers[0].self_attn.routers[1].state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    losses = fine_tuned(model, rows_of(model), tmp_path, gradient_checkpointing=True)
+    assert losses[-1] < losses[0] / 3
+    router = model.model.decoder.layers[0].self_attn.routers[1]
+    changed = [n for n, t in router.state_dict().items() if not torch.equal(t, before[n])]
+    assert any("centroids" in name for name in changed)  # learned by their own loss
+    assert any("normalizer" in name for name in changed)  # remembered from batch to batch
+
+
+def test_a_classifier_is_fine_tuned(tmp_path: Path) -> None:
+    model = AutoModelForSequenceClassification.from_config(config("clusterformer_classifier_tiny"))
+    rows = [{"input_ids": tokens(1, 9)[0], "labels": i % 2} for i in range(8)]
+    losses = fine_tuned(model, rows, tmp_path)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_clustering_losses_are_in_the_loss() -> None:
+    given = {"input_ids": tokens(2, 9), "labels": tokens(2, 9)}
+    options = config("clusterformer_masked_lm_tiny", dropout=0.0)
+    model = AutoModelForMaskedLM.from_config(options).train()
+    torch.manual_seed(1)
+    model(**given).loss.backward()
+    assert model.model.encoder.layers[0].self_attn.routers[1].clustering.centroids.grad.any()
+    model.zero_grad()
+    names = ("clustering_loss_weight", "centroid_sorting_loss_weight", "routing_loss_weight")
+    model.config.criterion = dict.fromkeys(names, 0.0)
+    model(**given).loss.backward()
+    assert not model.model.encoder.layers[0].self_attn.routers[1].clustering.centroids.grad.any()
+
+
+@pytest.mark.parametrize("target", [["q_proj", "v_proj"], "all-linear"])
+def test_lora_finds_its_modules(target: list[str] | str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = language_model()
+    ids = tokens(2, 9)
+    before = model(ids).logits
+    wanted = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=target, r=2)
+    adapted = peft.get_peft_model(model, wanted).train()
+    assert any("lora_A" in name for name, p in adapted.named_parameters() if p.requires_grad)
+    torch.testing.assert_close(adapted.eval()(ids).logits, before)  # B is 0 at first
+    losses = fine_tuned(adapted.train(), rows_of(model), tmp_path / "run")
+    assert losses[-1] < losses[0]
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+    merged = adapted.eval().merge_and_unload()
+    assert merged.generate(ids, max_new_tokens=3).shape == (2, 12)
+
+
+def test_a_translator_learns_from_labels() -> None:
+    model = translator().train()
+    source, target = tokens(2, 6), tokens(2, 5)
+    target[1, 3:] = -100
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    losses = []
+    for _ in range(15):
+        loss = model(input_ids=source, labels=target).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] / 2
+    read = model.prepare_decoder_input_ids_from_labels(target)
+    assert read[1].tolist() == [2, *target[1, :3].tolist(), 1]
