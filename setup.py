@@ -69,15 +69,23 @@ setup(
     ],
     entry_points={"console_scripts": ["clusterformer=fairseq_clusterformer.cli.main:main"]},
     package_data={
-        "fairseq_clusterformer": ["visual/templates/*", "kernels/cpu/*.cpp", "trained/*/*"]
+        "fairseq_clusterformer": [
+            "visual/templates/*",
+            "serve/*.html",
+            "kernels/cpu/*.cpp",
+            "trained/*/*",
+        ]
     },
     extras_require={
         "gpu": ["faiss-gpu", "triton"],
         # clustering: the self-organising map that neural clustering is compared with
         # documents: the text of web pages without their menus
+        # serve: the page to ask in; httpx: its test client
         # setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
+            "fastapi",
+            "httpx",
             "minisom",
             "pytest>=8",
             "pytest-xdist",
@@ -86,10 +94,12 @@ setup(
             "lxml_html_clean",
             "trafilatura",
             "triton>=3.9",
+            "uvicorn",
             "wheel",
         ],
         "clustering": ["minisom"],
         "documents": ["trafilatura", "lxml_html_clean"],
+        "serve": ["fastapi", "uvicorn"],
         "vectors": ["gensim>=4.3.3"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },

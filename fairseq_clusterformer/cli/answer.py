@@ -75,8 +75,14 @@ def main(arguments: Sequence[str]) -> int:
     if args.serve:
         from fairseq_clusterformer.serve import Desk, serve
 
-        desk = Desk(reader, encoding=args.encoding, main_text=args.main_text, top=args.top)
-        desk.most, desk.least = args.tokens_at_once, args.no_answer_margin
+        desk = Desk(
+            reader,
+            encoding=args.encoding,
+            main_text=args.main_text,
+            top=args.top,
+            most=args.tokens_at_once,
+            least=args.no_answer_margin,
+        )
         for source in sources:
             desk.add(source)
         return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)

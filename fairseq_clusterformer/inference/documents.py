@@ -24,7 +24,8 @@ from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-ALLOWED = "a file of text, Markdown (.md), HTML (.html) or PDF, or a folder of them"
+_KINDS = "a file of text, Markdown (.md), HTML (.html) or PDF"
+ALLOWED = f"{_KINDS}, or a folder of them"
 _MARKDOWN = (".md", ".markdown")
 _HTML = (".html", ".htm", ".xhtml", ".xht")
 #: what is read of a folder; a file that is named itself may have any ending
@@ -112,7 +113,7 @@ def uploaded_source(
     try:
         return _of_bytes(data, Path(name), encoding, main_text)
     except _Unreadable as error:
-        raise bad_option("document", name, ALLOWED, str(error)) from None
+        raise bad_option("document", name, _KINDS, str(error)) from None
 
 
 def read_sources(
@@ -217,7 +218,9 @@ def _decoded(data: bytes, encoding: str | None, declared: re.Match[bytes] | None
         raise _Unreadable(f"says that it is in {own}, which is unknown") from None
     except UnicodeError as error:
         at = f" (byte {error.start:,})" if isinstance(error, UnicodeDecodeError) else ""
-        raise _Unreadable(f"is not in {used}{at}; --encoding NAME names another") from None
+        raise _Unreadable(
+            f"is not in {used}{at}: choose another encoding (--encoding NAME)"
+        ) from None
     if "\0" in text:
         raise _Unreadable(f"holds the character NUL, so it is no text in {used}")
     return text

@@ -48,20 +48,25 @@ def squad(number: int, seed: int) -> dict:
 
 @pytest.fixture(scope="session")
 def towns_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As ``clusterformer prepare qa`` makes it."""
-    folder = tmp_path_factory.mktemp("towns")
-    for split, (number, seed) in {"train": (600, 1), "dev": (60, 2)}.items():
-        (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
-    line = ["squad2", folder / "data", "--source", folder]
-    assert main(["prepare", "qa", *map(str, line)]) == 0
+    """As ``clusterformer prepare qa`` makes it; once for all folders of tests."""
+    folder = tmp_path_factory.getbasetemp() / "towns"
+    if not folder.exists():
+        folder.mkdir()
+        for split, (number, seed) in {"train": (600, 1), "dev": (60, 2)}.items():
+            (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
+        line = ["squad2", folder / "data", "--source", folder]
+        assert main(["prepare", "qa", *map(str, line)]) == 0
     return folder / "data"
 
 
 @pytest.fixture(scope="session")
-def towns_reader(towns_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def towns_reader(towns_data: Path) -> Path:
     """A ``bidaf_reader`` that finds who rules a town, and when nobody says so."""
-    folder = tmp_path_factory.mktemp("reader")
-    path = vectors(folder, ["Who", "rules", *TOWNS, *" ".join(NAMES).split()])
-    line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
-    train(towns_data, f"{line} --disable-validation --no-epoch-checkpoints --dropout 0.1", folder)
+    folder = towns_data.parent / "reader"
+    if not folder.exists():
+        folder.mkdir()
+        path = vectors(folder, ["Who", "rules", *TOWNS, *" ".join(NAMES).split()])
+        line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
+        line += " --disable-validation --no-epoch-checkpoints --dropout 0.1"
+        train(towns_data, line, folder)
     return folder / "checkpoint_last.pt"

@@ -1,0 +1,73 @@
+"""A page to drop documents on and to ask in: ``clusterformer answer --serve``.
+
+The page is one file that asks no other host for anything. The server is FastAPI on uvicorn, which
+the extra ``serve`` installs.
+"""
+
+import ipaddress
+import socket
+import sys
+
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .desk import Desk
+
+__all__ = ["Desk", "check_installed", "is_loopback", "serve"]
+
+
+def check_installed() -> None:
+    """Refuse to serve without FastAPI and uvicorn.
+
+    Raises:
+        UserError: saying how to install them.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"--serve needs {error.name}, which is not installed; allowed: pip install "
+            '"fairseq_clusterformer[serve]", or no --serve'
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def serve(desk: Desk, host: str, port: int, limit: int) -> int:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        host: an address of this computer.
+        limit: bytes of an uploaded file.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: an address or a port that cannot be had.
+    """
+    import uvicorn
+
+    from .app import build_app
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        allowed = "a free port, and an address of this computer (--host)"
+        problem = f"cannot listen at {host} ({getattr(error, 'strerror', None) or error})"
+        raise bad_option("--port", port, allowed, problem) from None
+    if not is_loopback(host):
+        warning = f"everybody who can reach {host}:{port} can read the documents and add others"
+        print(f"clusterformer answer: {warning}", file=sys.stderr)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"Ask at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
+    config = uvicorn.Config(build_app(desk, host, limit), log_level="warning")
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0

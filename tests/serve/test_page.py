@@ -1,0 +1,303 @@
+"""The page to ask in: its server by FastAPI's own client, and itself in a browser."""
+
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+
+import uvicorn
+from fastapi.testclient import TestClient
+
+from fairseq_clusterformer import serve as serving
+from fairseq_clusterformer.inference.documents import text_source
+from fairseq_clusterformer.serve import Desk
+from fairseq_clusterformer.serve import desk as desks
+from fairseq_clusterformer.serve.app import PAGE, build_app
+from tests.inference.commands import error, usage_error
+from tests.inference.papers import pdf
+
+LIMIT = 20_000
+ASKED = "Who rules Bree?"
+TOWNS = "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules Pisa."
+EVIL = """Kim 2nd rules Lund. </script><img src=x onerror="document.title=1"> Otto rules Ulm."""
+ODD = "b/\u00e4 #1?.txt"
+
+
+@pytest.fixture
+def client(desk: Desk) -> TestClient:
+    return TestClient(build_app(desk, "127.0.0.1", LIMIT), base_url="http://127.0.0.1:8000")
+
+
+def upload(client: TestClient, name: str, data: bytes | str, **more: str):
+    return client.put(f"/documents/{quote(name)}", content=data, params=more)
+
+
+def refused(response, status: int = 422) -> str:
+    """The one line of a refusal."""
+    assert response.status_code == status
+    line = response.json()["error"]
+    assert "\n" not in line
+    assert len(line) < 300
+    return line
+
+
+class TestDocuments:
+    def test_files_of_every_kind_are_asked_together(self, client: TestClient) -> None:
+        page = "<title>Towns</title><p>Kim 2nd rules <b>Orsk</b>.<p>Nothing else."
+        assert upload(client, "a.txt", TOWNS).json() == {
+            "documents": [{"name": "a.txt", "paragraphs": 1, "words": 10}]
+        }
+        assert upload(client, "page.html", page).status_code == 200
+        assert upload(client, "paper.pdf", pdf("old Sool rules Tyre.")).status_code == 200
+        names = [each["name"] for each in client.get("/documents").json()["documents"]]
+        assert names == ["a.txt", "page.html", "paper.pdf"]
+        for town, ruler, file in (
+            ("Bree", "Noor", "a.txt"),
+            ("Orsk", "Kim 2nd", "page.html"),
+            ("Tyre", "old Sool", "paper.pdf"),
+        ):
+            found = client.post("/ask", content=f"Who rules {town}?").json()
+            best = found["answers"][0]
+            assert (best["text"], best["file"], found["verdict"]) == (ruler, file, "")
+            assert best["counts"]
+            assert best["margin"] > 0
+            assert best["probability"] > 0.5
+            assert len(found["answers"]) == 3
+
+    def test_the_passage_around_an_answer(self, client: TestClient, monkeypatch) -> None:
+        monkeypatch.setattr(desks, "AROUND", 30)
+        upload(client, "a.txt", f"Otto rules Ulm.\n\n{TOWNS}")
+        best = client.post("/ask", content=ASKED).json()["answers"][0]
+        assert best["paragraph"] == 2
+        assert best["before"] + best["text"] + best["behind"] == (
+            "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules \u2026"
+        )
+
+    def test_no_answer_is_said(self, client: TestClient) -> None:
+        upload(client, "a.txt", TOWNS)
+        found = client.post("/ask", content="Who rules Tyre?").json()
+        assert found["verdict"].startswith("Most likely, no answer here (probability ")
+        assert found["answers"]
+        assert not any(each["counts"] for each in found["answers"])
+
+    def test_a_file_takes_the_place_of_one_of_its_name(self, client: TestClient) -> None:
+        upload(client, ODD, TOWNS)
+        documents = upload(client, ODD, "Otto rules Bree.").json()["documents"]
+        assert [each["name"] for each in documents] == [ODD]
+        assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Otto"
+        gone = client.delete(f"/documents/{quote(ODD)}")
+        assert gone.json() == {"documents": []}
+        assert "document is b: none" not in refused(client.delete("/documents/b"))
+        assert "document is none; allowed: one or more" in refused(
+            client.post("/ask", content=ASKED)
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "data", "message"),
+        [
+            ("empty.txt", b"", "document is empty.txt: holds no text; allowed: a file of text"),
+            ("blank.html", b"<p> </p><script>x</script>", "holds no text"),
+            ("latin.txt", b"caf\xe9", "is not in utf-8 (byte 3): choose another encoding"),
+            ("broken.pdf", b"%PDF-1.4 nothing", "cannot be read as PDF ("),
+            ("cut.pdf", pdf("Otto rules Ulm.")[:300], "cannot be read as PDF ("),
+            ("odd.html", b'<meta charset="klingon">x', "says that it is in klingon, which is unk"),
+            ("a.txt", b"a\0b", "holds the character NUL"),
+        ],
+    )
+    def test_unreadable(self, name: str, data: bytes, message: str, client: TestClient) -> None:
+        assert message in refused(upload(client, name, data))
+        assert client.get("/documents").json()["documents"] == []
+
+    def test_an_encoding_is_chosen(self, client: TestClient) -> None:
+        data = "Noor rules Bree. Zo\u00eb rules Ulm.".encode("latin-1")
+        assert upload(client, "a.txt", data, encoding="latin-1").status_code == 200
+        assert "--encoding" not in refused(upload(client, "a.txt", data, encoding="klingon"))[:5]
+
+    def test_limits(self, client: TestClient, desk: Desk, monkeypatch) -> None:
+        assert "big.txt is too large; allowed: 20,000 bytes or fewer" in refused(
+            upload(client, "big.txt", b"a" * (LIMIT + 1)), 413
+        )
+        monkeypatch.setattr(desks, "MOST_CHARACTERS", 100)
+        assert upload(client, "a.txt", TOWNS).status_code == 200
+        assert "114 characters; allowed: 100 in all" in refused(upload(client, "b.txt", TOWNS))
+        assert upload(client, "a.txt", TOWNS).status_code == 200  # in place of itself
+        assert [each["name"] for each in desk.documents()] == ["a.txt"]
+        assert "the question is too large" in refused(
+            client.post("/ask", content="a" * 100_001), 413
+        )
+
+
+class TestQuestions:
+    @pytest.mark.parametrize(
+        ("question", "message"),
+        [
+            ("Who rules " * 250, "subwords; allowed: 62 subwords or fewer"),
+            ("  ", "question is empty; allowed: a question"),
+            (b"\xff", "allowed: UTF-8 text"),
+        ],
+    )
+    def test_refused(self, question: str | bytes, message: str, client: TestClient) -> None:
+        upload(client, "a.txt", TOWNS)
+        line = refused(client.post("/ask", content=question))
+        assert message in line
+        assert line.startswith("question is ")
+
+    def test_the_margin_decides(self, reader) -> None:
+        desk = Desk(reader, least=90.0, top=1)
+        desk.add(text_source(TOWNS, "a"))
+        found = desk.ask(ASKED)
+        assert "and above 90 counts" in found["verdict"]
+        assert [each["counts"] for each in found["answers"]] == [False]
+
+
+class TestWhoIsAnswered:
+    def test_one_file_that_needs_no_other_host(self, client: TestClient) -> None:
+        response = client.get("/")
+        html = response.text
+        assert html == PAGE.read_text(encoding="utf-8")
+        assert "//" not in re.sub(r"/\*.*?\*/", "", html)
+        assert not re.search(r"innerHTML|insertAdjacent|document\.write|eval\(", html)
+        assert len(re.findall(r"<script", html)) == len(re.findall(r"<style", html)) == 1
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'sha256-")
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+    def test_text_goes_out_as_json(self, client: TestClient) -> None:
+        upload(client, "<b>.txt", EVIL)
+        response = client.post("/ask", content="Who rules Lund?")
+        assert response.headers["content-type"] == "application/json"
+        assert response.headers["x-content-type-options"] == "nosniff"
+        best = response.json()["answers"][0]
+        assert best["before"] + best["text"] + best["behind"] == EVIL
+
+    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil"])
+    def test_another_name_is_refused(self, host: str, client: TestClient) -> None:
+        response = client.get("/documents", headers={"host": host})
+        assert "answers to its own address alone" in refused(response, 403)
+
+    @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:8000"])
+    def test_its_own_names(self, host: str, client: TestClient) -> None:
+        assert client.get("/documents", headers={"host": host}).status_code == 200
+
+    def test_other_sites_are_refused(self, client: TestClient) -> None:
+        for site in ("cross-site", "same-site"):
+            response = client.post("/ask", content="x", headers={"sec-fetch-site": site})
+            assert "does not answer other sites" in refused(response, 403)
+        assert "access-control-allow-origin" not in client.get("/").headers
+
+    def test_in_a_network_any_name_will_do(self, desk: Desk) -> None:
+        client = TestClient(build_app(desk, "0.0.0.0", LIMIT), base_url="http://desk.lan")
+        assert client.get("/").status_code == 200
+        assert not serving.is_loopback("0.0.0.0")
+        assert serving.is_loopback("127.0.0.2")
+        assert serving.is_loopback("::1")
+        assert not serving.is_loopback("desk.lan")
+
+    def test_no_pages_of_fastapi(self, client: TestClient) -> None:
+        for path in ("/docs", "/redoc", "/openapi.json"):
+            assert client.get(path).status_code == 404
+
+
+@pytest.fixture
+def address(desk: Desk):
+    """Of a server in a thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(build_app(desk, "127.0.0.1", LIMIT), log_level="warning")
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield "http://{}:{}".format(*listener.getsockname())
+    server.should_exit = True
+    thread.join(30)
+
+
+def seen(address: str, tmp_path: Path) -> str:
+    """The page as it is in a browser after it has answered."""
+    browser = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
+    if browser is None:
+        pytest.skip("no Chromium here")
+    line = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    line += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path}", address]
+    return subprocess.run(line, check=True, timeout=120, capture_output=True, text=True).stdout
+
+
+class TestBrowser:
+    def test_an_answer_is_marked(self, desk: Desk, address: str, tmp_path: Path) -> None:
+        """And the text of a document stays text."""
+        desk.add(text_source(EVIL, "<i>evil</i>.html"))
+        html = seen(f"{address}/?question={quote('Who rules Lund?')}", tmp_path)
+        assert "<title>Ask your documents</title>" in html
+        evil = escape(EVIL, quote=False).partition("Kim 2nd")
+        assert f"<p>{evil[0]}<mark>Kim 2nd</mark>{evil[2]}</p>" in html
+        assert "&lt;i&gt;evil&lt;/i&gt;.html, paragraph 1" in html
+        assert "<img" not in html
+        assert re.search(r'id="verdict" hidden', html)
+
+    def test_no_answer(self, desk: Desk, address: str, tmp_path: Path) -> None:
+        desk.add(text_source(TOWNS, "a.txt"))
+        html = seen(f"{address}/?question={quote('Who rules Tyre?')}", tmp_path)
+        assert re.search(r'id="verdict"><strong>No answer found', html)
+        assert "Most likely, no answer here (probability" in html
+        assert html.count('<li class="guess">') == 3
+
+    def test_a_refusal(self, address: str, tmp_path: Path) -> None:
+        html = seen(f"{address}/?question={quote('Who?')}", tmp_path)
+        assert re.search(r'id="said"[^>]*class="bad">document is none; allowed: one or', html)
+
+
+class TestCommand:
+    def test_a_port_in_use(self, towns_reader: Path, capsys) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            line = ["answer", "--checkpoint", towns_reader, "--serve", "--cpu", "--port", port]
+            said = error(capsys, *line)
+        assert f"--port is {port}: cannot listen at 127.0.0.1 (" in said
+        assert "no.such.host (" in error(capsys, *line, "--host", "no.such.host")
+
+    def test_what_is_not_installed(self, monkeypatch, capsys) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+        said = error(capsys, "answer", "--serve")
+        assert 'needs uvicorn, which is not installed; allowed: pip install "fairseq' in said
+
+    def test_it_serves(self, towns_reader: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+        """The documents of the command line, at this computer alone."""
+        from tests.inference.commands import run
+
+        (tmp_path / "a.txt").write_text(TOWNS)
+        served = []
+
+        class Once(uvicorn.Server):
+            def run(self, sockets) -> None:
+                served.append((self.config.app, sockets[0].getsockname()))
+                sockets[0].close()
+
+        monkeypatch.setattr(uvicorn, "Server", Once)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
+        assert run(*line, "--serve", "--port", port, "--upload-limit", 1, "--cpu") == 0
+        assert capsys.readouterr().out == f"Ask at http://127.0.0.1:{port} (Ctrl-C ends it)\n"
+        ((app, name),) = served
+        assert name == ("127.0.0.1", port)
+        client = TestClient(app, base_url=f"http://127.0.0.1:{port}")
+        assert client.get("/documents").json()["limit"] == 1_000_000
+        assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Noor"
+
+    def test_a_limit_is_a_whole_number(self, capsys) -> None:
+        assert "--upload-limit is 0; allowed" in usage_error(
+            capsys, "answer", "--serve", "--upload-limit", "0"
+        )
