@@ -101,6 +101,8 @@ setup(
         "documents": ["trafilatura", "lxml_html_clean"],
         "serve": ["fastapi", "uvicorn"],
         "vectors": ["gensim>=4.3.3"],
+        # its Trainer needs accelerate
+        "transformers": ["transformers>=5.23,<6", "accelerate"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },
 )
