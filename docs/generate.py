@@ -22,6 +22,7 @@ TABLES = {
     "translation": "-models.options:ClusteringOptions models.clusterformer:ClusterformerOptions",
     "classifier": "-models.encoder_only:EncoderOnlyOptions"
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
+    "etc": "-models.encoder_only:EncoderOptions models.etc_masked_lm:ETCMaskedLMConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",

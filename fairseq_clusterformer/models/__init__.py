@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     clusterformer_lm,
     clusterformer_masked_lm,
     clusterformer_reader,
+    etc_masked_lm,
     qanet_reader,
 )
 from .checkpoints import explain_loading

@@ -498,3 +498,36 @@ class TestHydra:
         line = TASK.replace("test", "valid")
         path = tmp_path / "checkpoint_best.pt"
         assert validate(pair_data, path, line, "--batch-size", 9)["map"] == float(best)
+
+
+class TestETC:
+    """ETC's encoder: from nothing, and from a dense model's weights."""
+
+    LINE = (
+        MASKED.replace("--task masked_lm", "--task clusterformer_masked_lm")
+        .replace("--arch clusterformer_masked_lm", "--arch etc_masked_lm --radius 4 --block 8")
+        .replace(" --attention-window 4", "")
+    )
+
+    def test_learns(self, text_data: Path, tmp_path: Path) -> None:
+        run = train(text_data / "input0", f"{self.LINE} --max-update 40", tmp_path)
+        losses = [run.mean_loss(number) for number in range(len(run.updates))]
+        assert sum(losses[-5:]) < sum(losses[:5]) - 5 * 0.2
+
+    def test_lifts(self, text_data: Path, tmp_path: Path) -> None:
+        dense = f"{MASKED} --encoder-attention full --layernorm-embedding --max-update 1"
+        train(text_data / "input0", dense, tmp_path / "dense")
+        path, line = last(tmp_path / "dense"), f"{self.LINE} --max-update 1 --lr 0 --optimizer sgd"
+        train(text_data / "input0", line, tmp_path / "etc", "--lift", path)
+        given, now = (load_state(p)["model"] for p in (path, last(tmp_path / "etc")))
+        for name in ("k_g2g", "k_l2g"):
+            lifted = now[f"encoder.layers.1.self_attn.linear.{name}.weight"]
+            assert torch.equal(lifted, given["encoder.layers.1.self_attn.k_proj.weight"])
+
+    def test_what_has_no_norm_of_its_embeddings(
+        self, text_data: Path, masked_lm: Path, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ValueError, match="allowed") as caught:
+            train(text_data / "input0", self.LINE, tmp_path, "--lift", masked_lm)
+        message = f"--lift is {masked_lm}: it has no layernorm_embedding.weight; allowed"
+        assert message in last_line(caught.value)

@@ -1,0 +1,321 @@
+"""ETC's encoder (Ainslie et al. 2020): a long input, and global tokens that stand for its parts.
+
+Shape letters: B batch, G global tokens, N long tokens, D width.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_clusterformer.attention.global_local import (
+    NUM_LABELS,
+    PROJECTIONS,
+    GlobalLocalAttention,
+    Structure,
+)
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS
+
+from .encoder_only import EncoderOptions
+from .options import set_defaults
+
+GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
+
+
+@dataclass
+class ETCOptions(EncoderOptions):
+    """Options of the encoder."""
+
+    radius: int = field(
+        default=84, metadata={"help": "r: long tokens see those up to so far away, on either side"}
+    )
+    max_distance: int = field(
+        default=12,
+        metadata={"help": "k: distances from which on are one; each nearer one has a label"},
+    )
+    num_labels: int = field(
+        default=NUM_LABELS, metadata={"help": "room for labels: 2 k + 4 or more"}
+    )
+    projections: str = field(
+        default="separate",
+        metadata={
+            "help": "separate (keys and values for each pair of streams), shared-kv (for each "
+            "stream), or shared (one for all)"
+        },
+    )
+    hard_global: bool = field(
+        default=False,
+        metadata={"help": "global tokens see their own part alone of the long input"},
+    )
+    block: int = field(
+        default=97,
+        metadata={"help": "tokens of a part, where the data names no parts: fixed blocks"},
+    )
+    attention_kernel: str = field(
+        default="auto", metadata={"help": f"auto, {', '.join(IMPLEMENTATIONS)}"}
+    )
+
+
+class Streams(NamedTuple):
+    """What the encoder makes of both streams.
+
+    Attributes:
+        of_global: [B, G, D].
+        of_long: [B, N, D].
+        structure: of the batch.
+    """
+
+    of_global: Tensor
+    of_long: Tensor
+    structure: Structure
+
+
+def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
+    """Parts of ``block`` tokens each, the last one of what is left; the paper's "fixed blocks".
+
+    Args:
+        tokens: int64 [B, N], with padding behind.
+        block: tokens of a part.
+        pad: of the dictionary.
+    """
+    padding = tokens.eq(pad)
+    length = tokens.size(1)
+    real = (~padding).sum(1, keepdim=True)
+    begin = torch.arange(0, max(length, 1), block, device=tokens.device).expand(len(tokens), -1)
+    begin = begin.minimum(real)
+    end = (begin + block).minimum(real)
+    empty = begin >= end
+    empty[:, 0] = False  # one global token of a row of padding
+    some = bool(padding.any())
+    return Structure(
+        torch.stack([begin, end], dim=-1),
+        length,
+        long_padding=padding if some else None,
+        global_padding=empty if some else None,
+    )
+
+
+class ETCLayer(nn.Module):
+    """Attention of both streams and a feed-forward layer that they share; norms are their own.
+
+    Args:
+        args: `ETCOptions`.
+    """
+
+    def __init__(self, args):
+        super().__init__()
+        width, inner = args.encoder_embed_dim, args.encoder_ffn_embed_dim
+        self.self_attn = GlobalLocalAttention(
+            width,
+            args.encoder_attention_heads,
+            radius=args.radius,
+            max_distance=args.max_distance,
+            projections=args.projections,
+            hard=args.hard_global,
+            dropout=args.attention_dropout,
+            num_labels=args.num_labels,
+            kernel=args.attention_kernel,
+        )
+        self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.activation = utils.get_activation_fn(args.activation_fn)
+        self.attention_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.final_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.dropout, self.activation_dropout = args.dropout, args.activation_dropout
+        self.before = args.encoder_normalize_before
+
+    def forward(
+        self, x_global: Tensor, x_long: Tensor, structure: Structure
+    ) -> tuple[Tensor, Tensor]:
+        """[B, G, D] and [B, N, D] to the same."""
+        streams = [x_global, x_long]
+        given = self._normed(self.attention_norms, streams) if self.before else streams
+        streams = self._added(streams, self.self_attn(*given, structure), self.attention_norms)
+        given = self._normed(self.final_norms, streams) if self.before else streams
+        changes = [self._feed_forward(x) for x in given]
+        return tuple(self._added(streams, changes, self.final_norms))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        x = dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training)
+        return self.fc2(x)
+
+    def _added(self, streams, changes, norms) -> list[Tensor]:
+        pairs = zip(streams, changes, strict=True)
+        added = [x + dropout(change, self.dropout, self.training) for x, change in pairs]
+        return added if self.before else self._normed(norms, added)
+
+    def _normed(self, norms, streams) -> list[Tensor]:
+        return [norm(x) for norm, x in zip(norms, streams, strict=True)]
+
+
+class ETCEncoder(nn.Module):
+    """Embeddings of words and types, without positions, and :class:`ETCLayer`.
+
+    Args:
+        args: `ETCOptions`.
+        dictionary: of the words; a global token without one of its own is ``<s>``.
+
+    Raises:
+        ValueError: an option that is not allowed.
+    """
+
+    def __init__(self, args, dictionary: Dictionary):
+        super().__init__()
+        for name, least in (("block", 1), ("encoder_layers", 1), ("radius", 0)):
+            if getattr(args, name) < least:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {least} or more")
+        if args.projections not in PROJECTIONS:
+            raise ValueError(
+                f"--projections is {args.projections}; allowed: {', '.join(PROJECTIONS)}"
+            )
+        self.dictionary, self.block, self.dropout = dictionary, args.block, args.dropout
+        self.checkpoint_activations = args.checkpoint_activations
+        width = args.encoder_embed_dim
+        self.embed_tokens = nn.Embedding(len(dictionary), width, dictionary.pad())
+        self.embed_types = nn.Embedding(NUM_TYPES, width)
+        for embedding in (self.embed_tokens, self.embed_types):
+            nn.init.normal_(embedding.weight, std=0.02)
+        nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
+        self.layernorm_embedding = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(ETCLayer(args) for _ in range(args.encoder_layers))
+        ends = 2 if args.encoder_normalize_before else 0
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(ends))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        structure: Structure | None = None,
+        global_tokens: Tensor | None = None,
+        types: Tensor | None = None,
+        global_types: Tensor | None = None,
+    ) -> Streams:
+        """Encode.
+
+        Args:
+            tokens: of the long input, int64 [B, N], with padding behind.
+            structure: which global tokens stand for which parts; None: fixed blocks.
+            global_tokens: words of the global tokens, int64 [B, G]; None: ``<s>``.
+            types: of the long tokens, int64 [B, N] below 16; None: 1.
+            global_types: of the global ones, int64 [B, G]; None: 0.
+
+        Raises:
+            ValueError: padding before a token, or streams that do not fit the structure.
+        """
+        padding = tokens.eq(self.dictionary.pad())
+        if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
+            raise ValueError("padding stands before a token; allowed: behind the last one")
+        if structure is None:
+            structure = fixed_blocks(tokens, self.block, self.dictionary.pad())
+        shape = structure.spans.shape[:2]
+        if global_tokens is None:
+            global_tokens = tokens.new_full(shape, self.dictionary.bos())
+        if structure.length != tokens.size(1) or global_tokens.shape != shape:
+            raise ValueError(
+                f"a structure of {structure.length} long and {shape[1]} global tokens; allowed: "
+                f"of {tokens.size(1)} and {global_tokens.size(1)}, as the tokens are"
+            )
+        streams = [
+            self._embedded(words, kinds, default)
+            for words, kinds, default in (
+                (global_tokens, global_types, GLOBAL_TYPE),
+                (tokens, types, LONG_TYPE),
+            )
+        ]
+        for layer in self.layers:
+            if self.checkpoint_activations and self.training:
+                streams = checkpoint(layer, *streams, structure, use_reentrant=False)
+            else:
+                streams = layer(*streams, structure)
+        if self.norms:
+            streams = [norm(x) for norm, x in zip(self.norms, streams, strict=True)]
+        return Streams(*streams, structure)
+
+    def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
+        if kinds is None:
+            kinds = torch.full_like(words, default)
+        x = self.layernorm_embedding(self.embed_tokens(words) + self.embed_types(kinds))
+        return dropout(x, self.dropout, self.training)
+
+    def max_positions(self) -> int:
+        """A text may have any length."""
+        return int(1e9)
+
+
+def lifted(given: dict[str, Tensor], mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a dense encoder as those of an :class:`ETCEncoder`, one by one: queries,
+    keys and values go to every copy of theirs, norms to both streams, words and feed-forward
+    layers as they are. Positions have no place here; labels and types are 0, which is exact where
+    the radius covers the text.
+
+    Args:
+        given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
+        mine: of the encoder to be.
+
+    Raises:
+        KeyError: what ``given`` has no tensor for.
+    """
+    result = {}
+    for name, tensor in mine.items():
+        if "label_" in name or name == "embed_types.weight":
+            result[name] = torch.zeros_like(tensor)
+            continue
+        result[name] = given[_dense_name(name)]
+    return result
+
+
+_DENSE = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
+
+
+def _dense_name(name: str) -> str:
+    """Of a parameter of ETC in a dense encoder."""
+    parts = name.split(".")
+    if "linear" in parts:  # layers.0.self_attn.linear.k_l2g.weight
+        place = parts.index("linear")
+        parts[place : place + 2] = [_DENSE[parts[place + 1].split("_")[0]]]
+    for norms, norm in (
+        ("attention_norms", "self_attn_layer_norm"),
+        ("final_norms", "final_layer_norm"),
+        ("norms", "layer_norm"),
+    ):
+        if norms in parts:
+            place = parts.index(norms)
+            parts[place : place + 2] = [norm]
+    return ".".join(parts)
+
+
+def tiny(args) -> None:
+    """2 layers of 64: for trials."""
+    _sized(args, layers=2, width=64, heads=4, inner=128, radius=16)
+
+
+def small(args) -> None:
+    """4 layers of 256."""
+    _sized(args, layers=4, width=256, heads=4, inner=1024, radius=84)
+
+
+def base(args) -> None:
+    """The paper's base: 12 layers of 768, 166 million parameters."""
+    _sized(args, layers=12, width=768, heads=12, inner=3072, radius=84)
+
+
+def large(args) -> None:
+    """The paper's large: 24 layers of 1,024, 539 million parameters."""
+    set_defaults(args, max_distance=24, num_labels=64)
+    _sized(args, layers=24, width=1024, heads=16, inner=4096, radius=169)
+
+
+def _sized(args, *, layers: int, width: int, heads: int, inner: int, radius: int) -> None:
+    set_defaults(
+        args,
+        encoder_layers=layers,
+        encoder_embed_dim=width,
+        encoder_attention_heads=heads,
+        encoder_ffn_embed_dim=inner,
+        radius=radius,
+        activation_fn="gelu",
+    )

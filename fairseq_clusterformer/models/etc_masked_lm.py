@@ -1,0 +1,116 @@
+"""``--arch etc_masked_lm``: masked words, by ETC's encoder (Ainslie et al. 2020).
+
+It is trained by the task ``clusterformer_masked_lm``, with fixed blocks as parts.
+"""
+
+from dataclasses import dataclass, field
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta.model import RobertaLMHead
+from torch import Tensor
+
+from . import etc
+from .checkpoints import CheckpointError, read_model
+from .encoder_only import EncoderOnlyModel
+from .options import complete
+
+_OPTION = "--lift"
+
+
+@dataclass
+class ETCMaskedLMConfig(etc.ETCOptions):
+    """Options of the encoder."""
+
+    lift: str = field(
+        default="",
+        metadata={
+            "help": "checkpoint of fairseq's roberta or of clusterformer_masked_lm, whose weights "
+            "the encoder starts from"
+        },
+    )
+
+
+@register_model("etc_masked_lm", dataclass=ETCMaskedLMConfig)
+class ETCMaskedLM(EncoderOnlyModel):
+    """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings."""
+
+    def __init__(self, args, task):
+        super().__init__(self.build_encoder(args, task))
+        self.args = args
+        self.lm_head = RobertaLMHead(
+            embed_dim=args.encoder_embed_dim,
+            output_dim=len(task.source_dictionary),
+            activation_fn=args.activation_fn,
+            weight=self.encoder.embed_tokens.weight,
+        )
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        complete(args, ETCMaskedLMConfig)
+        return cls(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, task) -> etc.ETCEncoder:
+        """The encoder that the options name.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        return etc.ETCEncoder(args, task.source_dictionary)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        src_id: Tensor | None = None,
+        masked_tokens: Tensor | None = None,
+    ) -> tuple[Tensor, dict]:
+        """Guess words.
+
+        Args:
+            src_tokens: int64 [B, N].
+            src_lengths, src_id: of fairseq's task, ignored.
+            masked_tokens: bool [B, N], the places to guess; None: all.
+
+        Returns:
+            Logits [places, words], or [B, N, words] for all; and no reports.
+        """
+        streams = self.encoder(src_tokens)
+        return self.lm_head(streams.of_long, masked_tokens), {"reports": {"encoder": []}}
+
+    def load_initial_weights(self) -> None:
+        """Start from the model that ``--lift`` names.
+
+        Raises:
+            CheckpointError: a file that cannot be read, or that does not fit.
+        """
+        if not self.args.lift:
+            return
+        found = {}
+        for name, tensor in read_model(_OPTION, self.args.lift).items():
+            short = name.removeprefix("encoder.").removeprefix("sentence_encoder.")
+            found[short.replace("emb_layer_norm.", "layernorm_embedding.")] = tensor
+        mine = self.encoder.state_dict()
+        words = found.get("embed_tokens.weight")
+        wanted = len(mine["embed_tokens.weight"])
+        if words is not None and len(words) > wanted:
+            found["embed_tokens.weight"] = words[:wanted]  # the last one is <mask>
+        allowed = "allowed: an encoder of the same sizes and words, with a norm of its embeddings"
+        try:
+            self.encoder.load_state_dict(etc.lifted(found, mine))
+        except KeyError as error:
+            raise CheckpointError(
+                f"{_OPTION} is {self.args.lift}: it has no {error.args[0]}; {allowed}"
+            ) from None
+        except RuntimeError as error:
+            first = str(error).splitlines()[1].strip()
+            raise CheckpointError(f"{_OPTION} is {self.args.lift}: {first}; {allowed}") from None
+
+
+for _name in ("tiny", "small", "base", "large"):
+    register_model_architecture("etc_masked_lm", f"etc_masked_lm_{_name}")(getattr(etc, _name))

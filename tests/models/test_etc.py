@@ -1,0 +1,167 @@
+"""ETC's encoder: sizes of the paper, lifting, blocks, and training by fairseq's command."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_clusterformer.models import etc
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.etc_masked_lm import ETCMaskedLM
+from fairseq_clusterformer.models.options import defaults_of
+
+CLOSE = {"rtol": 0, "atol": 1e-12}
+SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
+SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "activation_fn": "gelu"}
+
+
+def make_task(words: int = 20) -> Namespace:
+    dictionary = Dictionary()
+    for number in range(words):
+        dictionary.add_symbol(f"word{number}")
+    return Namespace(source_dictionary=dictionary, max_positions=lambda: 100)
+
+
+def model(**options) -> ETCMaskedLM:
+    args = Namespace(**{**SIZES, "radius": 5, "max_distance": 2, "block": 8, **options})
+    return ETCMaskedLM.build_model(args, make_task()).double().eval()
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A checkpoint as fairseq writes it."""
+    last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
+    state = {"model": tensors, "args": Namespace(arch="transformer"), "optimizer_history": [last]}
+    torch.save(state | {"extra_state": {"train_iterator": {"epoch": 1}}}, path)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("base", 166), ("large", 539)])
+def test_sizes_are_those_of_the_paper(name: str, millions: int) -> None:
+    """Ainslie et al. 2020, section 4.1; by the vocabulary of BERT, without its head."""
+    args = Namespace()
+    getattr(etc, name)(args)
+    etc_args = Namespace(**{**defaults_of(etc.ETCOptions), **vars(args)})
+    with torch.device("meta"):
+        encoder = etc.ETCEncoder(etc_args, Dictionary())
+    words = 30_522 * args.encoder_embed_dim - encoder.embed_tokens.weight.numel()
+    total = sum(p.numel() for p in encoder.parameters()) + words
+    assert abs(total / 1e6 - millions) < 1
+
+
+def test_fixed_blocks() -> None:
+    """Written out: 10 tokens in blocks of 4, a row of 5, and one of padding."""
+    tokens = torch.full((3, 10), 5)
+    tokens[1, 5:] = tokens[2] = 1
+    found = etc.fixed_blocks(tokens, 4, 1)
+    assert found.spans.tolist() == [
+        [[0, 4], [4, 8], [8, 10]],
+        [[0, 4], [4, 5], [5, 5]],
+        [[0, 0], [0, 0], [0, 0]],
+    ]
+    assert found.global_padding.tolist() == [
+        [False] * 3,
+        [False, False, True],
+        [False, True, True],
+    ]
+    assert etc.fixed_blocks(tokens[:1], 4, 1).long_padding is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"hard_global": True, "projections": "shared-kv"}])
+def test_a_text_alone_is_a_text_in_any_batch(options: dict) -> None:
+    built = model(**options)
+    tokens = torch.randint(4, 24, (3, 40))
+    tokens[1, 17:] = tokens[2, 1:] = 1
+    together = built(tokens)[0]
+    for row, length in enumerate((40, 17, 1)):
+        alone = built(tokens[row : row + 1, :length])[0]
+        torch.testing.assert_close(together[row, :length], alone[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_global_tokens_carry_over_the_radius() -> None:
+    """Two layers of radius 5 reach ten tokens; by global tokens, all."""
+    built = model()
+    tokens = torch.randint(4, 24, (1, 60))
+    changed = tokens.clone()
+    changed[0, 0] = 4 + (changed[0, 0] - 3) % 20
+    moved = (built(tokens)[0] - built(changed)[0]).abs().amax(-1)[0]
+    assert (moved > 1e-9).all()
+    nothing = etc.Structure(
+        torch.zeros(1, 1, 2, dtype=torch.long), 60, global_padding=torch.ones(1, 1).bool()
+    )
+    alone = [built.encoder(x, nothing).of_long for x in (tokens, changed)]
+    moved = (alone[0] - alone[1]).abs().amax(-1)[0]
+    assert (moved > 1e-9).tolist() == [place <= 10 for place in range(60)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("before", [False, True])
+def test_lifted_is_dense(tmp_path, before: bool) -> None:
+    """Where the radius covers the text and no global token is seen: our dense encoder."""
+    shared = {"encoder_normalize_before": before}
+    dense_args = Namespace(
+        **SIZES,
+        **shared,
+        encoder_attention="full",
+        no_token_positional_embeddings=True,
+        layernorm_embedding=True,
+        no_scale_embedding=True,
+    )
+    dense = ClusterformerMaskedLM.build_model(dense_args, make_task()).eval()
+    for parameter in dense.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    path = tmp_path / "dense.pt"
+    write(path, dense.state_dict())
+    lifted = model(radius=50, lift=str(path), **shared)
+    lifted.load_initial_weights()
+    dense.double()
+    tokens = torch.randint(4, 24, (2, 30))
+    tokens[1, 20:] = 1
+    nothing = etc.Structure(
+        torch.zeros(2, 1, 2, dtype=torch.long),
+        30,
+        global_padding=torch.ones(2, 1, dtype=torch.bool),
+        long_padding=tokens.eq(1),
+    )
+    found = lifted.encoder(tokens, nothing).of_long
+    expected = dense.encoder(tokens)["encoder_out"][0].transpose(0, 1)
+    real = tokens.ne(1)
+    torch.testing.assert_close(found[real], expected[real], **CLOSE)
+
+
+def test_activation_checkpoints_change_nothing() -> None:
+    tokens = torch.randint(4, 24, (2, 30))
+    gradients = []
+    for saves in (False, True):
+        torch.manual_seed(1)
+        built = model(checkpoint_activations=saves).train()
+        built(tokens)[0].square().sum().backward()
+        gradients.append([p.grad for p in built.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "--block is 0; allowed: 1 or more"),
+        ({"projections": "no"}, "--projections is no; allowed: separate, shared-kv, shared"),
+        ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
+    ],
+)
+def test_refuses(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(**options)
+
+
+def test_what_does_not_fit_is_named(tmp_path) -> None:
+    path = tmp_path / "other.pt"
+    write(path, {"encoder.x": torch.zeros(1)})
+    with pytest.raises(ValueError, match="other.pt: it has no embed_tokens.weight; allowed"):
+        model(lift=str(path)).load_initial_weights()
+    with pytest.raises(ValueError, match="padding stands before a token"):
+        model()(torch.tensor([[1, 5, 6]]))
