@@ -44,9 +44,10 @@ def main(arguments: Sequence[str]) -> int:
         except (OSError, UnicodeDecodeError) as error:
             raise bad_option("--card", args.card, "a file of UTF-8 text", str(error)) from None
     try:
-        from fairseq_clusterformer.hf import folder
+        from fairseq_clusterformer.hf import folder, no_progress_bars
     except ImportError as error:
         raise UserError(str(error)) from None
+    no_progress_bars()
     how = {"dtype": args.dtype, "force": args.force}
     if args.to == "fairseq":
         folder.back(args.checkpoint, args.out, **how)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from omegaconf import OmegaConf
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
@@ -305,7 +306,7 @@ def back(
         kind, form, _ = KINDS[config.family]
         model = kind.from_pretrained(folder)
         tokenizer = _tokenizer(folder, form, config)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
     for size, symbols in (
         (config.vocab_size, tokenizer.target_symbols),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
 from transformers import (  # noqa: E402

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from torch import Tensor  # noqa: E402

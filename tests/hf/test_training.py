@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from transformers import (  # noqa: E402
     AutoModelForMaskedLM,
@@ -23,7 +23,7 @@ def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=4,
-        max_steps=20,
+        max_steps=12,
         learning_rate=0.01,
         logging_steps=1,
         report_to=[],
@@ -49,7 +49,7 @@ def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
     before = model.model.decoder.layers[0].self_attn.routers[1].state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
     losses = fine_tuned(model, rows_of(model), tmp_path, gradient_checkpointing=True)
-    assert losses[-1] < losses[0] / 3
+    assert losses[-1] < losses[0] / 2
     router = model.model.decoder.layers[0].self_attn.routers[1]
     changed = [n for n, t in router.state_dict().items() if not torch.equal(t, before[n])]
     assert any("centroids" in name for name in changed)  # learned by their own loss
@@ -69,12 +69,12 @@ def test_clustering_losses_are_in_the_loss() -> None:
     model = AutoModelForMaskedLM.from_config(options).train()
     torch.manual_seed(1)
     model(**given).loss.backward()
-    assert model.model.encoder.layers[0].self_attn.routers[1].clustering.centroids.grad.any()
+    assert model.model.encoder.centroids.grad.any()
     model.zero_grad()
     names = ("clustering_loss_weight", "centroid_sorting_loss_weight", "routing_loss_weight")
     model.config.criterion = dict.fromkeys(names, 0.0)
     model(**given).loss.backward()
-    assert not model.model.encoder.layers[0].self_attn.routers[1].clustering.centroids.grad.any()
+    assert not model.model.encoder.centroids.grad.any()
 
 
 @pytest.mark.parametrize("target", [["q_proj", "v_proj"], "all-linear"])

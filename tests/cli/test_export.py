@@ -1,0 +1,181 @@
+"""``clusterformer export``: a folder of transformers and back, with the same bits and tokens."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
+
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.inference.bundle import SHIPPED  # noqa: E402
+from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
+from tests.cli.in_process import CLASSIFICATION, assert_equal_states, train  # noqa: E402
+from tests.inference.commands import error, run, usage_error  # noqa: E402
+
+TRANSLATOR = "multi30k-de-en"
+GERMAN = [
+    "Ein Hund rennt am Strand.",
+    "Zwei Männer in roten Hemden spielen im Park Fußball und lachen dabei laut.",
+    "Eine Frau.",
+    "Kinder springen ins Wasser, während ihre Eltern zuschauen.",
+]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The translator that comes with the package."""
+    folder = tmp_path_factory.mktemp("exported") / "translator"
+    assert run("export", TRANSLATOR, folder, "--to", "transformers") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language_model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "lm"
+    assert run("export", checkpoint, folder, "--to", "transformers") == 0
+    return folder
+
+
+def test_a_language_model_is_fairseqs(checkpoint: Path, language_model: Path) -> None:
+    """Logits, and greedy text as our own command writes it."""
+    loaded = load_checkpoint(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(language_model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(language_model)
+    assert_equal_states(loaded.model.state_dict(), model.model.state_dict())
+    prompt = "The é of\nclasses"
+    given = tokenizer(prompt, return_tensors="pt")
+    assert given["input_ids"].shape[1] == len(prompt.encode())
+    assert tokenizer.decode(given["input_ids"][0], skip_special_tokens=True) == prompt
+    with torch.no_grad():
+        wanted = loaded.model(given["input_ids"])[0]
+        torch.testing.assert_close(model(**given).logits, wanted, rtol=0, atol=1e-5)
+    ours = fairseq_clusterformer.load(checkpoint, device="cpu")
+    text = ours.generate(prompt, max_tokens=25, temperature=0)
+    found = model.generate(**given, max_new_tokens=25, do_sample=False)[0]
+    assert tokenizer.decode(found, skip_special_tokens=True) == text
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    (piped,) = write(prompt, max_new_tokens=25, do_sample=False)
+    assert piped["generated_text"] == text
+
+
+def test_a_translator_is_fairseqs(exported: Path) -> None:
+    """The same tokens, by beam search and greedily, of a batch padded on the right."""
+    ours = fairseq_clusterformer.load(TRANSLATOR, device="cpu")
+    model = AutoModelForSeq2SeqLM.from_pretrained(exported).eval()
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    given = tokenizer(GERMAN, return_tensors="pt", padding=True)
+    for beam in (1, 5):
+        found = model.generate(**given, num_beams=beam)
+        wanted = ours.hypotheses(GERMAN, beam=beam)
+        texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+        assert texts == [each[0].text for each in wanted]
+    english = tokenizer(text_target="a dog runs.")["input_ids"]
+    assert tokenizer.decode(english, skip_special_tokens=True) == "a dog runs."
+
+
+def test_there_and_back_is_the_same_bundle(exported: Path, tmp_path: Path) -> None:
+    """Every file byte by byte, but for what says by which versions it was made."""
+    out = tmp_path / "bundle"
+    assert run("export", exported, out, "--to", "fairseq", "--dtype", "float16") == 0
+    shipped = {path.name: path for path in (SHIPPED / TRANSLATOR).iterdir()}
+    assert {path.name for path in out.iterdir()} == shipped.keys()
+    for name, path in shipped.items():
+        if name != "bundle.json":
+            assert (out / name).read_bytes() == path.read_bytes(), name
+    one, other = (json.loads(p.read_text()) for p in (out / "bundle.json", shipped["bundle.json"]))
+    for record in (one, other):
+        del record["made by"]
+    assert one == other
+
+
+def test_what_was_fine_tuned_comes_back(language_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(language_model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] += 1
+    model.save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(language_model).save_pretrained(tmp_path / "tuned")
+    assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
+    found = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
+    assert_equal_states(found.model.state_dict(), model.model.state_dict())
+    assert len(found.generate("The", max_tokens=5)) > 3
+
+
+def test_a_classifier_labels_as_ours(pair_data: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(pair_data, tmp_path / "data")
+    settings = {"tokenised": False, "settings": {"max_length": None}}
+    (data / "data.json").write_text(json.dumps(settings))
+    train(data, CLASSIFICATION, tmp_path / "run", "--max-update", 2)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 0
+    ours = fairseq_clusterformer.load(checkpoint, device="cpu")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    words = ours.loaded.task.dictionary.symbols[4:10]
+    pairs = [(" ".join(words[:3]), f"{words[4]}, nobody"), (words[5].upper(), " ".join(words))]
+    given = tokenizer(*map(list, zip(*pairs, strict=True)), return_tensors="pt", padding=True)
+    found = model(**given).logits.softmax(-1).tolist()
+    for row, wanted in zip(found, ours.classify(pairs), strict=True):
+        for number, label in model.config.id2label.items():
+            assert row[number] == pytest.approx(wanted.probabilities[label], abs=1e-6)
+    assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
+    again = fairseq_clusterformer.load(tmp_path / "back", device="cpu")
+    assert again.classify(pairs) == ours.classify(pairs)
+
+
+def test_cards(checkpoint: Path, exported: Path, language_model: Path, tmp_path: Path) -> None:
+    card = (exported / "README.md").read_text()
+    assert "\npipeline_tag: translation\n" in card
+    assert "40.1 on test2016" in card  # of the bundle's own card
+    assert "AutoModelForSeq2SeqLM" in card
+    assert "- Updates: 40" in (language_model / "README.md").read_text()
+    (tmp_path / "card.md").write_text("# Mine\n\nLoss: 2.5\n")
+    words = ("export", checkpoint, tmp_path / "out", "--to", "transformers")
+    assert run(*words, "--card", tmp_path / "card.md") == 0
+    assert "Loss: 2.5" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
+    to = ("--to", "transformers")
+    assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
+    assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    assert "something else" in error(capsys, "export", TRANSLATOR, tmp_path / "full", *to)
+    back = ("--to", "fairseq")
+    for folder, problem in ((tmp_path / "full", "config.json"), (tmp_path / "no", "no such")):
+        assert problem in error(capsys, "export", folder, tmp_path / "o", *back)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(exported, damaged)
+    (damaged / "model.safetensors").write_bytes(b"nothing")
+    assert f"CHECKPOINT is {damaged}" in error(capsys, "export", damaged, tmp_path / "o", *back)
+    shutil.copy(exported / "model.safetensors", damaged)
+    with (damaged / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    line = error(capsys, "export", damaged, tmp_path / "o", *back)
+    assert "4064 embeddings, and 4065 symbols" in line
+    assert "--card and --data" in usage_error(
+        capsys, "export", exported, tmp_path / "o", *back, "--data", tmp_path
+    )
+    assert not (tmp_path / "o").exists()
+    with pytest.raises(ValueError, match="allowed in ClusterformerForMaskedLM"):
+        AutoModelForMaskedLM.from_pretrained(exported)
+
+
+def test_force_replaces_its_own_files_alone(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    words = ("export", checkpoint, tmp_path / "out", "--to", "transformers")
+    assert run(*words) == 0
+    assert run(*words, "--force") == 0
+    (tmp_path / "out" / "notes.txt").touch()
+    assert "holds notes.txt" in error(capsys, *words, "--force")
