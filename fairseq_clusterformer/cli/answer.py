@@ -15,8 +15,9 @@ content with less.
 Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
 and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
 
-A document of more than --tokens-at-once subwords is read in sections, which know nothing of each
-other, so memory does not grow with its length. --html writes a page of the documents that the
+A document of more than --tokens-at-once subwords is read in windows, which know nothing of each
+other, so memory does not grow with its length. Of all windows, the --windows that share most
+words with the question are read. --html writes a page of the documents that the
 answers are from, which shows the tokens in one cluster with the answer's main word.
 
 --interactive reads questions from stdin, one on each line. Model and documents stay loaded.
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
     loaded = load_checkpoint(path, data=args.data, task=TASK)
     reader = Reader(loaded, index=args.index, device="cpu" if args.cpu else None)
+    windows = int(args.windows) or None
     if args.serve:
         from fairseq_clusterformer.serve import Desk, serve
 
@@ -82,14 +84,18 @@ def main(arguments: Sequence[str]) -> int:
             top=args.top,
             most=args.tokens_at_once,
             least=args.no_answer_margin,
+            windows=windows,
         )
         for source in sources:
             desk.add(source)
         return serve(desk, args.host, args.port, args.upload_limit * 1_000_000)
     sections = [part for each in sources for part in reader.sections(each, args.tokens_at_once)]
+    if windows and windows < len(sections):
+        say(f"of {len(sections):,} windows, {windows} are read for a question (--windows)")
     for question in _questions(args):
         try:
-            ranking = reader.ask(question, sections, args.top, args.no_answer_margin)
+            least = args.no_answer_margin
+            ranking = reader.ask(question, sections, args.top, least=least, windows=windows)
             _show(question, ranking, args.html)
         except UserError as error:
             if not args.interactive:
@@ -175,6 +181,9 @@ def _parser() -> Parser:
     add("--main-text", action="store_true", help=menus)
     at_once = "subwords of a document that are read at once (default: 100000; for a model of "
     add("--tokens-at-once", help=at_once + "words, --max-positions of its training)", **NUMBER)
+    about = "parts of the documents to read, those that share most words with the question "
+    some = number("0 or more, without a fraction", lambda value: value >= 0 == value % 1)
+    add("--windows", type=some, default=32, metavar="N", help=about + "(default: 32; 0: all)")
     add("--serve", action="store_true", help="open a page to ask in")
     add("--host", default="127.0.0.1", help="of the page (default: %(default)s, this computer)")
     add("--port", default=8000, help="of the page (default: %(default)s)", **NUMBER)

@@ -48,7 +48,7 @@ class Encodings:
         encode: Callable[[Sequence[Section]], list[Tensor]],
         folder: Path | None = None,
     ) -> None:
-        self._encode, self._folder = encode, folder
+        self._encode, self.folder = encode, folder
         self._kept: WeakKeyDictionary[Section, Tensor] = WeakKeyDictionary()
         if folder is not None:
             _claim(folder)
@@ -63,7 +63,7 @@ class Encodings:
             UserError: an index that cannot be written.
         """
         absent = [section for section in sections if section not in self._kept]
-        unread = self._from_folder(absent) if self._folder else []
+        unread = self._from_folder(absent) if self.folder else []
         absent = [section for section in absent if section not in self._kept]
         for section, states in zip(absent, self._encode(absent), strict=True):
             self._kept[section] = states.to("cpu", torch.float16)
@@ -93,7 +93,7 @@ class Encodings:
             content.update(len(tokens).to_bytes(8))
             content.update(tokens.tobytes())
             content.update(mask.numpy().tobytes())
-        return self._folder / f"{name.hexdigest()[:16]}-{content.hexdigest()[:32]}.safetensors"
+        return self.folder / f"{name.hexdigest()[:16]}-{content.hexdigest()[:32]}.safetensors"
 
     def _write(self, file: Path, states: Sequence[Tensor]) -> None:
         """Write a file whole or not at all; those of the same document before it changed go."""
@@ -106,7 +106,7 @@ class Encodings:
                 if older != file:
                     older.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
-            raise _unusable(self._folder, f"cannot be written ({error})") from None
+            raise _unusable(self.folder, f"cannot be written ({error})") from None
 
 
 def _read(file: Path, number: int) -> list[Tensor]:

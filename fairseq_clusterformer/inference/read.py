@@ -28,6 +28,7 @@ from .found import FoundAnswer, Ranking, Section, SectionRead, ranked
 from .index import Encodings
 from .load import Loaded
 from .pretrained import Pretrained
+from .retrieval import WordCounts
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Reader(Pretrained):
     def __init__(self, loaded: Loaded, *, index: Path | None = None, **options) -> None:
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
-        self.window, self._encodings = TOKENS_AT_ONCE, None
+        self.window, self._encodings, self._counts = TOKENS_AT_ONCE, None, WordCounts()
         if isinstance(self.model, WordReader):
             self.window = self.task.cfg.max_positions or TOKENS_AT_ONCE
             self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
@@ -106,18 +107,32 @@ class Reader(Pretrained):
         return self.ask(question, sections, top).answers
 
     def ask(
-        self, question: str, sections: Sequence[Section], top: int, least: float = 0.0
+        self,
+        question: str,
+        sections: Sequence[Section],
+        top: int,
+        *,
+        least: float = 0.0,
+        windows: int | None = None,
     ) -> Ranking:
         """Answer a question from sections.
 
         Args:
+            sections: those of one document together and in their order.
             top: answers to return.
             least: the margin over "no answer" that an answer must have; see `Ranking`.
+            windows: sections to read at most, those that share most words with the question; see
+                `WordCounts`. None: all.
 
         Raises:
             UserError: for a question that cannot be asked, or an index that cannot be written.
         """
         tokens = self.question(question)
+        if self._encodings is not None and self._encodings.folder is not None:
+            self._encodings.of(sections)
+        if windows is not None:
+            chosen = self._counts.likeliest(question, sections, windows)
+            sections = [sections[place] for place in chosen]
         if self._encodings is None:
             reads = [self.read(tokens, section, top) for section in sections]
             return ranked(reads, top, least)

@@ -45,7 +45,7 @@ class Desk:
         encoding, main_text: as of `read_source`, where an upload says nothing else.
         top: answers to show.
         most: tokens of a document that are read at once; None: as the reader has it.
-        least: the margin over "no answer" that an answer must have.
+        least, windows: as of `Reader.ask`.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class Desk:
         top: int = 3,
         most: int | None = None,
         least: float = 0.0,
+        windows: int | None = None,
     ) -> None:
         self.reader, self.encoding, self.main_text = reader, encoding, main_text
-        self.top, self.most, self.least = top, most, least
+        self.top, self.most, self.least, self.windows = top, most, least, windows
         self._sections: dict[str, list[Section]] = {}  # by the document's name
         self._lock = threading.Lock()
 
@@ -117,8 +118,8 @@ class Desk:
         """Answer a question.
 
         Returns:
-            ``verdict``, a sentence if there is no answer, else ""; and ``answers``, of which each
-            has the fields of `Shown`.
+            ``verdict``, a sentence if there is no answer, else ""; ``answers``, of which each
+            has the fields of `Shown`; ``read`` windows ``of`` all.
 
         Raises:
             UserError: if there is no document, or the question cannot be asked.
@@ -127,9 +128,16 @@ class Desk:
             sections = [part for own in self._sections.values() for part in own]
             if not sections:
                 raise bad_option("document", "none", "one or more: drop a file on the page first")
-            ranking = self.reader.ask(question, sections, self.top, self.least)
+            options = {"least": self.least, "windows": self.windows}
+            ranking = self.reader.ask(question, sections, self.top, **options)
+        read = min(len(sections), self.windows or len(sections))
         answers = [asdict(_shown(found, ranking)) for found in ranking.answers]
-        return {"verdict": ranking.verdict, "answers": answers}
+        return {
+            "verdict": ranking.verdict,
+            "answers": answers,
+            "read": read,
+            "of": len(sections),
+        }
 
 
 def _shown(found: FoundAnswer, ranking: Ranking) -> Shown:

@@ -16,6 +16,7 @@ from fairseq_clusterformer.inference.documents import Source, text_source
 from fairseq_clusterformer.inference.found import Ranking, Section, SectionRead, ranked
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
+from fairseq_clusterformer.inference.retrieval import WordCounts
 from tests.cli.towns import NAMES, TOWNS
 from tests.inference.commands import error, run, usage_error
 from tests.models.word_readers import CLOSE, make, ragged
@@ -164,6 +165,37 @@ class TestWindows:
         sections = reader.sections(text_source(long_text(), "x"), 60)
         assert "Most likely, no answer here" in reader.ask(ASKED, sections, 3).verdict
         assert reader.ask(ASKED, sections, 3, least=-100).is_answered
+
+    def test_those_that_share_words_with_the_question(self, reader: Reader, monkeypatch) -> None:
+        """A few are read, the right one among them, and are ranked as among all."""
+        sections = reader.sections(text_source(long_text("Mary-Ann", 20, 60), "x"), 60)
+        seen, read_words = [], reader._read_words
+
+        def record(tokens, chosen, top):
+            seen.extend(chosen)
+            return read_words(tokens, chosen, top)
+
+        monkeypatch.setattr(reader, "_read_words", record)
+        ranking = reader.ask(ASKED, sections, 1, windows=3)
+        assert len(seen) == 3
+        assert [section for section in sections if section in seen] == seen
+        monkeypatch.undo()
+        (expected,) = reader.ask(ASKED, sections, 1).answers
+        assert ranking.answers[0].text == expected.text == "Mary-Ann"
+        assert ranking.answers[0].margin == pytest.approx(expected.margin, abs=1e-4)
+
+    def test_words_are_known_by_their_beginning(self, reader: Reader) -> None:
+        """Each window has its own words, also where it is a piece of a paragraph."""
+        texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
+        parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
+        counts, numbers = WordCounts(), [part.numbers[0] for part in parts]
+        for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
+            first, *_ = counts.likeliest(question, parts, 1)
+            assert numbers[first] == number
+        (long,) = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 900)
+        pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
+        assert counts.likeliest("Bree", [long, *pieces], 1) == [len(pieces)]
+        assert counts.likeliest("Bree", [long], 1) == [0]
 
     def test_together_as_one_by_one(self, reader: Reader, monkeypatch) -> None:
         """The order and the number of what is read together change nothing."""
