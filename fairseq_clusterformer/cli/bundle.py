@@ -12,8 +12,8 @@ fairseq's own commands take checkpoints alone.
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.cli.common import Parser, add_places, whole_number
+from fairseq_clusterformer.errors import UserError, bad_option
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,6 +31,12 @@ def main(arguments: Sequence[str]) -> int:
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
     about = "a Markdown file that says what the model is, of what data, and how good"
     add("--card", metavar="FILE", type=Path, help=about)
+    about = (
+        "a reader of words knows the words of this file (of the space that it was trained with)"
+    )
+    add("--word-vectors", metavar="FILE", type=Path, help=about)
+    about = "so many words of it, the first ones (default: 50000)"
+    add("--max-words", metavar="N", type=whole_number, default=50_000, help=about)
     add("--force", action="store_true", help="replace a bundle, nothing else")
     args = parser.parse_args(arguments)
 
@@ -45,6 +51,15 @@ def main(arguments: Sequence[str]) -> int:
         except (OSError, UnicodeDecodeError) as error:
             raise bad_option("--card", args.card, "a file of UTF-8 text", str(error)) from None
     loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
+    if args.word_vectors is not None:
+        take = getattr(loaded.model, "take_word_vectors", None)
+        if take is None:
+            problem = f"the model is a {type(loaded.model).__name__}, which has no word vectors"
+            raise bad_option("--word-vectors", args.word_vectors, "a reader of words", problem)
+        try:
+            take(str(args.word_vectors), args.max_words)
+        except ValueError as error:
+            raise UserError(str(error)) from None
     write_bundle(loaded, args.out, dtype=args.dtype, card=card, force=args.force)
     size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
     print(f"{args.out}: {type(loaded.model).__name__}, {size / 1e6:.1f} MB in {args.dtype}")

@@ -370,10 +370,24 @@ class WordReader(EncoderOnlyModel):
         Raises:
             ValueError: a file that cannot be read, or of another width.
         """
-        args = self.args
-        if args.word_vectors:
-            words = first_word_vectors(args.word_vectors, args.word_dim, args.max_words)
-            self.encoder.embedding.vectors.set(*words)
+        if self.args.word_vectors:
+            self.take_word_vectors(self.args.word_vectors, self.args.max_words)
+
+    def take_word_vectors(self, path: str, most: int) -> None:
+        """Know the first words of a file, and no others, by vectors.
+
+        Args:
+            path: of the file; its vectors must be of the space that the model was trained with.
+            most: words to take.
+
+        Raises:
+            ValueError: a model without vectors, or a file that cannot be read or is of another
+                width.
+        """
+        if not self.args.word_dim:
+            raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
+        words = first_word_vectors(path, self.args.word_dim, most)
+        self.encoder.embedding.vectors.set(*words)
 
 
 class WordReaderEncoder(nn.Module):

@@ -194,6 +194,21 @@ def test_answer(form: str, towns_reader: Path, tmp_path: Path, capsys) -> None:
     assert len(found.encode(text)[0]) > len(text.split())
 
 
+def test_a_bundle_may_know_other_words(towns_reader: Path, tmp_path: Path, capsys) -> None:
+    """The first two of a file's words have its vectors, and no others any."""
+    path, out = vectors(tmp_path, ["rules", "Ulm", "Bree"]), tmp_path / "bundle"
+    command = ["bundle", towns_reader, out, "--word-vectors", path, "--max-words", 2]
+    assert main([*map(str, command)]) == 0
+    table = load(out, device="cpu").model.encoder.embedding.vectors
+    assert table.codes.tolist() == sorted(map(spelling_code, ("rules", "Ulm")))
+    first = [float(number) for number in path.read_text().splitlines()[0].split()[1:]]
+    place = table.codes.tolist().index(spelling_code("rules"))
+    assert table.vectors[place].tolist() == pytest.approx(first)
+    path.write_text("Ulm 1 2\n")
+    assert main([*map(str, [*command, "--force"])]) == 1
+    assert "has 2 numbers; allowed: a word and 8 numbers" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_update")
 class TestBadInput:
     @pytest.mark.parametrize(

@@ -401,3 +401,14 @@ def test_own_questions_that_cannot_be_used(line, reason, model, tmp_path: Path, 
     printed = capsys.readouterr().out
     assert f"train: dropped 1: {reason}" in printed
     assert f"{tmp_path}/own.jsonl: line 9: " in printed
+
+
+def test_named_files_of_a_folder_without_train(source: Path, model: Path, tmp_path: Path) -> None:
+    """--train stands for files of the folder that bear no split's name."""
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-like.json").write_bytes((source / f"{split}-v2.0.json").read_bytes())
+    (tmp_path / "train-like.json").rename(tmp_path / "questions.json")
+    files = ("--train", tmp_path / "questions.json", "--valid", tmp_path / "dev-like.json")
+    assert run("text", tmp_path, tmp_path / "dest", *files, "--gpt2-bpe", model) == 0
+    record = json.loads((tmp_path / "dest" / "prepared.json").read_text())
+    assert {k: v["questions"] for k, v in record["splits"].items()} == {"train": 6, "valid": 2}

@@ -163,7 +163,7 @@ def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
     """Return the files of each split in SOURCE or --source, or in an archive there.
 
     Raises:
-        UserError: if --source is no folder, or nothing in SOURCE is named after train.
+        UserError: if --source is no folder.
     """
     if corpus.files and source and not source.is_dir():
         raise bad_option("--source", source, "a folder", "no such folder")
@@ -173,11 +173,7 @@ def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
     if not source.is_dir():
         return {"train": [source]}
     paths = sorted(path for path in source.iterdir() if path.is_file())
-    found = {split: [path for path in paths if split_of(path) == split] for split in SPLITS}
-    if not found["train"]:
-        allowed = "a file, or files whose names contain train, valid and test"
-        raise bad_option("SOURCE", source, allowed, "no train")
-    return found
+    return {split: [path for path in paths if split_of(path) == split] for split in SPLITS}
 
 
 def _find(source: Path, pattern: str) -> list[Path]:
@@ -202,6 +198,9 @@ def _splits(
     splits = _files(corpus, source)
     if corpus.files and shares["valid"] and splits.get("valid"):
         splits["test"] = splits.pop("valid")
+    if not corpus.files and not (splits["train"] or given["train"]):
+        allowed = "a file, or files whose names contain train, valid and test; or --train"
+        raise bad_option("SOURCE", source, allowed, "no train")
     splits |= {split: paths for split, paths in given.items() if paths}
     splits = {s: [path.absolute() for path in splits[s]] for s in SPLITS if splits.get(s)}
     if not splits:
