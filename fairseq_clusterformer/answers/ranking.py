@@ -190,6 +190,7 @@ def ranked_answers(
     top: int = 1,
     max_answer_length: int = 30,
     within_long: bool = False,
+    no_answer_bias: float = 0.0,
 ) -> list[Answers]:
     """The answers to each question of a batch.
 
@@ -202,16 +203,18 @@ def ranked_answers(
         top: of short answers and of paragraphs, at most.
         max_answer_length: tokens of a short answer.
         within_long: spans of the best paragraph alone, as Natural Questions has them.
+        no_answer_bias: added to the logit of "no answer".
     """
     evidence = logits.start.logsumexp(-1) + logits.end.logsumexp(-1)
+    of_types = logits.type + logits.type.new_tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
     nones = [None] * len(documents)
     if isinstance(logits, WordLogits):
-        of_spans = logits.type.log_softmax(-1)[:, 0] - evidence
-        nones = (logits.type[:, -1] + of_spans).tolist()
+        of_spans = of_types.log_softmax(-1)[:, 0] - evidence
+        nones = (of_types[:, -1] + of_spans).tolist()
     evidence = evidence.tolist()
     # of a batch on another device, one transfer
     start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
-    types = logits.type.log_softmax(-1).tolist()
+    types = of_types.log_softmax(-1).tolist()
     numbers = torch.stack([document.paragraph_of(start.size(1)) for document in documents])
     if within_long:
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))

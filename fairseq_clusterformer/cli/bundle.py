@@ -9,10 +9,11 @@ commands of clusterformer, and fairseq_clusterformer.load in Python, take a bund
 fairseq's own commands take checkpoints alone.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, whole_number
+from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
 from fairseq_clusterformer.errors import UserError, bad_option
 
 
@@ -37,8 +38,13 @@ def main(arguments: Sequence[str]) -> int:
     add("--word-vectors", metavar="FILE", type=Path, help=about)
     about = "so many words of it, the first ones (default: 50000)"
     add("--max-words", metavar="N", type=whole_number, default=50_000, help=about)
+    about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
+    finite = number("that is finite", math.isfinite)
+    add("--no-answer-bias", metavar="B", type=finite, help=about)
     add("--force", action="store_true", help="replace a bundle, nothing else")
     args = parser.parse_args(arguments)
+
+    from omegaconf import OmegaConf
 
     from fairseq_clusterformer.inference.bundle import check_out, write_bundle
     from fairseq_clusterformer.inference.load import load_checkpoint
@@ -50,7 +56,11 @@ def main(arguments: Sequence[str]) -> int:
             card = args.card.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise bad_option("--card", args.card, "a file of UTF-8 text", str(error)) from None
-    loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
+    bias = args.no_answer_bias
+    task = None if bias is None else "clusterformer_qa"
+    loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
+    if bias is not None:
+        OmegaConf.update(loaded.cfg, "task.no_answer_bias", bias, force_add=True)
     if args.word_vectors is not None:
         take = getattr(loaded.model, "take_word_vectors", None)
         if take is None:

@@ -179,6 +179,7 @@ class QACriterion(FairseqCriterion):
             logits,
             [data.document(number) for number in numbers],
             max_answer_length=self.task.cfg.max_answer_length,
+            no_answer_bias=self.task.cfg.no_answer_bias,
         )
         sums = dict.fromkeys(SUMS, 0.0)
         for number, answers in zip(numbers, found, strict=True):

@@ -88,6 +88,7 @@ def predict(
                 logits,
                 [data.document(number) for number in numbers],
                 max_answer_length=task.cfg.max_answer_length,
+                no_answer_bias=task.cfg.no_answer_bias,
                 within_long=is_natural,
             )
             for number, answers_ in zip(numbers, found, strict=True):

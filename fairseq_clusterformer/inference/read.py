@@ -22,7 +22,14 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.stack import ClusteredStack
 from fairseq_clusterformer.models.word_reader import WordReader
 
-from ..answers import Document, ranked_answers, text_mask
+from ..answers import (
+    AnswerLogits,
+    Answers,
+    Document,
+    WordLogits,
+    ranked_answers,
+    text_mask,
+)
 from .documents import Source, read_sources, text_source
 from .found import FoundAnswer, Ranking, Section, SectionRead, ranked
 from .index import Encodings
@@ -190,8 +197,7 @@ class Reader(Pretrained):
         """Read a section for a question, and keep the `top` best answers in it."""
         rows = (question, section.tokens, text_mask(section.document.characters))
         logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows))
-        longest = self.task.cfg.max_answer_length
-        (answers,) = ranked_answers(logits, [section.document], top=top, max_answer_length=longest)
+        (answers,) = self._answers(logits, [section.document], top)
         return SectionRead(section, answers, self.model.encoder.clusters(extra["reading"]))
 
     @torch.no_grad()
@@ -200,7 +206,6 @@ class Reader(Pretrained):
     ) -> list[SectionRead]:
         """As :meth:`read`, many sections at once, without their clusters."""
         states = self._encodings.of(sections)
-        longest = self.task.cfg.max_answer_length
         found: dict[int, SectionRead] = {}
         for places in _batches(sections):
             chosen = [sections[place] for place in places]
@@ -211,12 +216,24 @@ class Reader(Pretrained):
                 of_words.to(self.device, next(self.model.parameters()).dtype),
             )
             documents = [section.document for section in chosen]
-            answers = ranked_answers(logits, documents, top=top, max_answer_length=longest)
+            answers = self._answers(logits, documents, top)
             found |= {
                 place: SectionRead(section, answer, {})
                 for place, section, answer in zip(places, chosen, answers, strict=True)
             }
         return [found[place] for place in range(len(sections))]
+
+    def _answers(
+        self, logits: AnswerLogits | WordLogits, documents: Sequence[Document], top: int
+    ) -> list[Answers]:
+        cfg = self.task.cfg
+        return ranked_answers(
+            logits,
+            documents,
+            top=top,
+            max_answer_length=cfg.max_answer_length,
+            no_answer_bias=cfg.no_answer_bias,
+        )
 
     @torch.no_grad()
     def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:

@@ -45,6 +45,10 @@ class ClusterformerQAConfig(FairseqDataclass):
     max_answer_length: int = field(
         default=30, metadata={"help": "most tokens of a predicted short answer"}
     )
+    no_answer_bias: float = field(
+        default=0.0,
+        metadata={"help": 'added to the score of "no answer" in validation and inference'},
+    )
     no_shuffle: bool = field(
         default=False,
         metadata={"help": "keep the order of documents of one length, instead of a random one"},

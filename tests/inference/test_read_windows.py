@@ -318,6 +318,27 @@ class TestIndex:
         assert not (tmp_path / "index").exists()
 
 
+@pytest.mark.parametrize(("bias", "answered"), [(0, True), (-100, True), (100, False)])
+def test_a_bundle_says_how_sure_its_reader_must_be(
+    bias: float, answered: bool, towns_reader: Path, tmp_path: Path, capsys
+) -> None:
+    """It moves the margin, and so what counts as an answer; the order of answers stays."""
+    line = ["bundle", towns_reader, tmp_path / "bundle", "--no-answer-bias", bias]
+    assert run(*line) == 0
+    plain, biased = (
+        Reader(load_checkpoint(path), device="cpu") for path in (towns_reader, tmp_path / "bundle")
+    )
+    sections = plain.sections(text_source(long_text("Noor"), "x"), 60)
+    expected, found = (each.ask(ASKED, sections, 3) for each in (plain, biased))
+    assert found.is_answered == answered
+    spans = [[each for each in x.answers if each.type == "short"] for x in (expected, found)]
+    for before, after in zip(*spans, strict=True):
+        assert after.text == before.text
+        assert after.margin == pytest.approx(before.margin - bias, abs=1e-3)
+    assert run("bundle", tmp_path / "bundle", tmp_path / "again") == 0
+    assert load_checkpoint(tmp_path / "again").task.cfg.no_answer_bias == bias
+
+
 class TestInstalledReader:
     """``clusterformer answer`` without --checkpoint."""
 
