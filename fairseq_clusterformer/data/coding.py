@@ -8,6 +8,7 @@ A line end is ``</s>`` for pieces and words. Bytes need none: a line end is a by
 """
 
 import codecs
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from torch import Tensor
 from fairseq_clusterformer.errors import UserError
 
 from . import bytes as byte_coding
+from .subwords import GPT2_FILES, GPT2Subwords
 
 SUBWORD_MODEL = "sentencepiece.model"
 
@@ -72,6 +74,8 @@ class TextCoding(ABC):
             return ByteCoding(dictionary)
         if (folder / SUBWORD_MODEL).is_file():
             return PieceCoding(dictionary, folder / SUBWORD_MODEL)
+        if all((folder / name).is_file() for name in GPT2_FILES):
+            return GPT2Coding(dictionary, folder)
         return WordCoding(dictionary)
 
     @abstractmethod
@@ -167,9 +171,7 @@ class _LineCoding(TextCoding):
         try:
             first, *others = self._lines(data.decode().split("\n"))
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}: byte 0x{data[error.start]:02X} is not UTF-8; allowed: UTF-8 text"
-            ) from None
+            raise _not_utf8(data, error, name) from None
         for line in others:
             first += [self.dictionary.eos(), *line]
         return torch.tensor(first, dtype=torch.int64)
@@ -218,6 +220,47 @@ class PieceCoding(_LineCoding):
         return symbol.replace(_BLANK, " ").encode()
 
 
+class GPT2Coding(TextCoding):
+    """GPT-2's byte pairs, of which a line end is one like any other.
+
+    Args:
+        folder: with its two files.
+    """
+
+    unit = "piece"
+
+    def __init__(self, dictionary, folder: Path) -> None:
+        from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+        super().__init__(dictionary)
+        self._model = GPT2Subwords(folder)
+        letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        vocabulary = json.loads((folder / GPT2_FILES[0]).read_text(encoding="utf-8"))
+        self._bytes = {
+            dictionary.index(str(i)): bytes(letters[letter] for letter in piece)
+            for piece, i in vocabulary.items()
+            if letters.keys() >= set(piece)
+        }
+
+    def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
+        data = _utf8(text)
+        try:
+            ids = self._model.encode(data.decode()).ids
+        except UnicodeDecodeError as error:
+            raise _not_utf8(data, error, name) from None
+        return torch.tensor([self.dictionary.index(str(i)) for i in ids], dtype=torch.int64)
+
+    def items(self, file: Path) -> Iterator[Tensor]:
+        with open(file, encoding="utf-8", newline="") as opened:
+            while lines := "".join(islice(opened, 1000)):
+                yield self.encode(lines)
+
+    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
+        for token in tokens:
+            end = int(token) == self.dictionary.eos()  # of a text, which is no line
+            yield b"" if end else self._bytes.get(int(token), UNREADABLE)
+
+
 class WordCoding(_LineCoding):
     """Words with white space between them; one that the dictionary lacks is ``<unk>``."""
 
@@ -234,3 +277,8 @@ class WordCoding(_LineCoding):
 def _utf8(text: str | bytes) -> bytes:
     """Return the text's bytes; those that the command line could not read come back as given."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> UserError:
+    byte = f"byte 0x{data[error.start]:02X}"
+    return UserError(f"{name}: {byte} is not UTF-8; allowed: UTF-8 text")

@@ -46,6 +46,7 @@ __all__ = [
     "ClusterformerTokenizer",
 ]
 
+transformers.utils.import_utils.is_torchaudio_available.cache_clear()
 no_progress_bars = transformers.utils.logging.disable_progress_bar
 transformers.AutoConfig.register(ClusterformerConfig.model_type, ClusterformerConfig)
 transformers.AutoTokenizer.register(ClusterformerConfig, tokenizer_class=ClusterformerTokenizer)

@@ -70,7 +70,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             yield from stack.layers.children()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Of the encoder, or else of the decoder."""
+        """The encoder's table, or the decoder's where there is no encoder."""
         return next(self.stacks()).embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:

@@ -10,7 +10,7 @@ class ClusterformerCache(Cache):
     """What a decoder keeps from token to token.
 
     Rings of W keys and values for each cluster, and what a kind carries besides: the size is
-    bounded however long the text (but for layers of the kind full). Each step reads W keys.
+    bounded however long the text, except for layers of the kind full. Each step reads W keys.
 
     Attributes:
         state: of fairseq's modules, by their names; the batch comes first in each tensor.

@@ -79,6 +79,9 @@ class ClusterformerConfig(PreTrainedConfig):
         """All options, with the defaults of those that were not given."""
         args = Namespace(**self.options)
         args.checkpoint_activations = False  # transformers switches it on and off
+        if self.family == "clusterformer_lm" and "decoder_embed_dim" in self.options:
+            width = {f"decoder_{at}_dim": args.decoder_embed_dim for at in ("input", "output")}
+            set_defaults(args, **width)
         ARCH_CONFIG_REGISTRY[self.architecture](args)
         defaults = defaults_of(MODEL_DATACLASS_REGISTRY[self.family])
         # fairseq's references to other options are resolved by its architectures

@@ -30,6 +30,7 @@ from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
 from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
+from .dense import is_dense, read_dense
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
 from .tokenizer import ClusterformerTokenizer
 from .translation import ClusterformerForConditionalGeneration
@@ -283,7 +284,8 @@ def _known(loaded: Loaded, config: ClusterformerConfig) -> str:
 def back(
     folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
-    """Write an exported folder, or what was fine-tuned from it, as a bundle of fairseq's model.
+    """Write an exported folder, or what was fine-tuned from it, as a bundle of fairseq's model;
+    a dense model of another type as ours with full attention.
 
     Args:
         folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
@@ -298,6 +300,9 @@ def back(
     """
     folder = Path(folder)
     allowed = "a folder that clusterformer export or save_pretrained wrote"
+    if is_dense(folder):
+        with tempfile.TemporaryDirectory() as data:
+            return write_bundle(read_dense(folder, Path(data)), out, dtype=dtype, force=force)
     if not is_exported(folder):
         what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
         raise bad_option("CHECKPOINT", folder, allowed, what)

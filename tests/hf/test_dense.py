@@ -1,0 +1,123 @@
+"""Dense models of transformers become ours: the same logits, and then clustered ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
+
+import transformers  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+
+import fairseq_clusterformer  # noqa: E402
+from tests.inference.commands import error, run  # noqa: E402
+
+TEXT = "The cat sat on the mat.\nA dog, it was told, ran é away from the small cat.\n" * 40
+
+
+def save(folder: Path, model: transformers.PreTrainedModel, special: list[str]) -> None:
+    """A model, and a byte-level BPE of a few pieces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=model.config.vocab_size - ("<unk>" in special),
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    if "<unk>" in special:
+        tokenizer.add_special_tokens(["<mask>"])  # RoBERTa has it last
+    assert tokenizer.get_vocab_size() == model.config.vocab_size
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    for name, parameter in model.named_parameters():  # as trained ones, none is 0 or 1
+        torch.nn.init.normal_(parameter, 1.0 if "ln" in name and "weight" in name else 0.0, 0.3)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "gpt2"
+    config = transformers.GPT2Config(
+        vocab_size=285, n_positions=64, n_embd=16, n_layer=2, n_head=4, eos_token_id=0
+    )
+    config.bos_token_id = 0
+    save(folder, transformers.GPT2LMHeadModel(config), ["<|endoftext|>"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(gpt2: Path) -> Path:
+    assert run("export", gpt2, gpt2.parent / "bundle", "--to", "fairseq") == 0
+    return gpt2.parent / "bundle"
+
+
+@torch.no_grad()
+def test_gpt2_has_the_same_probabilities(gpt2: Path, bundle: Path) -> None:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+    read = transformers.AutoTokenizer.from_pretrained(gpt2)
+    ours = fairseq_clusterformer.load(bundle, device="cpu")
+    text = "The small cat é ran,\ntold on"
+    ids = torch.tensor([read(text, add_special_tokens=False)["input_ids"]])
+    tokens = ours.coding.encode(text)
+    assert ours.coding.decode(tokens.tolist()) == text
+    assert tokens.tolist() == [4 + n - 1 for n in ids[0].tolist()]  # 0 is the end of a text
+    wanted = theirs(ids).logits
+    found = ours.model(tokens[None])[0]
+    torch.testing.assert_close(found[..., 4:], wanted[..., 1:], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found[..., 2], wanted[..., 0], rtol=1e-5, atol=1e-4)
+    probabilities = found.softmax(-1)[..., 4:]  # what the model does not have is never likely
+    torch.testing.assert_close(probabilities, wanted.softmax(-1)[..., 1:], rtol=1e-4, atol=1e-6)
+
+
+def test_gpt2_becomes_clustered(bundle: Path, tmp_path: Path) -> None:
+    """With a window as long as the text, nothing changes."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ["convert", bundle, tmp_path / "out", "--text", tmp_path / "text.txt"]
+    words += ["--attention", "window(64)+taught(window=64,clusters=1,gap=0)", "--updates", 1]
+    assert run(*words, "--tokens", 2048) == 0
+    checkpoint = tmp_path / "out" / "checkpoint.pt"
+    clustered = fairseq_clusterformer.load(checkpoint, data=bundle, device="cpu")
+    dense = fairseq_clusterformer.load(bundle, device="cpu")
+    tokens = dense.coding.encode(TEXT)[None, :60]
+    with torch.no_grad():
+        found, wanted = (model.model(tokens)[0] for model in (clustered, dense))
+    torch.testing.assert_close(found[..., 4:], wanted[..., 4:], rtol=1e-4, atol=1e-4)
+    assert len(clustered.generate("The cat", max_tokens=5, seed=1)) > 7
+
+
+@torch.no_grad()
+def test_roberta_has_the_same_logits(tmp_path: Path) -> None:
+    config = transformers.RobertaConfig(
+        vocab_size=290,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=66,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+    model = transformers.RobertaForMaskedLM(config)
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    save(tmp_path / "roberta", model, special)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "roberta")
+    assert run("export", tmp_path / "roberta", tmp_path / "bundle", "--to", "fairseq") == 0
+    ours = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
+    tokens = torch.tensor([[0, *tokenizer("A small cat")["input_ids"], 2]])
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "roberta").eval()
+    wanted = theirs(tokens).logits
+    torch.testing.assert_close(ours.model(tokens)[0], wanted, rtol=1e-5, atol=1e-4)
+    assert ours.encode("A small cat")[0].shape == (tokens.shape[1], 16)
+
+
+def test_other_models_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    transformers.BertConfig(vocab_size=20).save_pretrained(tmp_path / "bert")
+    line = error(capsys, "export", tmp_path / "bert", tmp_path / "out", "--to", "fairseq")
+    assert "a model of the type bert; allowed: a folder of GPT-2 or RoBERTa" in line
+    transformers.GPT2Config(vocab_size=20).save_pretrained(tmp_path / "empty")
+    assert "CHECKPOINT is" in error(
+        capsys, "export", tmp_path / "empty", tmp_path / "out", "--to", "fairseq"
+    )
