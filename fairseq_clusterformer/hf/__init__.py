@@ -32,6 +32,7 @@ from .encoders import (
     ClusterformerForSequenceClassification,
     ClusterformerModel,
 )
+from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer
 from .translation import ClusterformerForConditionalGeneration
 
@@ -41,6 +42,7 @@ __all__ = [
     "ClusterformerForCausalLM",
     "ClusterformerForConditionalGeneration",
     "ClusterformerForMaskedLM",
+    "ClusterformerForQuestionAnswering",
     "ClusterformerForSequenceClassification",
     "ClusterformerModel",
     "ClusterformerTokenizer",
@@ -54,6 +56,7 @@ for _auto, _model in {
     transformers.AutoModel: ClusterformerModel,
     transformers.AutoModelForCausalLM: ClusterformerForCausalLM,
     transformers.AutoModelForMaskedLM: ClusterformerForMaskedLM,
+    transformers.AutoModelForQuestionAnswering: ClusterformerForQuestionAnswering,
     transformers.AutoModelForSeq2SeqLM: ClusterformerForConditionalGeneration,
     transformers.AutoModelForSequenceClassification: ClusterformerForSequenceClassification,
 }.items():

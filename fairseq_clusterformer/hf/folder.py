@@ -32,6 +32,7 @@ from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
 from .dense import is_dense, read_dense
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
+from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer
 from .translation import ClusterformerForConditionalGeneration
 
@@ -45,6 +46,7 @@ KINDS = {
         "sentence",
         "text-classification",
     ),
+    "clusterformer_reader": (ClusterformerForQuestionAnswering, "reader", "question-answering"),
 }
 CONFIG, README = "config.json", "README.md"
 USAGE = "<!-- how to use it -->"
@@ -156,7 +158,8 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     if target.symbols != source.symbols:
         config.source_vocab_size = len(source)
     most = loaded.model.max_positions()
-    config.max_position_embeddings = most if isinstance(most, int) else most[0]
+    if most is not None:  # a reader reads documents of any length
+        config.max_position_embeddings = most if isinstance(most, int) else most[0]
     if config.family == "clusterformer":
         config.languages = [task.cfg.source_lang, task.cfg.target_lang]
         config.decoder_start_token_id = target.eos()

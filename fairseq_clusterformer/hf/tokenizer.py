@@ -15,11 +15,13 @@ from transformers import PreTrainedTokenizer
 
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.corpora.folder import RECORD
+from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.subwords import GPT2_FILES
 from fairseq_clusterformer.text import TextPipeline
 
 #: what texts become, and what stands around them
-FORMS = ("text", "masked", "sentence", "translation")
+FORMS = ("text", "masked", "sentence", "translation", "reader")
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
@@ -32,9 +34,12 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         recipe: ``prepared.json``, what was done to the text.
         pieces: of sentencepiece.
         codes: of subword-nmt.
+        encoder, merges: of GPT-2's byte pairs.
         texts: ``data.json``, how a classifier's texts become words.
         form: of :data:`FORMS`. A "text" begins with ``</s>`` (unless it is bytes), "masked" and
-            "sentence" are framed by ``<s>`` and ``</s>``, "translation" ends in ``</s>``.
+            "sentence" are framed by ``<s>`` and ``</s>``, "translation" ends in ``</s>``; of the
+            pair of a "reader", the question is framed, and each line of the document, a
+            paragraph, begins with ``<s>``.
         languages: source and target of a translation model.
         kwargs: see `transformers.PreTrainedTokenizer`.
 
@@ -49,6 +54,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         "pieces": "sentencepiece.model",
         "codes": "bpe.codes",
         "texts": "data.json",
+        "encoder": GPT2_FILES[0],
+        "merges": GPT2_FILES[1],
     }
     model_input_names = ["input_ids", "attention_mask"]
 
@@ -60,6 +67,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         pieces: str | None = None,
         codes: str | None = None,
         texts: str | None = None,
+        encoder: str | None = None,
+        merges: str | None = None,
         form: str = "text",
         languages: list[str] | None = None,
         **kwargs,
@@ -75,6 +84,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         if form in ("masked", "sentence"):
             self.target_symbols.add_symbol("<mask>")  # as fairseq's tasks do
             kwargs.setdefault("mask_token", "<mask>")
+        if form == "reader":
+            kwargs["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         self._of_target = False
         kwargs = {**SPECIAL, "padding_side": "left" if form == "text" else "right", **kwargs}
         super().__init__(form=form, languages=languages, **kwargs)
@@ -94,6 +105,11 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def pipeline(self) -> TextPipeline:
         """Of the two languages."""
         return TextPipeline.from_folder(self.folder)
+
+    @cached_property
+    def subwords(self) -> subwords.Subwords:
+        """Of a reader."""
+        return subwords.load_prepared(self.folder)
 
     @cached_property
     def words(self) -> dict:
@@ -121,6 +137,12 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             return self.pipeline.encode(text, self.languages[self._of_target]).split()
         if self.form == "sentence":
             return split_words(text, **self.words)[0]
+        if self.form == "reader":
+            found = []
+            for line in filter(None, text.split("\n")):
+                found += [self.bos_token] if found else []
+                found += [self.subwords.symbols[i] for i in self.subwords.encode(line).ids]
+            return found
         return [self.coding.dictionary[i] for i in self.coding.encode(text).tolist()]
 
     def _convert_token_to_id(self, token: str) -> int:
@@ -139,8 +161,18 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             return [*([] if bare else last), *token_ids_0, *(token_ids_1 or [])]
         if self.form == "translation":
             return [*token_ids_0, *last]
+        if self.form == "reader":
+            return [*first, *token_ids_0, *last, *([*first, *token_ids_1] if token_ids_1 else [])]
         second = [] if token_ids_1 is None else [*token_ids_1, *last]
         return [*first, *token_ids_0, *last, *second]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """0 at the first text and what frames it, 1 at the second."""
+        both = len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
+        one = len(self.build_inputs_with_special_tokens(token_ids_0))
+        return [0] * one + [1] * (both - one)
 
     def get_special_tokens_mask(
         self,
@@ -171,6 +203,9 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             return self.pipeline.decode(" ".join(symbols), self.languages[1])
         if self.form == "sentence":
             return " ".join(symbols)
+        if self.form == "reader":
+            texts = dict(zip(self.subwords.symbols, self.subwords.texts, strict=True))
+            return "".join(texts.get(symbol, "") for symbol in symbols).strip()
         return self.coding.decode(map(self.target_symbols.index, symbols))
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:

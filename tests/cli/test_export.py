@@ -12,6 +12,7 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -21,7 +22,7 @@ from transformers import (  # noqa: E402
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.inference.bundle import SHIPPED  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
-from tests.cli.in_process import CLASSIFICATION, assert_equal_states, train  # noqa: E402
+from tests.cli.in_process import CLASSIFICATION, QUESTIONS, assert_equal_states, train  # noqa: E402
 from tests.inference.commands import error, run, usage_error  # noqa: E402
 
 TRANSLATOR = "multi30k-de-en"
@@ -132,6 +133,57 @@ def test_a_classifier_labels_as_ours(pair_data: Path, tmp_path: Path) -> None:
     assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "back", device="cpu")
     assert again.classify(pairs) == ours.classify(pairs)
+
+
+def test_a_reader_reads_as_ours(towns_data: Path, tmp_path: Path) -> None:
+    train(towns_data, QUESTIONS, tmp_path / "run", "--max-update", 2)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 0
+    model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    document = "Otto rules Bree.\nIda Brun rules Ulm. Noor rules Tyre."
+    given = tokenizer(
+        ["Who rules Ulm?", "Who rules Lund?"],
+        [document, "Noor rules Tyre."],
+        return_tensors="pt",
+        padding=True,
+    )
+    dictionary = load_checkpoint(checkpoint).task.source_dictionary
+    row, kinds = given["input_ids"][0], given["token_type_ids"][0]
+    assert row[kinds == 0].tolist()[0] == dictionary.bos()
+    assert row[kinds == 0].tolist()[-1] == dictionary.eos()
+    assert row[kinds == 1].eq(dictionary.bos()).sum() == 2  # paragraphs
+    ours = load_checkpoint(checkpoint).model
+    with torch.no_grad():
+        out = model(**given)
+        question, text = (row[kinds == part][None] for part in (0, 1))
+        wanted = ours(question, text)[0]
+    found = out.start_logits[0][kinds == 1]
+    lowest = torch.finfo(found.dtype).min
+    torch.testing.assert_close(found, wanted.start[0].clamp(min=lowest), rtol=0, atol=1e-5)
+    torch.testing.assert_close(out.type_logits[0], wanted.type[0], rtol=0, atol=1e-5)
+    (first, last), _ = model.spans(**given).tolist()
+    answer = tokenizer.decode(row[first:last], skip_special_tokens=True)
+    assert answer
+    assert answer in document
+    # fine-tuned for a moment: it finds what it was shown, and that there is nothing
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    place = int(kinds.nonzero()[4])
+    right = {"start_positions": [place, 0], "end_positions": [place + 1, 0]}
+    right = {name: torch.tensor(values) for name, values in right.items()}
+    for _ in range(25):
+        model(**given, **right).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.eval().spans(**given)[0].tolist() == [place, place + 2]
+    assert model(**given).type_logits.argmax(-1).tolist() == [0, 4]
+    assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
+    again, states = load_checkpoint(tmp_path / "back"), []
+    for each in (again.model, ours):  # but for the memory bank, which serves training alone
+        tensors = {n: t for n, t in each.state_dict().items() if isinstance(t, torch.Tensor)}
+        states.append(tensors)
+    assert_equal_states(*states)
 
 
 def test_cards(checkpoint: Path, exported: Path, language_model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""``AutoModelForQuestionAnswering``: the reader, which answers by a piece of a document."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+from fairseq_clusterformer.answers import TYPES, best_spans
+
+from .base import ClusterformerPreTrainedModel
+
+
+@dataclass
+class ReaderOutput(QuestionAnsweringModelOutput):
+    """As of transformers, and what kind of answer there is.
+
+    Attributes:
+        type_logits: of each of `fairseq_clusterformer.answers.TYPES`, [B, 5]; the last is that
+            there is none.
+    """
+
+    type_logits: Tensor | None = None
+
+
+class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
+    """The reader over windows and clusters (CF20).
+
+    A row is ``<s> question </s>`` and behind it a document, each paragraph led by ``<s>``; the
+    tokenizer makes it of a question and a document, with ``token_type_ids`` 0 and 1.
+    """
+
+    families = ("clusterformer_reader",)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> ReaderOutput | tuple:
+        """Logits of where the answer starts and ends.
+
+        Args:
+            input_ids: int64 [B, N].
+            attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
+            token_type_ids: 0 at the question, 1 at the document, [B, N].
+            inputs_embeds, output_attentions: refused.
+            start_positions: the answer's first token, int64 [B]; 0: there is none.
+            end_positions: its last token, int64 [B].
+            return_dict: False: a tuple.
+
+        Returns:
+            Logits [B, N], of which those of no token of the text are the lowest number there is.
+
+        Raises:
+            ValueError: what is refused, or no ``token_type_ids``.
+        """
+        self._begin(output_attentions, inputs_embeds)
+        if token_type_ids is None:
+            raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
+        tokens = self._masked(input_ids, attention_mask)
+        real = tokens.ne(self.config.pad_token_id)
+        of_document = real & token_type_ids.eq(1)
+        question, document = (
+            pad_sequence(
+                [row[own] for row, own in zip(tokens, part, strict=True)],
+                batch_first=True,
+                padding_value=self.config.pad_token_id,
+            )
+            for part in (real & token_type_ids.eq(0), of_document)
+        )
+        found, extra = self.model(question, document)
+        places = of_document.long().cumsum(1) - 1
+        start, end = (
+            logits.gather(1, places.clamp(min=0))
+            .masked_fill(~of_document, -torch.inf)
+            .clamp(min=torch.finfo(logits.dtype).min)
+            for logits in (found.start, found.end)
+        )
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            none = start_positions.eq(0)
+            kinds = none.long() * TYPES.index("none")
+            loss = cross_entropy(found.type, kinds)
+            for logits, right in ((start, start_positions), (end, end_positions)):
+                if not bool(none.all()):
+                    loss = loss + cross_entropy(logits[~none], right[~none]) / 2
+            loss = self._with_clustering(loss, extra["reports"])
+        out = ReaderOutput(loss=loss, start_logits=start, end_logits=end, type_logits=found.type)
+        return out if return_dict is not False else out.to_tuple()
+
+    @torch.no_grad()
+    def spans(self, max_length: int = 30, **inputs: Tensor) -> Tensor:
+        """The best answer of each row: its first token and the one behind its last, int64 [B, 2].
+
+        Args:
+            max_length: tokens of an answer.
+            inputs: of the tokenizer.
+        """
+        out = self(**inputs)
+        lowest = torch.finfo(out.start_logits.dtype).min
+        start, end = (
+            logits.masked_fill(logits == lowest, -torch.inf)
+            for logits in (out.start_logits, out.end_logits)
+        )
+        paragraph = inputs["input_ids"].eq(self.config.bos_token_id).cumsum(1)
+        _, first, last = best_spans(start, end, paragraph, max_length=max_length)
+        return torch.cat([first, last], dim=1)

@@ -1,0 +1,66 @@
+"""The tokenizer: the tokens that preparation makes, and the text again."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
+
+from transformers import AutoTokenizer  # noqa: E402
+
+from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
+from fairseq_clusterformer.hf import ClusterformerTokenizer  # noqa: E402
+from fairseq_clusterformer.hf.folder import _tokenizer as tokenizer_of  # noqa: E402
+from tests.hf.small import config  # noqa: E402
+from tests.inference.commands import run  # noqa: E402
+
+LINES = ["The small cat sat on the mat .", "A dog ran away from the cat .", ""]
+EOS = 2
+
+
+@pytest.fixture(scope="module", params=["--bytes", "--words", "--sentencepiece"])
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text").mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / "text" / f"{split}.txt").write_text("\n".join(LINES * 30) + "\n")
+    coded = [request.param] + (["285"] if request.param == "--sentencepiece" else [])
+    assert run("prepare", "lm", "text", folder / "text", folder / "data", *coded) == 0
+    return folder / "data"
+
+
+@pytest.fixture
+def tokenizer(data: Path, tmp_path: Path) -> ClusterformerTokenizer:
+    """Saved, and loaded by its Auto class."""
+    made = tokenizer_of(data, "text", config("clusterformer_lm_tiny"))
+    made.save_pretrained(tmp_path)
+    config("clusterformer_lm_tiny").save_pretrained(tmp_path)
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_tokens_are_the_preparations(data: Path, tokenizer: ClusterformerTokenizer) -> None:
+    coding = TextCoding.from_folder(data)
+    text = "The cat ran\naway from the dog ."
+    begun = [] if coding.unit == "byte" else [EOS]
+    tokens = tokenizer(text)["input_ids"]
+    assert tokens == [*begun, *coding.encode(text).tolist()]
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == text
+    assert tokenizer("")["input_ids"] == [EOS]  # what a text begins by
+    assert len(tokenizer) == len(coding.dictionary)
+
+
+def test_a_batch_is_padded_on_the_left(tokenizer: ClusterformerTokenizer) -> None:
+    batch = tokenizer(["The cat", "The dog ran away ."], padding=True)
+    assert len({len(row) for row in batch["input_ids"]}) == 1
+    row, mask = batch["input_ids"][0], batch["attention_mask"][0]
+    assert row[0] == tokenizer.pad_token_id
+    assert mask == [int(token != tokenizer.pad_token_id) for token in row]
+    assert tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True) == [
+        "The cat",
+        "The dog ran away .",
+    ]
+
+
+def test_another_form_is_one_line(data: Path) -> None:
+    with pytest.raises(ValueError, match="form is song; allowed: text, masked, sentence"):
+        ClusterformerTokenizer(str(data / "dict.txt"), form="song")
