@@ -269,10 +269,9 @@ class MultiheadAttention(nn.Module):
         for router in self.routers:
             if not router.can_step:
                 raise ValueError(router.why_no_steps)
-        batch = Batch.of(batch)
-        mask, new_state = batch.padding_mask, {}
+        batch, new_state = Batch.of(batch), {}
         position, restart = self._position(x, state, batch, new_state)
-        real = Batch(mask)
+        real = Batch(batch.padding_mask)
 
         def convolved(name: str, y: Tensor, exact: str = "") -> Tensor:
             if name not in self.convolutions:
@@ -288,51 +287,65 @@ class MultiheadAttention(nn.Module):
             exact()  # its convolutions look back, whether or not this token asks for them
         outputs = []
         for i, router in enumerate(self.routers):
-            q_part = self._share(i, q)
-            shared = type(router).project is Kind.project and not self.kv_heads % len(self.kinds)
-            k_part, v_part = (self._share(i, t if shared else self._repeated(t)) for t in (k, v))
-            q_part, k_part = router.project(q_part, k_part)
-
-            def of_kind(router=router, i=i, q_part=q_part, k_part=k_part) -> tuple[Tensor, Tensor]:
-                if is_exact(q_part) and k_part.size(1) == q_part.size(1):
-                    return q_part, k_part
-                return router.project(*(self._share(i, t) for t in exact()))
-
-            routing = _under(state, f"{i}.routing.")
             if restart is not None and not router.alone:
                 raise ValueError(
                     f"{self.kinds[i].written} carries what it saw from token to token; allowed in "
                     "rows of several documents: a kind that does not"
                 )
-            tokens = Tokens(x, of_kind, real, lambda: position, decoding=True)
-            assignment, routing = router.assign(tokens, routing)
-            rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
-            if rings[0].key.size(1) > k_part.size(1):
-                k_part, v_part = (
-                    self._share(i, self._repeated(k)),
-                    self._share(i, self._repeated(v)),
-                )
-            q_part, k_part, v_part = self._placed(i, q_part, k_part, v_part, position)
-            out, kept = attend_step(
-                q_part,
-                k_part,
-                v_part,
-                rings,
-                _under(state, f"{i}.kept."),
-                num_rings=router.num_clusters,
-                window=router.by_cluster,
-                gap=router.gap,
-                key_bias=None if assignment.key_bias is None else assignment.key_bias.squeeze(-1),
-                own_bias=own_bias(router) if router.gap else 0.0,
-                padding_mask=mask,
-                restart=restart,
-                latest=assignment.latest,
-                impl=self.impl,
+            out, own = self._step(
+                router, i, x, (q, k, v), exact, real, position, restart, _under(state, f"{i}.")
             )
-            outputs.append(out[..., : self.head_dim])
-            new_state.update({f"{i}.routing.{name}": t for name, t in routing.items()})
-            new_state.update({f"{i}.kept.{name}": t for name, t in kept.items()})
+            outputs.append(out)
+            new_state.update({f"{i}.{name}": t for name, t in own.items()})
         return self._merge(outputs), new_state
+
+    def _step(
+        self,
+        router: Kind,
+        i: int,
+        x: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
+        exact: Callable[[], tuple[Tensor, Tensor]],
+        batch: Batch,
+        position: Tensor,
+        restart: Tensor | None,
+        state: State,
+    ) -> tuple[Tensor, State]:
+        """What :meth:`_attend` is to ``forward``: values that one more token's heads of a kind
+        attend to [B, H, 1, E], and the kind's state."""
+        q, k, v = heads
+        shared = type(router).project is Kind.project and not self.kv_heads % len(self.kinds)
+        q = self._share(i, q)
+        few_k, few_v = (self._share(i, t if shared else self._repeated(t)) for t in (k, v))
+        q, few_k = router.project(q, few_k)
+
+        def of_kind() -> tuple[Tensor, Tensor]:
+            if is_exact(q) and few_k.size(1) == q.size(1):
+                return q, few_k
+            return router.project(*(self._share(i, t) for t in exact()))
+
+        tokens = Tokens(x, of_kind, batch, lambda: position, decoding=True)
+        assignment, routing = router.assign(tokens, _under(state, "routing."))
+        rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
+        if rings[0].key.size(1) > few_k.size(1):
+            few_k, few_v = (self._share(i, self._repeated(t)) for t in (k, v))
+        out, kept = attend_step(
+            *self._placed(i, q, few_k, few_v, position),
+            rings,
+            _under(state, "kept."),
+            num_rings=router.num_clusters,
+            window=router.by_cluster,
+            gap=router.gap,
+            key_bias=None if assignment.key_bias is None else assignment.key_bias.squeeze(-1),
+            own_bias=own_bias(router) if router.gap else 0.0,
+            padding_mask=batch.padding_mask,
+            restart=restart,
+            latest=assignment.latest,
+            impl=self.impl,
+        )
+        new_state = {f"routing.{name}": t for name, t in routing.items()}
+        new_state |= {f"kept.{name}": t for name, t in kept.items()}
+        return out[..., : self.head_dim], new_state
 
     def _position(
         self, x: Tensor, state: State, batch: Batch, new_state: State
