@@ -233,7 +233,7 @@ for user_dir in ({str(PACKAGE)!r}, {NAME!r}):
         with zipfile.ZipFile(build_wheel(run_cli, tmp_path)) as wheel:
             wheel.extractall(site)
         others = [*(PACKAGE / "visual" / "templates").iterdir(), *PACKAGE.rglob("*.cpp")]
-        others += (PACKAGE / "trained").glob("*/*")
+        others += [*(PACKAGE / "serve").glob("*.html"), *(PACKAGE / "trained").glob("*/*")]
         (info,) = site.glob("*.dist-info")
         assert {
             path.relative_to(site)

@@ -10,7 +10,7 @@ from ..inference.documents import Source, uploaded_source
 from ..inference.found import FoundAnswer, Ranking, Section, confidence
 from ..inference.read import Reader
 
-AROUND = 400  # characters of a passage on either side of an answer
+AROUND = 250  # characters of a passage on either side of an answer
 MOST_CHARACTERS = 50_000_000  # of all documents
 
 
