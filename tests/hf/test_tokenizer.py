@@ -24,7 +24,7 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     (folder / "text").mkdir()
     for split in ("train", "valid", "test"):
         (folder / "text" / f"{split}.txt").write_text("\n".join(LINES * 30) + "\n")
-    coded = [request.param] + (["285"] if request.param == "--sentencepiece" else [])
+    coded = [request.param] + (["282"] if request.param == "--sentencepiece" else [])
     assert run("prepare", "lm", "text", folder / "text", folder / "data", *coded) == 0
     return folder / "data"
 
