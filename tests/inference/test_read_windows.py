@@ -17,7 +17,8 @@ from fairseq_clusterformer.inference.found import Ranking, Section, SectionRead,
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.inference.retrieval import WordCounts
-from tests.cli.towns import NAMES, TOWNS
+from tests.cli.in_process import QUESTIONS, train
+from tests.cli.towns import COMMON, NAMES, TOWNS
 from tests.inference.commands import error, run, usage_error
 from tests.models.word_readers import CLOSE, make, ragged
 
@@ -307,8 +308,6 @@ class TestIndex:
     def test_a_model_that_reads_documents_with_questions(
         self, qa_data: Path, tmp_path: Path, monkeypatch, capsys
     ) -> None:
-        from tests.cli.in_process import QUESTIONS, train
-
         train(qa_data, f"{QUESTIONS} --max-update 1", tmp_path)
         (tmp_path / "a.txt").write_text("Something.")
         line = ["answer", "--checkpoint", tmp_path / "checkpoint_last.pt", "--question", "Who?"]
@@ -316,6 +315,27 @@ class TestIndex:
         said = error(capsys, *line)
         assert "a clusterformer_reader reads each document with its question; allowed: no" in said
         assert not (tmp_path / "index").exists()
+
+
+def test_a_qanet_with_clusters(towns_data: Path, tmp_path: Path) -> None:
+    """It has an index too; the windows that answers are from come with their clusters."""
+    line = f"{COMMON} --arch qanet_reader --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+    line += " --encoder-attention-heads 2 --encoder-layers 2 --attention full,kmeans"
+    line += " --num-clusters 3 --attention-window 4 --max-update 2 --disable-validation"
+    train(towns_data, line, tmp_path)
+    source = text_source(long_text("Noor"), "x")
+    found = []
+    for _ in range(2):
+        loaded = load_checkpoint(tmp_path / "checkpoint_last.pt")
+        reader = Reader(loaded, index=tmp_path / "index", device="cpu")
+        sections = reader.sections(source, 60)
+        found.append(reader.ask(ASKED, sections, 2).answers)
+    assert len(list((tmp_path / "index").glob("*.safetensors"))) == 1
+    assert [each.text for each in found[0]] == [each.text for each in found[1]]
+    for answer in found[1]:
+        (clusters,) = answer.read.clusters.values()
+        assert len(clusters) == len(answer.read.section.tokens)
+        assert len(clusters.unique()) > 1
 
 
 @pytest.mark.parametrize(("bias", "answered"), [(0, True), (-100, True), (100, False)])
