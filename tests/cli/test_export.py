@@ -130,6 +130,10 @@ def test_a_classifier_labels_as_ours(pair_data: Path, tmp_path: Path) -> None:
     for row, wanted in zip(found, ours.classify(pairs), strict=True):
         for number, label in model.config.id2label.items():
             assert row[number] == pytest.approx(wanted.probabilities[label], abs=1e-6)
+    label = pipeline("text-classification", model=model, tokenizer=tokenizer)
+    piped = label({"text": pairs[0][0], "text_pair": pairs[0][1]})
+    piped = piped[0] if isinstance(piped, list) else piped
+    assert piped["label"] == ours.classify(pairs)[0].label
     assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "back", device="cpu")
     assert again.classify(pairs) == ours.classify(pairs)

@@ -12,6 +12,7 @@ from tests.conftest import REPO_ROOT  # noqa: E402
 NOTEBOOK = REPO_ROOT / "examples" / "quickstart.ipynb"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(capsys: pytest.CaptureFixture) -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     names: dict = {}

@@ -106,7 +106,7 @@ def test_a_translator_learns_from_labels() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
     read = model.prepare_decoder_input_ids_from_labels(target)
     assert read[1].tolist() == [2, *target[1, :3].tolist(), 1]
