@@ -84,7 +84,9 @@ setup(
         # setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
+            "accelerate",
             "fastapi",
+            "gensim>=4.3.3",
             "httpx",
             "minisom",
             "pytest>=8",
@@ -93,6 +95,7 @@ setup(
             "setuptools>=77",
             "lxml_html_clean",
             "trafilatura",
+            "transformers>=5.23,<6",
             "triton>=3.9",
             "uvicorn",
             "wheel",

@@ -22,9 +22,15 @@ from transformers import GenerationConfig
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only, whole_folder
-from fairseq_clusterformer.inference.bundle import CARD, DTYPES, RECORD, WEIGHTS, write_bundle
-from fairseq_clusterformer.inference.bundle import _distinct as distinct
-from fairseq_clusterformer.inference.bundle import _plain as plain_options
+from fairseq_clusterformer.inference.bundle import (
+    CARD,
+    DTYPES,
+    RECORD,
+    WEIGHTS,
+    distinct,
+    plain_options,
+    write_bundle,
+)
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
 
 from .base import ClusterformerPreTrainedModel

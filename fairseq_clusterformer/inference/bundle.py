@@ -144,7 +144,7 @@ def check_out(out: Path, force: bool) -> None:
 
 
 def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
-    tensors, shared = _distinct(loaded.model.state_dict())
+    tensors, shared = distinct(loaded.model.state_dict())
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     for name, tensor in tensors.items():
         if name in parameters and tensor.is_floating_point():
@@ -159,7 +159,7 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
         recipe = json.loads((loaded.folder / RECORD).read_text(encoding="utf-8"))["recipe"]
         text = json.dumps({"recipe": recipe}, indent=1) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8")
-    sections, namespaces = _plain(loaded)
+    sections, namespaces = plain_options(loaded)
     written = sorted(file for file in folder.rglob("*") if file.is_file())
     record = {
         "format": FORMAT,
@@ -182,7 +182,7 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
     shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
 
 
-def _distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors that lie in different places, and the other names that some of them have.
 
     What is no tensor serves training alone, such as a memory bank, and is left out.
@@ -200,7 +200,7 @@ def _distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, st
     return tensors, shared
 
 
-def _plain(loaded: "Loaded") -> tuple[dict[str, dict], list[str]]:
+def plain_options(loaded: "Loaded") -> tuple[dict[str, dict], list[str]]:
     """The options as JSON has them, and which sections are namespaces, as of argparse."""
     cfg = OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True)
     sections, namespaces = {}, []
