@@ -59,6 +59,7 @@ def whole_folder(out: Path, check: Callable[[], None]) -> Iterator[Path]:
     Raises:
         UserError: if there is no place for it.
     """
+    out = out.absolute()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         aside = tempfile.TemporaryDirectory(prefix=f"{out.name}.partial.", dir=out.parent)
@@ -70,6 +71,12 @@ def whole_folder(out: Path, check: Callable[[], None]) -> Iterator[Path]:
         new.mkdir()
         yield new
         check()
+        before = Path(work) / "before"
         if out.exists():
-            os.rename(out, Path(work) / "before")
-        os.rename(new, out)
+            os.rename(out, before)
+        try:
+            os.rename(new, out)
+        except BaseException:
+            if before.exists():
+                os.rename(before, out)
+            raise

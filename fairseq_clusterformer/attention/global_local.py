@@ -117,7 +117,7 @@ class Structure:
         inside = inside & (number >= first) & (number < last)
         most = int(inside.sum(-1).max()) if inside.numel() else 0
         numbers = torch.where(inside, number, last.expand_as(inside))
-        return numbers.sort(dim=-1).values[..., :most]
+        return numbers.topk(most, dim=-1, largest=False, sorted=True).values
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:

@@ -37,12 +37,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     add("--word-vectors", metavar="FILE", type=Path, help=about)
     about = "so many words of it, the first ones (default: 50000)"
-    add("--max-words", metavar="N", type=whole_number, default=50_000, help=about)
+    add("--max-words", metavar="N", type=whole_number, help=about)
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
     finite = number("that is finite", math.isfinite)
     add("--no-answer-bias", metavar="B", type=finite, help=about)
     add("--force", action="store_true", help="replace a bundle, nothing else")
     args = parser.parse_args(arguments)
+    if args.max_words is not None and args.word_vectors is None:
+        raise bad_option("--max-words", args.max_words, "with --word-vectors")
 
     from omegaconf import OmegaConf
 
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             problem = f"the model is a {type(loaded.model).__name__}, which has no word vectors"
             raise bad_option("--word-vectors", args.word_vectors, "a reader of words", problem)
         try:
-            take(str(args.word_vectors), args.max_words)
+            take(str(args.word_vectors), args.max_words or 50_000)
         except ValueError as error:
             raise UserError(str(error)) from None
     write_bundle(loaded, args.out, dtype=args.dtype, card=card, force=args.force)

@@ -69,7 +69,8 @@ def is_dense(folder: Path) -> bool:
         record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return record.get("model_type") not in (None, ClusterformerConfig.model_type)
+    known = (None, ClusterformerConfig.model_type)
+    return isinstance(record, dict) and record.get("model_type") not in known
 
 
 def read_dense(folder: Path, data: Path) -> Loaded:
@@ -91,6 +92,7 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         theirs = kind.auto.from_pretrained(folder, dtype=torch.float32).eval()
         pieces, merges = _tokenizer(folder)
         options = kind.options(theirs.config)
+        _check_special(theirs.config, pieces)
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError) as error:
         raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
     words = _write_data(data, pieces, merges, theirs.config)
@@ -184,6 +186,22 @@ def _numbers(config: Any, words: list[int], size: int) -> list[int]:
     return numbers
 
 
+def _check_special(config: Any, pieces: dict[str, int]) -> None:
+    """Refuse special symbols that stand elsewhere than :func:`_numbers` takes them to be.
+
+    Raises:
+        ValueError: naming the symbol.
+    """
+    if not isinstance(config.eos_token_id, int):
+        raise ValueError(f"its eos_token_id is {config.eos_token_id}, not a number")
+    if (most := max(pieces.values(), default=0)) >= config.vocab_size:
+        raise ValueError(f"its tokenizer has number {most}, and the model {config.vocab_size}")
+    if config.model_type == "roberta":
+        for symbol, wanted in (("<unk>", 3), ("<mask>", config.vocab_size - 1)):
+            if (found := pieces.get(symbol, wanted)) != wanted:
+                raise ValueError(f"its {symbol} is number {found}, not {wanted}")
+
+
 def _embeddings(table: Tensor, numbers: list[int], silent: Tensor) -> Tensor:
     """Rows of a table [V, D] in our order, and `silent` [D] where it has none."""
     found = torch.stack([silent if n < 0 else table[n] for n in numbers])
@@ -234,6 +252,7 @@ def _gpt2_options(config: Any) -> dict[str, Any]:
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         add_cross_attention=False,
+        tie_word_embeddings=True,
     )
     inner = config.n_inner or 4 * config.n_embd
     return {
@@ -280,7 +299,13 @@ def _gpt2_state(model: PreTrainedModel, numbers: list[int]) -> State:
 
 
 def _roberta_options(config: Any) -> dict[str, Any]:
-    _checked(config, layer_norm_eps=_EPSILON, pad_token_id=1, is_decoder=False)
+    _checked(
+        config,
+        layer_norm_eps=_EPSILON,
+        pad_token_id=1,
+        is_decoder=False,
+        tie_word_embeddings=True,
+    )
     return {
         **_sizes("encoder", config, config.intermediate_size, config.hidden_act),
         "layernorm_embedding": True,

@@ -121,7 +121,10 @@ def check_out(out: Path, force: bool) -> None:
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not is_exported(out):
+    own = False
+    with suppress(OSError, UnicodeDecodeError):
+        own = is_exported(out) and USAGE in (out / README).read_text(encoding="utf-8")
+    if not own:
         raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
     if not force:
         raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
@@ -132,7 +135,8 @@ def is_exported(folder: Path) -> bool:
     """Whether a folder is one of ours for transformers."""
     with suppress(OSError, ValueError):
         record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return record.get("model_type") == ClusterformerConfig.model_type
+        if isinstance(record, dict):
+            return record.get("model_type") == ClusterformerConfig.model_type
     return False
 
 

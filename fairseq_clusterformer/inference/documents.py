@@ -212,15 +212,15 @@ def _decoded(data: bytes, encoding: str | None, declared: re.Match[bytes] | None
     try:
         text = io.TextIOWrapper(io.BytesIO(data), encoding=used).read()
         text.encode()  # some encodings know halves of characters
-    except LookupError:
-        if encoding:
-            raise bad_option("--encoding", encoding, "utf-8, latin-1, cp1252 ...") from None
-        raise _Unreadable(f"says that it is in {own}, which is unknown") from None
     except UnicodeError as error:
         at = f" (byte {error.start:,})" if isinstance(error, UnicodeDecodeError) else ""
         raise _Unreadable(
             f"is not in {used}{at}: choose another encoding (--encoding NAME)"
         ) from None
+    except (LookupError, ValueError):  # unknown, or no name at all
+        if encoding:
+            raise bad_option("--encoding", ascii(encoding), "utf-8, latin-1, cp1252 ...") from None
+        raise _Unreadable(f"says that it is in {own}, which is unknown") from None
     if "\0" in text:
         raise _Unreadable(f"holds the character NUL, so it is no text in {used}")
     return text

@@ -25,7 +25,8 @@ class WordCounts:
         words.
 
         Args:
-            most: sections to name; all, if there are no more.
+            most: sections to name; all, if there are no more, or if none shares a word with the
+                question (as in a script without blanks).
         """
         if len(sections) <= most:
             return list(range(len(sections)))
@@ -40,6 +41,8 @@ class WordCounts:
                 number = counts[place][word]
                 length = 1 - BY_LENGTH + BY_LENGTH * lengths[place] / mean
                 scores[place] += rare * number / (number + SATURATION * length)
+        if not any(scores):
+            return list(range(len(sections)))
         best = sorted(range(len(sections)), key=lambda place: -scores[place])[:most]
         return sorted(best)
 

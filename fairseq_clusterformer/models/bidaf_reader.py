@@ -139,8 +139,8 @@ class BidafReader(WordReader):
 
 @register_model_architecture("bidaf_reader", "bidaf_reader_tiny")
 def bidaf_reader_tiny(args):
-    """Width 64, vectors of 100, matches: learns on a laptop's processor."""
-    set_defaults(args, encoder_embed_dim=64, word_dim=100, word_matches=True)
+    """Width 64, vectors of 100: learns on a laptop's processor."""
+    set_defaults(args, encoder_embed_dim=64, word_dim=100)
 
 
 @register_model_architecture("bidaf_reader", "bidaf_reader_xlqa")

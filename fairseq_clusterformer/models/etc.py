@@ -246,7 +246,9 @@ class ETCEncoder(nn.Module):
         return int(1e9)
 
 
-def lifted(given: dict[str, Tensor], mine: dict[str, Tensor]) -> dict[str, Tensor]:
+def lifted(
+    given: dict[str, Tensor], mine: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
     """The parameters of a dense encoder as those of an :class:`ETCEncoder`, one by one: queries,
     keys and values go to every copy of theirs, norms to both streams, words and feed-forward
     layers as they are. Positions have no place here; labels and types are 0, which is exact where
@@ -256,16 +258,20 @@ def lifted(given: dict[str, Tensor], mine: dict[str, Tensor]) -> dict[str, Tenso
         given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
         mine: of the encoder to be.
 
+    Returns:
+        The parameters, and the names of what was not used.
+
     Raises:
         KeyError: what ``given`` has no tensor for.
     """
-    result = {}
+    result, used = {}, set()
     for name, tensor in mine.items():
         if "label_" in name or name == "embed_types.weight":
             result[name] = torch.zeros_like(tensor)
             continue
+        used.add(_dense_name(name))
         result[name] = given[_dense_name(name)]
-    return result
+    return result, [name for name in given if name not in used]
 
 
 _DENSE = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}

@@ -5,6 +5,7 @@ It is trained by the task ``clusterformer_masked_lm``, with fixed blocks as part
 
 from dataclasses import dataclass, field
 
+import torch
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaLMHead
 from torch import Tensor
@@ -15,6 +16,8 @@ from .encoder_only import EncoderOnlyModel
 from .options import complete
 
 _OPTION = "--lift"
+#: parts of a dense model that have no place here
+_LEFT_OUT = ("embed_positions.", "lm_head.", "classification_heads.", "version")
 
 
 @dataclass
@@ -96,13 +99,21 @@ class ETCMaskedLM(EncoderOnlyModel):
             short = name.removeprefix("encoder.").removeprefix("sentence_encoder.")
             found[short.replace("emb_layer_norm.", "layernorm_embedding.")] = tensor
         mine = self.encoder.state_dict()
-        words = found.get("embed_tokens.weight")
-        wanted = len(mine["embed_tokens.weight"])
-        if words is not None and len(words) > wanted:
-            found["embed_tokens.weight"] = words[:wanted]  # the last one is <mask>
         allowed = "allowed: an encoder of the same sizes and words, with a norm of its embeddings"
+        words = found.pop("vocabulary", None)
+        if words is not None and not torch.equal(words.cpu(), self.vocabulary.cpu()):
+            raise CheckpointError(
+                f"{_OPTION} is {self.args.lift}: it was trained with another dictionary "
+                f"(dict.txt); {allowed}"
+            )
         try:
-            self.encoder.load_state_dict(etc.lifted(found, mine))
+            own, unused = etc.lifted(found, mine)
+            unused = [name for name in unused if not name.startswith(_LEFT_OUT)]
+            if unused:
+                raise CheckpointError(
+                    f"{_OPTION} is {self.args.lift}: it also has {unused[0]}; {allowed}"
+                )
+            self.encoder.load_state_dict(own)
         except KeyError as error:
             raise CheckpointError(
                 f"{_OPTION} is {self.args.lift}: it has no {error.args[0]}; {allowed}"

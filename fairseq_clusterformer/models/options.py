@@ -301,6 +301,12 @@ def _positions(args: Namespace, side: str) -> str | None:
             f"--positions is rotary, and a head is {width // heads} wide; allowed: "
             f"--{side}-embed-dim and --{side}-attention-heads that make it even"
         )
+    whole = width // heads + width  # of a head with its positions
+    if args.positions == "relative" and whole > 256 and args.attention_kernel == "triton":
+        raise ValueError(
+            f"--positions is relative, which makes a head {whole} wide; allowed: up to 256 with "
+            "--attention-kernel triton; blocks takes any"
+        )
     if args.positions == "relative" and width % 2:
         raise ValueError(
             f"--positions is relative, and --{side}-embed-dim is {width}; allowed: an even width"

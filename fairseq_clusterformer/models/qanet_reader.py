@@ -342,7 +342,7 @@ class QANetReader(WordReader):
 
 @register_model_architecture("qanet_reader", "qanet_reader_tiny")
 def qanet_reader_tiny(args):
-    """Width 64, four blocks, vectors of 100, matches: learns on a laptop's processor."""
+    """Width 64, four blocks, vectors of 100: learns on a laptop's processor."""
     set_defaults(
         args,
         encoder_embed_dim=64,
@@ -350,7 +350,6 @@ def qanet_reader_tiny(args):
         encoder_layers=4,
         letter_filters=32,
         word_dim=100,
-        word_matches=True,
     )
 
 

@@ -2,7 +2,8 @@
 
 There is no password. What keeps others out: the server listens at this computer alone unless
 another address is asked for. A request must name that address as its host, so that no other name
-can be led to it (DNS rebinding), and must not come from another site's page.
+can be led to it (DNS rebinding); all addresses, 0.0.0.0, take any name. It must not come from
+another site's page.
 """
 
 import base64
@@ -38,7 +39,10 @@ def build_app(desk: Desk, host: str, limit: int) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = PAGE.read_text(encoding="utf-8")
     policy = _policy(page)
-    hosts = {"127.0.0.1", "localhost", "::1", host} if is_loopback(host) else None
+    everywhere = host in ("0.0.0.0", "::")  # by any name: nobody knows which is the right one
+    hosts = None if everywhere else {host}
+    if is_loopback(host):
+        hosts = {"127.0.0.1", "localhost", "::1", host}
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable) -> Response:

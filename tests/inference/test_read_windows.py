@@ -193,6 +193,7 @@ class TestWindows:
         for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
             first, *_ = counts.likeliest(question, parts, 1)
             assert numbers[first] == number
+        assert counts.likeliest("誰？", parts, 1) == list(range(len(parts)))  # nothing is shared
         (long,) = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 900)
         pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
         assert counts.likeliest("Bree", [long, *pieces], 1) == [len(pieces)]

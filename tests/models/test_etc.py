@@ -165,3 +165,23 @@ def test_what_does_not_fit_is_named(tmp_path) -> None:
         model(lift=str(path)).load_initial_weights()
     with pytest.raises(ValueError, match="padding stands before a token"):
         model()(torch.tensor([[1, 5, 6]]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder_layers": 3}, "it also has layers.2"),
+        ({"encoder_normalize_before": True}, "it also has layer_norm"),
+    ],
+)
+def test_another_form_is_not_lifted(changes: dict, message: str, tmp_path) -> None:
+    more = {"layernorm_embedding": True, "encoder_attention": "full"}
+    dense_args = Namespace(**{**SIZES, **more, **changes})
+    dense = ClusterformerMaskedLM.build_model(dense_args, make_task())
+    write(tmp_path / "dense.pt", dense.state_dict())
+    with pytest.raises(ValueError, match=f"dense.pt: {message}.*; allowed"):
+        model(lift=str(tmp_path / "dense.pt")).load_initial_weights()
+    other = ClusterformerMaskedLM.build_model(dense_args, make_task(21))
+    write(tmp_path / "other.pt", other.state_dict())
+    with pytest.raises(ValueError, match="other.pt: it was trained with another dictionary"):
+        model(lift=str(tmp_path / "other.pt")).load_initial_weights()

@@ -204,6 +204,17 @@ class TestWhoIsAnswered:
         assert serving.is_loopback("::1")
         assert not serving.is_loopback("desk.lan")
 
+    def test_an_address_of_a_network_answers_to_itself(self, desk: Desk) -> None:
+        client = TestClient(build_app(desk, "192.168.1.5", LIMIT), base_url="http://192.168.1.5")
+        assert client.get("/").status_code == 200
+        response = client.get("/", headers={"host": "evil.example"})
+        assert "its own address" in refused(response, 403)
+
+    def test_an_encoding_that_is_none(self, client: TestClient) -> None:
+        for name in ("a%00b", "no-such"):
+            response = client.put(f"/documents/a.txt?encoding={name}", content=b"Ulm is far.")
+            assert "allowed: utf-8" in refused(response, 422)
+
     def test_no_pages_of_fastapi(self, client: TestClient) -> None:
         for path in ("/docs", "/redoc", "/openapi.json"):
             assert client.get(path).status_code == 404
