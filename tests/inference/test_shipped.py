@@ -42,3 +42,16 @@ def test_a_translator_translates(capsys) -> None:
     assert capsys.readouterr().out.strip() == "two dogs running on the beach."
     model = fairseq_clusterformer.load("multi30k-de-en", device="cpu")
     assert model.translate(["Ein Mann fährt mit dem Fahrrad."]) == ["a man is riding a bicycle."]
+
+
+def test_a_reader_reads(tmp_path, capsys) -> None:
+    """Without naming it; and it says where nothing answers."""
+    text = (
+        "Marie Curie was born in Warsaw in 1867. With her husband Pierre she discovered polonium."
+    )
+    (tmp_path / "curie.txt").write_text(text)
+    asked = ["answer", "--document", str(tmp_path), "--cpu", "--question"]
+    assert run(*asked, "Where was Marie Curie born?") == 0
+    assert "[Warsaw]" in capsys.readouterr().out
+    reader = fairseq_clusterformer.load("bidaf-en", device="cpu")
+    assert reader.answer("What did she discover?", text)[0].text == "polonium"
