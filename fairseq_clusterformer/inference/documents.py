@@ -219,7 +219,8 @@ def _decoded(data: bytes, encoding: str | None, declared: re.Match[bytes] | None
         ) from None
     except (LookupError, ValueError):  # unknown, or no name at all
         if encoding:
-            raise bad_option("--encoding", ascii(encoding), "utf-8, latin-1, cp1252 ...") from None
+            shown = encoding if encoding.isprintable() else ascii(encoding)
+            raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...") from None
         raise _Unreadable(f"says that it is in {own}, which is unknown") from None
     if "\0" in text:
         raise _Unreadable(f"holds the character NUL, so it is no text in {used}")

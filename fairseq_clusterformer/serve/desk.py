@@ -62,6 +62,7 @@ class Desk:
         self.reader, self.encoding, self.main_text = reader, encoding, main_text
         self.top, self.most, self.least, self.windows = top, most, least, windows
         self._sections: dict[str, list[Section]] = {}  # by the document's name
+        self._words: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def documents(self) -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ class Desk:
             {
                 "name": name,
                 "paragraphs": len(sections[0].source.paragraphs),
-                "words": sum(len(text.split()) for text in sections[0].source.paragraphs),
+                "words": self._words[name],
             }
             for name, sections in list(self._sections.items())
         ]
@@ -90,6 +91,7 @@ class Desk:
                 raise bad_option("document", source.name, allowed, problem)
             sections = self.reader.sections(source, self.most)
             self.reader.encode_sections(sections)
+            self._words[source.name] = sum(len(text.split()) for text in source.paragraphs)
             self._sections[source.name] = sections
 
     def upload(self, name: str, data: bytes, encoding: str | None = None) -> None:
