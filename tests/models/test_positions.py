@@ -41,7 +41,7 @@ def texts() -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("positions", [None, "learned", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("positions", [None, "learned", "sinusoidal", "rotary", "relative"])
 @pytest.mark.parametrize("short_convolution", [0, 3])
 @torch.no_grad()
 def test_documents_of_a_row_are_as_if_alone(positions, short_convolution):
@@ -74,7 +74,7 @@ def test_what_stands_for_positions():
     tokens = torch.randint(4, 24, (1, 12))
     swapped = tokens.clone()
     swapped[0, [1, 2]] = tokens[0, [2, 1]]
-    for positions, knows in (("rotary", True), (None, False)):
+    for positions, knows in (("rotary", True), ("relative", True), (None, False)):
         model = make_model(
             positions=positions,
             attention="full",
@@ -97,3 +97,32 @@ def test_fewer_heads_of_keys_and_values():
     state: dict = {}
     steps = [model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(12)]
     torch.testing.assert_close(torch.cat(steps, dim=1), model(tokens)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positions": "relative", "attention_kernel": "triton"}, ""),
+        (
+            {"positions": "relative", "decoder_attention_heads": 1},
+            "is 325; allowed: an even width",
+        ),
+        ({"positions": "rotary"}, "a head is 65 wide"),
+        ({"positions": "absolute"}, "--positions is absolute; allowed: learned, sinusoidal"),
+    ],
+)
+def test_refuses(options: dict, message: str) -> None:
+    widths = {f"decoder_{name}_dim": 325 for name in ("embed", "input", "output")}
+    more = {"decoder_attention_heads": 5, "attention": "window"}
+    if "triton" in str(options):
+        widths, message = dict.fromkeys(widths, 320), "makes a head 384 wide; allowed: up to 256"
+    with pytest.raises(ValueError, match=message):
+        make_model(**widths, **{**more, **options})
+
+
+def test_wide_heads_take_a_kernel_that_knows_them() -> None:
+    """The kernels of GPUs know heads up to 256 wide."""
+    for width, kernel in ((128, "auto"), (256, "blocks")):
+        widths = {f"decoder_{name}_dim": width for name in ("embed", "input", "output")}
+        layer = make_model(positions="relative", **widths).decoder.layers[0].self_attn
+        assert layer.impl == kernel
