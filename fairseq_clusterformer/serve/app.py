@@ -71,13 +71,13 @@ def build_app(desk: Desk, host: str, limit: int) -> FastAPI:
         model = desk.reader.loaded
         return {"model": model.path.name, "limit": limit, "documents": desk.documents()}
 
-    @app.put("/documents/{name:path}")
+    @app.put("/documents")
     async def add_document(name: str, request: Request, encoding: str = "") -> dict:
         data = await _body(request, limit, name)
         await run_in_threadpool(desk.upload, name, data, encoding or None)
         return {"documents": desk.documents()}
 
-    @app.delete("/documents/{name:path}")
+    @app.delete("/documents")
     def remove_document(name: str) -> dict:
         desk.remove(name)
         return {"documents": desk.documents()}

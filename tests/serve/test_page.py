@@ -30,7 +30,7 @@ LIMIT = 20_000
 ASKED = "Who rules Bree?"
 TOWNS = "Ida Brun rules Ulm. Noor rules Bree. Mary-Ann rules Pisa."
 EVIL = """Kim 2nd rules Lund. </script><img src=x onerror="document.title=1"> Otto rules Ulm."""
-ODD = "b/\u00e4 #1?.txt"
+ODD = "../b/\u00e4 #1?&\n.txt"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def client(desk: Desk) -> TestClient:
 
 
 def upload(client: TestClient, name: str, data: bytes | str, **more: str):
-    return client.put(f"/documents/{quote(name)}", content=data, params=more)
+    return client.put("/documents", content=data, params={"name": name, **more})
 
 
 def refused(response, status: int = 422) -> str:
@@ -95,9 +95,9 @@ class TestDocuments:
         documents = upload(client, ODD, "Otto rules Bree.").json()["documents"]
         assert [each["name"] for each in documents] == [ODD]
         assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Otto"
-        gone = client.delete(f"/documents/{quote(ODD)}")
+        gone = client.delete("/documents", params={"name": ODD})
         assert gone.json() == {"documents": []}
-        assert "document is b: none" not in refused(client.delete("/documents/b"))
+        assert "document is b: none" not in refused(client.delete("/documents", params={"name": "b"}))
         assert "document is none; allowed: one or more" in refused(
             client.post("/ask", content=ASKED)
         )
@@ -212,7 +212,7 @@ class TestWhoIsAnswered:
 
     def test_an_encoding_that_is_none(self, client: TestClient) -> None:
         for name in ("a%00b", "no-such"):
-            response = client.put(f"/documents/a.txt?encoding={name}", content=b"Ulm is far.")
+            response = client.put(f"/documents?name=a.txt&encoding={name}", content=b"Ulm is far.")
             assert "allowed: utf-8" in refused(response, 422)
 
     def test_no_pages_of_fastapi(self, client: TestClient) -> None:
