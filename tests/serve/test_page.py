@@ -97,7 +97,9 @@ class TestDocuments:
         assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Otto"
         gone = client.delete("/documents", params={"name": ODD})
         assert gone.json() == {"documents": []}
-        assert "document is b: none" not in refused(client.delete("/documents", params={"name": "b"}))
+        assert "document is b: none" not in refused(
+            client.delete("/documents", params={"name": "b"})
+        )
         assert "document is none; allowed: one or more" in refused(
             client.post("/ask", content=ASKED)
         )
