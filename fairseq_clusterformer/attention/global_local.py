@@ -35,7 +35,7 @@ class Labels:
     """Numbers of labels (the authors' code).
 
     Args:
-        most: k, from which on distances are one; 0: none is told apart.
+        most: k, from which on distances are one; 0: all are one.
     """
 
     def __init__(self, most: int):
@@ -340,7 +340,7 @@ class GlobalLocalAttention(nn.Module):
         yield first + end, first + high, self.labels.others
 
     def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """What long tokens see beside their nearest neighbours, likewise."""
+        """What long tokens see in addition to their nearest neighbours, likewise."""
         low, high = structure.global_bounds
         after = low
         for mine in structure.mine.unbind(-1):

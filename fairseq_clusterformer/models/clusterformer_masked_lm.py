@@ -62,9 +62,13 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         Returns:
             Logits [places, words], or [B, N, words] for all; and the reports of the layers.
         """
+        x, reports = self.encoded(src_tokens)
+        return self.lm_head(x, masked_tokens), {"reports": {"encoder": reports}}
+
+    def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
+        """States of tokens [B, N, D], and the reports of the layers."""
         out = self.encoder(src_tokens)
-        x = out["encoder_out"][0].transpose(0, 1)
-        return self.lm_head(x, masked_tokens), {"reports": {"encoder": out["reports"]}}
+        return out["encoder_out"][0].transpose(0, 1), out["reports"]
 
 
 @register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")

@@ -278,7 +278,7 @@ _DENSE = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
 
 
 def _dense_name(name: str) -> str:
-    """Of a parameter of ETC in a dense encoder."""
+    """The name in a dense encoder of what an ETC parameter is lifted from."""
     parts = name.split(".")
     if "linear" in parts:  # layers.0.self_attn.linear.k_l2g.weight
         place = parts.index("linear")

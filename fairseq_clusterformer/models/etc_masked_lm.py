@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 from fairseq.models import register_model, register_model_architecture
-from fairseq.models.roberta.model import RobertaLMHead
 from torch import Tensor
+
+from fairseq_clusterformer.clustering import Report
 
 from . import etc
 from .checkpoints import CheckpointError, read_model
-from .encoder_only import EncoderOnlyModel
+from .clusterformer_masked_lm import ClusterformerMaskedLM
 from .options import complete
 
 _OPTION = "--lift"
@@ -34,18 +35,8 @@ class ETCMaskedLMConfig(etc.ETCOptions):
 
 
 @register_model("etc_masked_lm", dataclass=ETCMaskedLMConfig)
-class ETCMaskedLM(EncoderOnlyModel):
+class ETCMaskedLM(ClusterformerMaskedLM):
     """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings."""
-
-    def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
-        self.lm_head = RobertaLMHead(
-            embed_dim=args.encoder_embed_dim,
-            output_dim=len(task.source_dictionary),
-            activation_fn=args.activation_fn,
-            weight=self.encoder.embed_tokens.weight,
-        )
 
     @classmethod
     def build_model(cls, args, task):
@@ -66,25 +57,9 @@ class ETCMaskedLM(EncoderOnlyModel):
         """
         return etc.ETCEncoder(args, task.source_dictionary)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        src_id: Tensor | None = None,
-        masked_tokens: Tensor | None = None,
-    ) -> tuple[Tensor, dict]:
-        """Guess words.
-
-        Args:
-            src_tokens: int64 [B, N].
-            src_lengths, src_id: of fairseq's task, ignored.
-            masked_tokens: bool [B, N], the places to guess; None: all.
-
-        Returns:
-            Logits [places, words], or [B, N, words] for all; and no reports.
-        """
-        streams = self.encoder(src_tokens)
-        return self.lm_head(streams.of_long, masked_tokens), {"reports": {"encoder": []}}
+    def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
+        """As its parent's; no layer clusters."""
+        return self.encoder(src_tokens).of_long, []
 
     def load_initial_weights(self) -> None:
         """Start from the model that ``--lift`` names.

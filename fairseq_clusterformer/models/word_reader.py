@@ -196,9 +196,10 @@ class ContextQueryAttention(nn.Module):
     A word c and a word q of the question are as alike as w . [c; q; c * q] + b. By S, the softmax
     of that over the question, and T, over the document, a = S Q and b = S T' C.
 
-    With matches, words that are spelt alike are more alike by a learned number, and the result
-    says of each word whether it is in the question (the exact match of Chen et al. 2017, here
-    behind the encoding of the document, which is the same for any question).
+    With matches, a learned number is added where two words are spelt alike. The result then also
+    says of each word whether it is in the question: the exact match of Chen et al. 2017, but after
+    the encoding of the document, which so is the same for any question. fairseq's own symbols
+    have no spelling and count as alike.
 
     Args:
         width: D.
