@@ -106,18 +106,19 @@ class Structure:
     @cached_property
     def mine(self) -> Tensor:
         """The global tokens that stand for each long one, rising, int64 [B, N, P]; where there
-        are fewer, one past the last of its example."""
-        place = torch.arange(self.length, device=self.spans.device)
-        begin, end = self.spans.unbind(-1)
-        inside = (place.unsqueeze(-1) >= begin.unsqueeze(1)) & (
-            place.unsqueeze(-1) < end.unsqueeze(1)
-        )  # [B, N, G]
-        first, last = (bound.unsqueeze(-1) for bound in self.global_bounds)
-        number = torch.arange(self.spans.size(1), device=place.device)
-        inside = inside & (number >= first) & (number < last)
-        most = int(inside.sum(-1).max()) if inside.numel() else 0
-        numbers = torch.where(inside, number, last.expand_as(inside))
-        return numbers.topk(most, dim=-1, largest=False, sorted=True).values
+        are fewer, one past the last of its example. Linear in N where spans seldom overlap."""
+        begin, end = (bound.flatten() for bound in self.own)
+        rows, number = self.spans.shape[:2]
+        of = torch.repeat_interleave(end - begin)  # a global token for each token of its span
+        behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
+        token = of // number * self.length + end[of] + behind  # number of row * N + place
+        token, order = token.sort(stable=True)
+        count = token.bincount(minlength=rows * self.length)
+        rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
+        most = int(count.max()) if count.numel() else 0
+        found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
+        found[token, rank] = of[order] % max(number, 1)
+        return found.view(rows, self.length, most)
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:
