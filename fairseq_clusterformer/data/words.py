@@ -1,5 +1,6 @@
-"""What a word is, where words have vectors."""
+"""What a word is, where words have vectors, and what a sentence is."""
 
+from collections.abc import Iterator
 from functools import cache
 
 # In scripts that put no blanks between words, each letter stands for itself.
@@ -23,3 +24,13 @@ def words_of(text: str) -> list[str]:
 def joins(character: str) -> bool:
     """Whether a character belongs to one word with such characters before and behind it."""
     return _compiled(_LETTER).fullmatch(character) is not None
+
+
+def sentences(text: str) -> Iterator[tuple[int, int]]:
+    """Where the sentences of a line begin, and where they end: behind a mark of its end that a
+    blank and then a capital letter, a number or a quotation mark follow, and at the line's end."""
+    for match in _compiled(_SENTENCE).finditer(text):
+        yield match.span()
+
+
+_SENTENCE = r"\S.*?(?:[.!?][\"'\u201d)]*(?=\s+[\p{Lu}\p{N}\"'\u201c(])|$)"

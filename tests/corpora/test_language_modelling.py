@@ -130,6 +130,36 @@ def test_loads_in_the_language_modeling_task(source, tmp_path):
     assert batch["ntokens"] == len(TEXTS["train"])
 
 
+def test_sentences_become_lines_and_documents_end_in_an_empty_one(tmp_path):
+    text = (
+        'Mr. X came. "Where?" He left 3.5 days ago.  So what!\n\nA heading\n'
+    text += "##\nOther. Text.\n##\n"
+    )
+    for split in SPLITS:
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / f"{split}.txt").write_text(text)
+    options = "--words --sentences --document-separator ##"
+    assert run("prepare lm text", tmp_path / "source", tmp_path / "dest", options) == 0
+    words = Dictionary.load(str(tmp_path / "dest" / "dict.txt"))
+    assert [words.string(item) for item in items_of(tmp_path / "dest", "train")] == [
+        "Mr.",
+        "X came.",
+        '"Where?"',
+        "He left 3.5 days ago.",
+        "So what!",
+        "A heading",
+        "",
+        "Other.",
+        "Text.",
+        "",
+    ]
+
+
+def test_sentences_are_of_words(source, tmp_path, capsys):
+    assert run("prepare lm text", source, tmp_path / "dest", "--sentences") == 1
+    assert "together with --sentencepiece or --words" in capsys.readouterr().err
+
+
 def test_whole_documents_are_split_always_the_same(tmp_path):
     documents = [f"document {i}\n".encode() * (i + 1) for i in range(40)]
     splits = []

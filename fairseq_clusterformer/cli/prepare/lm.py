@@ -65,6 +65,12 @@ def _add_text_options(parser: Parser) -> None:
         action="store_true",
     )
     add(
+        "--sentences",
+        "a line for each sentence, and an empty one behind each document, as etc_masked_lm reads "
+        "them",
+        action="store_true",
+    )
+    add(
         "--document-separator",
         "the line that ends a document; it becomes no token (default: each file is a document)",
         metavar="LINE",

@@ -15,6 +15,7 @@ from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.language_modelling.text import (
     TextReader,
     by_document,
+    by_sentence,
     contiguous,
     cut,
     find_texts,
@@ -100,6 +101,7 @@ def prepare_text(
     *,
     sentencepiece: int | None = None,
     words: bool = False,
+    sentences: bool = False,
     document_separator: str | None = None,
     split: str | None = None,
     valid_fraction: float = 0.05,
@@ -121,6 +123,8 @@ def prepare_text(
         raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
     if (sentencepiece or words) and allow_binary:
         raise bad_option("--allow-binary", "given", "together with --bytes only")
+    if sentences and not (sentencepiece or words):
+        raise bad_option("--sentences", "given", "together with --sentencepiece or --words")
     fractions = {"valid": valid_fraction, "test": test_fraction}
     if sum(fractions.values()) >= 1:
         allowed = "a sum with --valid-fraction below 1"
@@ -149,6 +153,8 @@ def prepare_text(
             parts = by_document(texts, reader, fractions)
         else:
             parts = contiguous(texts, reader, fractions)
+        if sentences:
+            parts = by_sentence(parts)
         counts = write_splits(parts, work, train_bytes=train_bytes)
         if document_separator and not reader.separators_seen:
             allowed = "a line that ends a document, in full"
@@ -160,6 +166,7 @@ def prepare_text(
         "corpus": "text",
         "sentencepiece": sentencepiece,
         **({"words": True} if words else {}),
+        **({"sentences": True} if sentences else {}),
         "document_separator": document_separator,
         "split": split,
         "fractions": None if split == "files" else fractions,

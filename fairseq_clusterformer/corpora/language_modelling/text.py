@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.lines import PACKED, raw_lines
+from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError, bad_option
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
@@ -192,6 +193,19 @@ def contiguous(
 
     for document in reader.documents(texts):
         yield from itertools.groupby(document, split_of)
+
+
+def by_sentence(parts: SplitLines) -> SplitLines:
+    """Give each sentence a line, and each document an empty line behind it."""
+    for split, lines in parts:
+        yield split, itertools.chain.from_iterable((_sentences(lines), [b"\n"]))
+
+
+def _sentences(lines: Iterable[bytes]) -> Lines:
+    for line in lines:
+        text = line.decode()
+        for start, end in sentences(text.rstrip()):
+            yield text[start:end].encode() + b"\n"
 
 
 def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = None) -> dict:

@@ -21,12 +21,12 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Record,
     convert,
 )
+from fairseq_clusterformer.data import words
 from fairseq_clusterformer.errors import bad_option
 
 MASK = "what"
 _SHORTEST, _LONGEST = 40, 200  # words of a passage
 _ASKED = range(6, 31)  # words of a question
-_SENTENCE = regex.compile(r"(?V1)\S.*?(?:[.!?][\"'\u201d)]*(?=\s+[\p{Lu}\p{N}\"'\u201c(])|$)")
 _NAME = regex.compile(
     r"(?V1)(?<![\p{L}\p{N}])(?:\p{Lu}[\p{L}\p{M}]+(?:[ -]\p{Lu}[\p{L}\p{M}]+){0,3}"
     r"|\p{N}+(?:[.,]\p{N}+)*)(?![\p{L}\p{N}])"
@@ -89,7 +89,7 @@ def passages(lines: Iterable[str]) -> Iterator[str]:
 def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
     """Every question, document and answer that a passage gives, no answer twice, in the order of
     `draw`."""
-    sentences = [match.group() for match in _SENTENCE.finditer(passage)]
+    sentences = [passage[start:end] for start, end in words.sentences(passage)]
     places = defaultdict(list)  # of an answer: sentences, and where it begins there
     for number, sentence in enumerate(sentences):
         for match in _NAME.finditer(sentence):
