@@ -132,8 +132,7 @@ def test_loads_in_the_language_modeling_task(source, tmp_path):
 
 def test_sentences_become_lines_and_documents_end_in_an_empty_one(tmp_path):
     text = (
-        'Mr. X came. "Where?" He left 3.5 days ago.  So what!\n\nA heading\n'
-    text += "##\nOther. Text.\n##\n"
+        'Mr. X came. "Where?" He left 3.5 days ago.  So what!\n\nA heading\n##\nOther. Text.\n##\n'
     )
     for split in SPLITS:
         (tmp_path / "source").mkdir(exist_ok=True)
