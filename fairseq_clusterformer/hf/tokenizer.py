@@ -2,7 +2,8 @@
 
 It holds no second implementation: a folder that ``clusterformer export`` made has the files of the
 data folder (dictionary, subword model, recipe), and the code that prepared the data reads them.
-So each text gets the tokens that the training had.
+So each text gets the tokens that the training had. ``tokenizer.json`` says the same, as far as it
+can, to who does not have this package.
 """
 
 import json
@@ -11,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fairseq.data import Dictionary
-from transformers import PreTrainedTokenizer
+from transformers import AddedToken, PreTrainedTokenizer
 
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.corpora.folder import RECORD
@@ -19,6 +20,8 @@ from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
 from fairseq_clusterformer.text import TextPipeline
+
+from .fast import LINE_ENDS, fast
 
 #: what texts become, and what stands around them
 FORMS = ("text", "masked", "sentence", "translation", "reader")
@@ -89,6 +92,9 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         self._of_target = False
         kwargs = {**SPECIAL, "padding_side": "left" if form == "text" else "right", **kwargs}
         super().__init__(form=form, languages=languages, **kwargs)
+        if form in LINE_ENDS:  # for `fast`
+            ending = AddedToken(LINE_ENDS[form], normalized=True, special=True)
+            self._added_tokens_decoder[self.target_symbols.index(ending.content)] = ending
 
     @property
     def symbols(self) -> Dictionary:
@@ -215,8 +221,14 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Copy the files of the data folder; return their names."""
+        """Copy the files of the data folder, and write ``tokenizer.json`` where there can be one
+        (see `fairseq_clusterformer.hf.fast`); return their names."""
         made = []
+        path = Path(save_directory, "-".join(filter(None, (filename_prefix, "tokenizer.json"))))
+        path.unlink(missing_ok=True)
+        if (same := fast(self)) is not None:
+            same.save(str(path))
+            made.append(str(path))
         for name in self.vocab_files_names.values():
             source = self.folder / name
             target = Path(save_directory, "-".join(filter(None, (filename_prefix, name))))
