@@ -23,6 +23,8 @@ TABLES = {
     "classifier": "-models.encoder_only:EncoderOnlyOptions"
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
     "etc": "-models.encoder_only:EncoderOptions models.etc_masked_lm:ETCMaskedLMConfig",
+    "etc pre-training": "tasks.etc_masked_lm:ETCMaskedLMTaskConfig"
+    " criterions.etc_masked_lm:ETCMaskedLMLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",

@@ -7,4 +7,5 @@ from . import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_qa,
     clusterformer_sentence_prediction,
+    etc_masked_lm,
 )

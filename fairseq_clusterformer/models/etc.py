@@ -246,54 +246,6 @@ class ETCEncoder(nn.Module):
         return int(1e9)
 
 
-def lifted(
-    given: dict[str, Tensor], mine: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The parameters of a dense encoder as those of an :class:`ETCEncoder`, one by one: queries,
-    keys and values go to every copy of theirs, norms to both streams, words and feed-forward
-    layers as they are. Positions have no place here; labels and types are 0, which is exact where
-    the radius covers the text.
-
-    Args:
-        given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
-        mine: of the encoder to be.
-
-    Returns:
-        The parameters, and the names of what was not used.
-
-    Raises:
-        KeyError: what ``given`` has no tensor for.
-    """
-    result, used = {}, set()
-    for name, tensor in mine.items():
-        if "label_" in name or name == "embed_types.weight":
-            result[name] = torch.zeros_like(tensor)
-            continue
-        used.add(_dense_name(name))
-        result[name] = given[_dense_name(name)]
-    return result, [name for name in given if name not in used]
-
-
-_DENSE = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
-
-
-def _dense_name(name: str) -> str:
-    """The name in a dense encoder of what an ETC parameter is lifted from."""
-    parts = name.split(".")
-    if "linear" in parts:  # layers.0.self_attn.linear.k_l2g.weight
-        place = parts.index("linear")
-        parts[place : place + 2] = [_DENSE[parts[place + 1].split("_")[0]]]
-    for norms, norm in (
-        ("attention_norms", "self_attn_layer_norm"),
-        ("final_norms", "final_layer_norm"),
-        ("norms", "layer_norm"),
-    ):
-        if norms in parts:
-            place = parts.index(norms)
-            parts[place : place + 2] = [norm]
-    return ".".join(parts)
-
-
 def tiny(args) -> None:
     """2 layers of 64: for trials."""
     _sized(args, layers=2, width=64, heads=4, inner=128, radius=16)

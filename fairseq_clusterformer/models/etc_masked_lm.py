@@ -1,42 +1,48 @@
 """``--arch etc_masked_lm``: masked words, by ETC's encoder (Ainslie et al. 2020).
 
-It is trained by the task ``clusterformer_masked_lm``, with fixed blocks as parts.
+The task ``etc_masked_lm`` trains it on documents with their sentences as parts, and to tell hidden
+parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.models import register_model, register_model_architecture
-from torch import Tensor
+from torch import Tensor, nn
 
+from fairseq_clusterformer.attention.global_local import Structure
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.data.masked_parts import NO_EXAMPLE
 
 from . import etc
-from .checkpoints import CheckpointError, read_model
 from .clusterformer_masked_lm import ClusterformerMaskedLM
+from .etc_lift import LiftOptions, Lifts
 from .options import complete
 
-_OPTION = "--lift"
-#: parts of a dense model that have no place here
-_LEFT_OUT = ("embed_positions.", "lm_head.", "classification_heads.", "version")
+_GLOBAL = ("<s>", "<mask>")  # words of the global tokens of parts that are seen, and hidden
 
 
 @dataclass
-class ETCMaskedLMConfig(etc.ETCOptions):
+class ETCMaskedLMConfig(LiftOptions):
     """Options of the encoder."""
-
-    lift: str = field(
-        default="",
-        metadata={
-            "help": "checkpoint of fairseq's roberta or of clusterformer_masked_lm, whose weights "
-            "the encoder starts from"
-        },
-    )
 
 
 @register_model("etc_masked_lm", dataclass=ETCMaskedLMConfig)
-class ETCMaskedLM(ClusterformerMaskedLM):
-    """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings."""
+class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
+    """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings.
+
+    Where the task hides parts, a linear map of the global token of a hidden part in its context,
+    and another of that part's global token where the part stands alone, are to agree: contrastive
+    predictive coding (section 3.3; the paper leaves the maps open).
+    """
+
+    def __init__(self, args, task):
+        super().__init__(args, task)
+        self.contrast = None
+        if getattr(task, "hides_parts", False):
+            width = args.encoder_embed_dim
+            maps = {name: nn.Linear(width, width) for name in ("context", "alone")}
+            self.contrast = nn.ModuleDict(maps)
 
     @classmethod
     def build_model(cls, args, task):
@@ -57,45 +63,59 @@ class ETCMaskedLM(ClusterformerMaskedLM):
         """
         return etc.ETCEncoder(args, task.source_dictionary)
 
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        src_id: Tensor | None = None,
+        masked_tokens: Tensor | None = None,
+        parts: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, dict]:
+        """Guess words, and say what hidden parts are like.
+
+        Args:
+            src_tokens, src_lengths, src_id, masked_tokens: as its parent's.
+            parts: what :class:`~fairseq_clusterformer.data.masked_parts.MaskedParts` says of
+                them; None: fixed blocks.
+
+        Returns:
+            As its parent's; with ``parts``, also "contrast": what the S hidden parts should be
+            like, and what they are, both [S, D].
+        """
+        if parts is None:
+            return super().forward(src_tokens, masked_tokens=masked_tokens)
+        words = self.encoder.dictionary
+        padding = src_tokens.eq(words.pad())
+        structure = Structure(
+            parts["spans"],
+            src_tokens.size(1),
+            long_padding=padding,
+            global_padding=parts["global_examples"].eq(NO_EXAMPLE),
+            long_examples=parts["long_examples"],
+            global_examples=parts["global_examples"],
+        )
+        hidden = parts["hidden"]
+        begin, mask = (hidden.new_full((), words.index(w), dtype=torch.long) for w in _GLOBAL)
+        streams = self.encoder(src_tokens, structure, torch.where(hidden, mask, begin))
+        extra = {"reports": {"encoder": []}}
+        if self.contrast is not None:
+            expected = self.contrast["context"](streams.of_global[hidden])
+            extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
+        return self.lm_head(streams.of_long, masked_tokens), extra
+
+    def _alone(self, parts: Tensor) -> Tensor:
+        """States of the global tokens of parts that stand alone, [S, D]."""
+        if not len(parts):
+            return self.lm_head.dense.weight.new_empty(0, self.args.encoder_embed_dim)
+        length = parts.ne(self.encoder.dictionary.pad()).sum(-1)
+        spans = torch.stack([torch.zeros_like(length), length], -1).unsqueeze(1)
+        padding = parts.eq(self.encoder.dictionary.pad())
+        structure = Structure(spans, parts.size(1), long_padding=padding)
+        return self.encoder(parts, structure).of_global.squeeze(1)
+
     def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""
         return self.encoder(src_tokens).of_long, []
-
-    def load_initial_weights(self) -> None:
-        """Start from the model that ``--lift`` names.
-
-        Raises:
-            CheckpointError: a file that cannot be read, or that does not fit.
-        """
-        if not self.args.lift:
-            return
-        found = {}
-        for name, tensor in read_model(_OPTION, self.args.lift).items():
-            short = name.removeprefix("encoder.").removeprefix("sentence_encoder.")
-            found[short.replace("emb_layer_norm.", "layernorm_embedding.")] = tensor
-        mine = self.encoder.state_dict()
-        allowed = "allowed: an encoder of the same sizes and words, with a norm of its embeddings"
-        words = found.pop("vocabulary", None)
-        if words is not None and not torch.equal(words.cpu(), self.vocabulary.cpu()):
-            raise CheckpointError(
-                f"{_OPTION} is {self.args.lift}: it was trained with another dictionary "
-                f"(dict.txt); {allowed}"
-            )
-        try:
-            own, unused = etc.lifted(found, mine)
-            unused = [name for name in unused if not name.startswith(_LEFT_OUT)]
-            if unused:
-                raise CheckpointError(
-                    f"{_OPTION} is {self.args.lift}: it also has {unused[0]}; {allowed}"
-                )
-            self.encoder.load_state_dict(own)
-        except KeyError as error:
-            raise CheckpointError(
-                f"{_OPTION} is {self.args.lift}: it has no {error.args[0]}; {allowed}"
-            ) from None
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip()
-            raise CheckpointError(f"{_OPTION} is {self.args.lift}: {first}; {allowed}") from None
 
 
 for _name in ("tiny", "small", "base", "large"):

@@ -2,6 +2,11 @@
 
 from .. import compat, criterions, models  # noqa: F401  the last two register themselves
 from ..data import encoder  # noqa: F401
-from . import clusterformer_masked_lm, clusterformer_qa, clusterformer_sentence  # noqa: F401
+from . import (  # noqa: F401
+    clusterformer_masked_lm,
+    clusterformer_qa,
+    clusterformer_sentence,
+    etc_masked_lm,
+)
 
 compat.apply()

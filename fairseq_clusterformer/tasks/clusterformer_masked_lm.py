@@ -12,9 +12,8 @@ class ClusterformerMaskedLMTaskConfig(MaskedLMConfig):
     """fairseq's options."""
 
 
-@register_task("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMTaskConfig)
-class ClusterformerMaskedLMTask(MaskedLMTask):
-    """Words that are masked are guessed."""
+class InitialWeights:
+    """Mixin before a fairseq task, whose models may start from weights of others."""
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Return the model, with its initial weights unless a checkpoint is loaded.
@@ -26,3 +25,8 @@ class ClusterformerMaskedLMTask(MaskedLMTask):
         if not from_checkpoint and hasattr(model, "load_initial_weights"):
             model.load_initial_weights()
         return model
+
+
+@register_task("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMTaskConfig)
+class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
+    """Words that are masked are guessed."""

@@ -3,11 +3,13 @@
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_clusterformer.data.masked_parts import MaskedParts
 from fairseq_clusterformer.models import etc
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.etc_masked_lm import ETCMaskedLM
@@ -185,3 +187,88 @@ def test_another_form_is_not_lifted(changes: dict, message: str, tmp_path) -> No
     write(tmp_path / "other.pt", other.state_dict())
     with pytest.raises(ValueError, match="other.pt: it was trained with another dictionary"):
         model(lift=str(tmp_path / "other.pt")).load_initial_weights()
+
+
+def task_of_parts() -> Namespace:
+    task = make_task()
+    task.source_dictionary.add_symbol("<mask>")
+    task.hides_parts = True
+    return task
+
+
+def batch_of(lines: list[list[int]], **options) -> dict:
+    """All of it in one row; no word is guessed."""
+    items = [torch.tensor([*line, 2]) for line in lines]
+    data = MaskedParts(
+        Lines(items),
+        task_of_parts().source_dictionary,
+        np.ones(30, bool),
+        most=64,
+        most_parts=16,
+        guessed=0,
+        **options,
+    )
+    assert len(data) == 1
+    return data.collater([data[0]])["net_input"]
+
+
+class Lines(list):
+    """Items as fairseq's data sets have them."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([len(item) for item in self])
+
+
+def model_of_parts(**options) -> ETCMaskedLM:
+    args = Namespace(**{**SIZES, "radius": 5, "max_distance": 2, "block": 8, **options})
+    return ETCMaskedLM.build_model(args, task_of_parts()).double().eval()
+
+
+@torch.no_grad()
+def test_starts_from_another_of_its_kind(tmp_path) -> None:
+    given = model_of_parts()
+    write(tmp_path / "etc.pt", given.state_dict())
+    again = model_of_parts(lift=str(tmp_path / "etc.pt"))
+    again.load_initial_weights()
+    for name, tensor in given.encoder.state_dict().items():
+        assert torch.equal(tensor, again.encoder.state_dict()[name]), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"hard_global": True}])
+def test_packed_documents_are_documents_alone(options: dict) -> None:
+    built = model_of_parts(**options)
+    documents = [[[5, 6, 7], [8, 9]], [[10] * 4, [11], [12, 13]]]
+    alone = [built(**batch_of(lines, hidden_parts=0))[0][0] for lines in documents]
+    both = built(**batch_of([*documents[0], [], *documents[1]], hidden_parts=0))[0][0]
+    torch.testing.assert_close(both, torch.cat(alone), **CLOSE)
+
+
+def test_a_hidden_part_is_expected_from_its_context_alone() -> None:
+    """Its words are seen where it stands alone, and nowhere else; both are learned from."""
+    built = model_of_parts()
+    found = []
+    for words in ([7, 8, 9], [14, 15, 16]):
+        lines = [[5, 6], words, [10, 11]]
+        drawn = (batch_of(lines, hidden_parts=0.5, seed=seed) for seed in range(99))
+        given = next(d for d in drawn if d["parts"]["hidden"].tolist() == [[False, True, False]])
+        logits, extra = built(**given)
+        found.append((logits, *extra["contrast"]))
+    (logits, expected, actual), (others, again, other) = found
+    torch.testing.assert_close(logits, others, **CLOSE)
+    torch.testing.assert_close(expected, again, **CLOSE)
+    assert not torch.allclose(actual, other)
+    for states in (again, other):
+        (grad,) = torch.autograd.grad(
+            states.sum(), built.encoder.embed_tokens.weight, retain_graph=True
+        )
+        assert grad.abs().sum() > 0
+
+
+def test_without_hidden_parts_the_maps_still_have_gradients() -> None:
+    """As workers that exchange gradients need."""
+    built = model_of_parts()
+    _, extra = built(**batch_of([[5, 6], [7]], hidden_parts=0))
+    sum(states.sum() for states in extra["contrast"]).backward()
+    assert all(p.grad is not None for p in built.contrast.parameters())

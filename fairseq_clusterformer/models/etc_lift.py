@@ -1,0 +1,122 @@
+"""ETC's encoder from a dense model's weights (Ainslie et al. 2020, section 3.4: "lifting")."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import etc
+from .checkpoints import CheckpointError, read_model
+
+_OPTION = "--lift"
+_TYPES = "embed_types.weight"
+#: parts of other models that have no place in the encoder
+_LEFT_OUT = (
+    "embed_positions.",
+    "lm_head.",
+    "classification_heads.",
+    "contrast.",
+    "version",
+)
+
+
+@dataclass
+class LiftOptions(etc.ETCOptions):
+    """Options of the encoder, and what it starts from."""
+
+    lift: str = field(
+        default="",
+        metadata={
+            "help": "checkpoint of fairseq's roberta, of clusterformer_masked_lm or of "
+            "etc_masked_lm, whose weights the encoder starts from"
+        },
+    )
+
+
+class Lifts:
+    """Mixin before a model with ETC's ``encoder``, and ``args`` of :class:`LiftOptions`."""
+
+    def load_initial_weights(self) -> None:
+        """Start from the model that ``--lift`` names.
+
+        Raises:
+            CheckpointError: a file that cannot be read, or that does not fit.
+        """
+        if not self.args.lift:
+            return
+        found = {}
+        for name, tensor in read_model(_OPTION, self.args.lift).items():
+            short = name.removeprefix("encoder.").removeprefix("sentence_encoder.")
+            found[short.replace("emb_layer_norm.", "layernorm_embedding.")] = tensor
+        mine = self.encoder.state_dict()
+        allowed = "allowed: an encoder of the same sizes and words, with a norm of its embeddings"
+        words = found.pop("vocabulary", None)
+        if words is not None and not torch.equal(words.cpu(), self.vocabulary.cpu()):
+            raise CheckpointError(
+                f"{_OPTION} is {self.args.lift}: it was trained with another dictionary "
+                f"(dict.txt); {allowed}"
+            )
+        try:
+            own, unused = lifted(found, mine)
+            unused = [name for name in unused if not name.startswith(_LEFT_OUT)]
+            if unused:
+                raise CheckpointError(
+                    f"{_OPTION} is {self.args.lift}: it also has {unused[0]}; {allowed}"
+                )
+            self.encoder.load_state_dict(own)
+        except KeyError as error:
+            raise CheckpointError(
+                f"{_OPTION} is {self.args.lift}: it has no {error.args[0]}; {allowed}"
+            ) from None
+        except RuntimeError as error:
+            first = str(error).splitlines()[1].strip()
+            raise CheckpointError(f"{_OPTION} is {self.args.lift}: {first}; {allowed}") from None
+
+
+def lifted(
+    given: dict[str, Tensor], mine: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The parameters of a dense encoder as those of an ETC encoder, one by one: queries,
+    keys and values go to every copy of theirs, norms to both streams, words and feed-forward
+    layers as they are. Positions have no place here; labels and types are 0, which is exact where
+    the radius covers the text. Those of another ETC encoder stay as they are.
+
+    Args:
+        given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
+        mine: of the encoder to be.
+
+    Returns:
+        The parameters, and the names of what was not used.
+
+    Raises:
+        KeyError: what ``given`` has no tensor for.
+    """
+    result, used, same = {}, set(), _TYPES in given
+    for name, tensor in mine.items():
+        if not same and ("label_" in name or name == _TYPES):
+            result[name] = torch.zeros_like(tensor)
+            continue
+        source = name if same else _dense_name(name)
+        used.add(source)
+        result[name] = given[source]
+    return result, [name for name in given if name not in used]
+
+
+_DENSE = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
+
+
+def _dense_name(name: str) -> str:
+    """The name in a dense encoder of what an ETC parameter is lifted from."""
+    parts = name.split(".")
+    if "linear" in parts:  # layers.0.self_attn.linear.k_l2g.weight
+        place = parts.index("linear")
+        parts[place : place + 2] = [_DENSE[parts[place + 1].split("_")[0]]]
+    for norms, norm in (
+        ("attention_norms", "self_attn_layer_norm"),
+        ("final_norms", "final_layer_norm"),
+        ("norms", "layer_norm"),
+    ):
+        if norms in parts:
+            place = parts.index(norms)
+            parts[place : place + 2] = [norm]
+    return ".".join(parts)

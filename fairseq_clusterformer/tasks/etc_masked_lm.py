@@ -1,0 +1,136 @@
+"""``--task etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on documents of sentences."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from fairseq_clusterformer.data.masked_parts import PARTS, MaskedParts
+from fairseq_clusterformer.data.subwords import texts_of
+
+from .clusterformer_masked_lm import InitialWeights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ETCMaskedLMTaskConfig(FairseqDataclass):
+    """Options; the defaults are the paper's."""
+
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder that `clusterformer prepare lm text --sentences` made"},
+    )
+    tokens_per_sample: int = field(
+        default=4096,
+        metadata={"help": "tokens of a row: of a piece of a long document, or of short ones"},
+    )
+    max_parts: int = field(default=256, metadata={"help": "most global tokens of a row"})
+    parts: ChoiceEnum(PARTS) = field(
+        default="sentences",
+        metadata={"help": "what global tokens stand for: sentences, blocks of equal length, or none"},
+    )
+    part_tokens: int = field(default=97, metadata={"help": "tokens of a block"})
+    hide_parts: float = field(
+        default=0.1,
+        metadata={"help": "share of the parts of which all is hidden; 0: none"},
+    )
+    mask_prob: float = field(default=0.15, metadata={"help": "share of the words to guess"})
+    leave_unmasked_prob: float = field(
+        default=0.1, metadata={"help": "share of the guessed tokens that stay"}
+    )
+    random_token_prob: float = field(
+        default=0.1, metadata={"help": "share of the guessed tokens that become another"}
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("etc_masked_lm", dataclass=ETCMaskedLMTaskConfig)
+class ETCMaskedLMTask(InitialWeights, FairseqTask):
+    """Words that are masked are guessed, and hidden sentences are told from each other."""
+
+    def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        self.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
+
+    @classmethod
+    def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
+        """Read the dictionary.
+
+        Raises:
+            FileNotFoundError: no dictionary.
+            ValueError: an option that is not allowed.
+        """
+        for name in ("tokens_per_sample", "max_parts", "part_tokens"):
+            if (value := getattr(cfg, name)) < 1:
+                raise ValueError(f"{_flag(name)} is {value}; allowed: 1 or more")
+        for name in ("hide_parts", "mask_prob", "leave_unmasked_prob", "random_token_prob"):
+            if not 0 <= (value := getattr(cfg, name)) <= 1:
+                raise ValueError(f"{_flag(name)} is {value}; allowed: 0 to 1")
+        path = Path(cfg.data) / "dict.txt"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"DATA is {path.parent}: it has no {path.name}; allowed: a folder that "
+                "`clusterformer prepare lm text --sentences` made"
+            )
+        dictionary = Dictionary.load(str(path))
+        dictionary.add_symbol("<mask>")
+        return cls(cfg, dictionary)
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> MaskedParts:
+        """Load "train", "valid" or "test".
+
+        Raises:
+            FileNotFoundError: no such split.
+            ValueError: a split without a word.
+        """
+        path = Path(self.cfg.data) / split
+        lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
+        if lines is None:
+            raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
+        texts = texts_of(path.parent, self.dictionary)
+        begins = [not text or text[0].isspace() for text in texts]
+        dataset = MaskedParts(
+            lines,
+            self.dictionary,
+            np.array(begins),
+            most=self.cfg.tokens_per_sample,
+            most_parts=self.cfg.max_parts,
+            parts=self.cfg.parts,
+            block=self.cfg.part_tokens,
+            hidden_parts=self.cfg.hide_parts,
+            guessed=self.cfg.mask_prob,
+            kept=self.cfg.leave_unmasked_prob,
+            replaced=self.cfg.random_token_prob,
+            seed=self.cfg.seed,
+        )
+        if not len(dataset):
+            raise ValueError(f"{path} has no word; allowed: one or more")
+        logger.info(
+            f"{split}: {len(dataset.pieces)} pieces of documents in {len(dataset)} rows of "
+            f"{dataset.sizes.mean():.0f} tokens"
+        )
+        self.datasets[split] = dataset
+        return dataset
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def max_positions(self) -> int:
+        """Tokens of a row."""
+        return self.cfg.tokens_per_sample
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,121 @@
+"""ETC's pre-training by fairseq's commands, on text that `clusterformer prepare lm` has read."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.expected import last_line
+from tests.cli.in_process import HERE, assert_equal_states, load_state, train, validate
+from tests.corpora.commands import run
+
+LINE = (
+    "--task etc_masked_lm --arch etc_masked_lm --encoder-layers 1 --encoder-embed-dim 32"
+    " --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4 --max-distance 3"
+    " --criterion etc_masked_lm --tokens-per-sample 64 --max-parts 16 --hide-parts 0.3"
+    f" --batch-size 4 --optimizer adam --lr 0.005 --clip-norm 1 --seed 1 --dropout 0 {HERE}"
+)
+TOPICS = ("one two three four", "red green blue black", "cat dog cow hen", "iron gold tin lead")
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of three sentences on one topic each."""
+    folder = tmp_path_factory.mktemp("documents")
+    draw = random.Random(1)
+    (folder / "text").mkdir()
+    for split, number in (("train", 120), ("valid", 24), ("test", 4)):
+        lines = []
+        for _ in range(number):
+            words = draw.choice(TOPICS).split()
+            lines += [" ".join(draw.choices(words, k=5)).capitalize() + "." for _ in range(3)]
+            lines.append("##")
+        (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    options = "--sentencepiece 300 --sentences --document-separator ##"
+    assert run("prepare lm text", folder / "text", folder / "data", options) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def trained(sentences: Path, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("etc")
+    return folder, train(sentences, f"{LINE} --max-update 90 --validate-interval 9", folder)
+
+
+def test_words_are_learned_and_hidden_sentences_told(trained) -> None:
+    """Sentences of four topics are told from each other better than by chance."""
+    _, log = trained
+    losses = [log.mean_loss(number) for number in range(len(log.updates))]
+    assert sum(losses[-10:]) < sum(losses[:10]) - 10
+
+    def total(name: str) -> float:
+        return sum(float(update[name]) for update in log.updates[-40:])
+
+    batches = sum(update["parts"] > 0 for update in log.updates[-40:])  # one right by chance
+    assert total("parts_right") > 1.4 * batches
+    assert total("parts_loss") / total("parts") < math.log(total("parts") / batches) - 0.1
+
+
+def test_goes_on_as_if_it_had_not_stopped(sentences: Path, tmp_path: Path) -> None:
+    whole = train(sentences, f"{LINE} --max-update 4", tmp_path / "whole")
+    train(sentences, f"{LINE} --max-update 2", tmp_path / "two")
+    train(sentences, f"{LINE} --max-update 4", tmp_path / "two")
+    assert len(whole.updates) == 4
+    states = (
+        load_state(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "two")
+    )
+    assert_equal_states(*states)
+
+
+def test_validates_the_same_each_time(sentences: Path, trained) -> None:
+    path = trained[0] / "checkpoint_last.pt"
+    line = f"--task etc_masked_lm --batch-size 4 {HERE} --valid-subset test"
+    found = [validate(sentences, path, line) for _ in range(2)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("parts", ["blocks --part-tokens 8", "none"])
+def test_other_parts(parts: str, sentences: Path, tmp_path: Path) -> None:
+    log = train(sentences, f"{LINE} --max-update 2 --parts {parts}", tmp_path)
+    assert ("parts_loss" in log.updates[0]) == (parts != "none")
+    model = load_state(tmp_path / "checkpoint_last.pt")["model"]
+    assert any(name.startswith("contrast.") for name in model) == (parts != "none")
+
+
+def test_starts_from_a_dense_model(sentences: Path, tmp_path: Path) -> None:
+    dense = (
+        LINE.replace("etc_masked_lm", "clusterformer_masked_lm")
+        .replace(" --radius 4 --max-distance 3", " --encoder-attention full --layernorm-embedding")
+        .replace(" --max-parts 16 --hide-parts 0.3", "")
+    )
+    train(sentences, f"{dense} --max-update 1", tmp_path / "dense")
+    path = tmp_path / "dense" / "checkpoint_last.pt"
+    line = f"{LINE} --max-update 1 --lr 0 --optimizer sgd --lift {path}"
+    train(sentences, line, tmp_path / "etc")
+    name = "encoder.embed_tokens.weight"
+    given, now = (
+        load_state(p)["model"][name] for p in (path, tmp_path / "etc" / "checkpoint_last.pt")
+    )
+    assert torch.equal(given, now)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--max-parts 0", "--max-parts is 0; allowed: 1 or more"),
+        ("--hide-parts 1.5", "--hide-parts is 1.5; allowed: 0 to 1"),
+        ("--valid-subset dev", "dev.idx: no such file; allowed: a split of DATA"),
+        ("--words-weight -1", "--words-weight is -1.0; allowed: 0 or more"),
+    ],
+)
+def test_mistakes(option: str, message: str, sentences: Path, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        train(sentences, f"{LINE} {option}", tmp_path)
+    assert message in last_line(caught.value)
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no dict\.txt; allowed: a folder that"):
+        train(tmp_path, LINE, tmp_path / "out")
