@@ -57,7 +57,9 @@ class Structure:
 
     Args:
         spans: the long tokens that each global token stands for, from the first to one past the
-            last, int64 [B, G, 2]; equal where there are none. Spans may overlap.
+            last, int64 [B, G, 2]; equal where there are none. Those of different global tokens
+            may overlap. [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a
+            name.
         length: N.
         long_padding, global_padding: bool [B, N] and [B, G], True for padding, which stands
             behind; None: there is none.
@@ -83,7 +85,7 @@ class Structure:
     ):
         if (long_examples is None) != (global_examples is None):
             raise ValueError("examples of one stream alone; allowed: of both, or of none")
-        self.spans, self.length = spans, length
+        self.spans, self.length = spans if spans.dim() == 4 else spans.unsqueeze(2), length
         self.long_padding, self.global_padding = long_padding, global_padding
         self.long_examples, self.global_examples = long_examples, global_examples
         self.exempt, self.paragraphs = exempt, paragraphs
@@ -108,24 +110,29 @@ class Structure:
         """The global tokens that stand for each long one, rising, int64 [B, N, P]; where there
         are fewer, one past the last of its example. Linear in N where spans seldom overlap."""
         begin, end = (bound.flatten() for bound in self.own)
-        rows, number = self.spans.shape[:2]
-        of = torch.repeat_interleave(end - begin)  # a global token for each token of its span
+        rows, number, several = self.spans.shape[:3]
+        of = torch.repeat_interleave(end - begin)  # a span for each of its tokens
         behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
-        token = of // number * self.length + end[of] + behind  # number of row * N + place
+        of_row = max(number * several, 1)
+        token = of // of_row * self.length + end[of] + behind  # number of row * N + place
         token, order = token.sort(stable=True)
         count = token.bincount(minlength=rows * self.length)
         rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
         most = int(count.max()) if count.numel() else 0
         found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
-        found[token, rank] = of[order] % max(number, 1)
+        found[token, rank] = of[order] % of_row // several
         return found.view(rows, self.length, most)
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:
-        """Spans of global tokens, within their examples: begin and end [B, G]."""
-        first, last = self.bounds_of_global
-        begin, end = (bound.clamp(first, last) for bound in self.spans.unbind(-1))
-        return begin, torch.maximum(begin, end)
+        """Spans of global tokens, within their examples and apart: begins and ends [B, G, S]."""
+        after, last = self.bounds_of_global
+        begins, ends = [], []
+        for begin, end in (span.unbind(-1) for span in self.spans.unbind(2)):
+            begins.append(torch.minimum(torch.maximum(begin, after), last))
+            after = torch.maximum(torch.minimum(end, last), begins[-1])
+            ends.append(after)
+        return torch.stack(begins, -1), torch.stack(ends, -1)
 
     @cached_property
     def global_pairs(self) -> Tensor:
@@ -328,17 +335,19 @@ class GlobalLocalAttention(nn.Module):
     def _of_spans(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
         """What global tokens see of the long input: ranges of key slots, and their labels."""
         first = structure.spans.size(1)
-        (begin, end), (low, high) = structure.own, structure.bounds_of_global
-        yield first + begin, first + end, self.labels.mine
-        if self.hard:
-            if structure.exempt is None:
-                return
-            low, high = (
-                torch.where(structure.exempt, bound, own)
-                for bound, own in ((low, begin), (high, end))
-            )
-        yield first + low, first + begin, self.labels.others
-        yield first + end, first + high, self.labels.others
+        after, high = structure.bounds_of_global
+        exempt = structure.exempt
+        for begin, end in zip(*(bound.unbind(-1) for bound in structure.own), strict=True):
+            yield first + begin, first + end, self.labels.mine
+            if not self.hard:
+                yield first + after, first + begin, self.labels.others
+            elif exempt is not None:
+                yield first + after, first + torch.where(exempt, begin, after), self.labels.others
+            after = end
+        if not self.hard:
+            yield first + after, first + high, self.labels.others
+        elif exempt is not None:
+            yield first + after, first + torch.where(exempt, high, after), self.labels.others
 
     def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
         """What long tokens see in addition to their nearest neighbours, likewise."""

@@ -78,7 +78,7 @@ def label_of(module, given: Structure, own: str, i: int, j: int, row: int = 0) -
     if own == key == "l":
         return relative if abs(place - i) <= module.radius else None
     token, part = (i, place) if own == "g" else (place, i)
-    mine = spans[token][0] <= part < spans[token][1]
+    mine = any(begin <= part < end for begin, end in spans[token])
     if own == "g" and module.hard and not mine:
         exempt = given.exempt is not None and given.exempt[row, i]
         return 2 * k + 1 if exempt else None
@@ -134,6 +134,23 @@ def test_hard_attention_sees_its_own_part(exempt: list[int] | None) -> None:
         found, written_out(module, x_global[0], x_long[0], given), strict=True
     ):
         torch.testing.assert_close(mine[0], theirs, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hard", [False, True])
+def test_several_spans_of_one_token(hard: bool) -> None:
+    """As of a name that is mentioned thrice: apart, side by side, one in another, and none."""
+    spans = torch.zeros(1, GLOBAL, 3, 2, dtype=torch.long)
+    spans[0, 1] = torch.tensor([[2, 5], [9, 12], [40, 45]])
+    spans[0, 2] = torch.tensor([[0, 3], [3, 7], [0, 0]])
+    spans[0, 3] = torch.tensor([[10, 30], [12, 20], [28, 33]])
+    exempt = torch.tensor([[True, False, False, True, False]])
+    given = Structure(spans, LONG, exempt=exempt)
+    module, (x_global, x_long) = attention(hard=hard), inputs(1)
+    expected = written_out(module, x_global[0], x_long[0], given)
+    for mine, theirs in zip(module(x_global, x_long, given), expected, strict=True):
+        torch.testing.assert_close(mine[0], theirs, **CLOSE)
+    assert given.mine.size(-1) == 2
 
 
 @pytest.mark.parametrize("hard", [False, True])

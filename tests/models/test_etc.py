@@ -57,7 +57,7 @@ def test_fixed_blocks() -> None:
     tokens = torch.full((3, 10), 5)
     tokens[1, 5:] = tokens[2] = 1
     found = etc.fixed_blocks(tokens, 4, 1)
-    assert found.spans.tolist() == [
+    assert found.spans.squeeze(2).tolist() == [
         [[0, 4], [4, 8], [8, 10]],
         [[0, 4], [4, 5], [5, 5]],
         [[0, 0], [0, 0], [0, 0]],
