@@ -1,0 +1,122 @@
+"""Time and memory of training encoders for masked words, by the length of the input.
+
+    python -m scripts.benchmarks.encoders --models etc full window+taught --lengths 1024 2048 4096
+
+One forward and backward pass over one row of random words. ``etc`` is ``etc_masked_lm`` of
+``--size``, with ``--parts`` global tokens whatever the length. ``etc, blocks`` has one for each
+block of 97 tokens, as the paper's fixed blocks. All others are specs of ``--encoder-attention`` of
+``clusterformer_masked_lm`` with the same sizes. Seconds are of the processor, to which other
+programs do not add; on CUDA they are of the clock. The best of several counts. Each measurement
+has a process of its own; the memory at the peak includes all that was loaded (on CUDA: tensors
+only).
+"""
+
+import logging
+import sys
+import time
+from argparse import Namespace
+
+import torch
+from fairseq.data import Dictionary
+from torch import nn
+
+from fairseq_clusterformer.models import etc
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.etc_masked_lm import ETCMaskedLM
+from scripts.benchmarks import common
+
+WORDS = 8000
+SIZES = {"tiny": etc.tiny, "small": etc.small, "base": etc.base}
+BLOCKS = "etc, blocks"
+COLUMNS = {
+    "model": "",
+    "tokens": ",",
+    "seconds": ".3f",
+    "times the length before": ".2f",
+    "times as fast as full": ".1f",
+    "peak MiB": ",.0f",
+}
+
+
+def make_model(name: str, args: Namespace, length: int) -> nn.Module:
+    """A model with random weights."""
+    dictionary = Dictionary()
+    for word in range(WORDS - len(dictionary)):
+        dictionary.add_symbol(str(word))
+    task = Namespace(source_dictionary=dictionary, max_positions=lambda: length)
+    options = Namespace(attention_kernel=args.impl, dropout=0.0)
+    SIZES[args.size](options)
+    if name.startswith("etc"):
+        options.block = 97 if name == BLOCKS else max(1, length // args.parts)
+        return ETCMaskedLM.build_model(options, task)
+    options.encoder_attention, options.max_positions = name, length
+    return ClusterformerMaskedLM.build_model(options, task)
+
+
+def measure(name: str, args: Namespace, length: int) -> tuple[float, float]:
+    """Least seconds of a forward and backward pass, and MiB; for a process of its own."""
+    logging.disable(logging.INFO)
+    torch.manual_seed(0)
+    cuda = args.device == "cuda"
+    if name == "full":  # similarities, their softmax and gradients, if a kernel keeps them
+        common.require_memory(12 * 4 * length**2 * args.batch, args.device)
+    model = make_model(name, args, length).to(args.device)
+    clock = time.perf_counter if cuda else time.process_time
+    words = torch.randint(Dictionary().nspecial, WORDS, (args.batch, length), device=args.device)
+    masked = torch.rand(words.shape, device=args.device) < 0.15
+    seconds = []
+    for tokens, guessed in [(words[:, :512], masked[:, :512])] + [(words, masked)] * args.repeats:
+        start = clock()
+        logits = model(tokens, masked_tokens=guessed)[0]
+        nn.functional.cross_entropy(logits.float(), tokens[guessed]).backward()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(clock() - start)
+        model.zero_grad()
+    return min(seconds[1:]), common.peak_memory(args.device)
+
+
+def measure_all(args: Namespace) -> list[dict]:
+    """Print a row for each model and length, and return the rows."""
+    print(common.table_head(COLUMNS))
+    rows: list[dict] = []
+    for name in args.models:
+        for length in args.lengths:
+            row = {"model": name, "tokens": length}
+            with common.reason_in(row):
+                found = common.in_own_process(measure, name=name, args=args, length=length)
+                row["seconds"], row["peak MiB"] = found
+            before = {(r["model"], r["tokens"]): r.get("seconds") for r in rows}
+            for column, other, inverse in (
+                ("times the length before", (name, length // 2), False),
+                ("times as fast as full", ("full", length), True),
+            ):
+                if "seconds" in row and (seconds := before.get(other)):
+                    ratio = row["seconds"] / seconds
+                    row[column] = 1 / ratio if inverse else ratio
+            rows.append(row)
+            print(common.table_row(row, COLUMNS), flush=True)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    logging.disable(logging.INFO)
+    numbers = {
+        "--lengths": ([1024, 2048, 4096, 8192, 16384], "tokens, each twice the one before"),
+        "--parts": (256, "global tokens of etc"),
+        "--batch": (1, "rows"),
+    }
+    parser = common.make_parser("scripts.benchmarks.encoders", __doc__, numbers)
+    parser.add_argument("--models", nargs="+", default=["full", "etc", BLOCKS, "window"])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    args = parser.parse_args(argv)
+    common.settle_device(parser, args)
+    rows = measure_all(args)
+    shown = ("size", "parts", "batch", "impl", "repeats")
+    settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
+    common.write_record(args.json, parser.prog, args.device, settings, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
