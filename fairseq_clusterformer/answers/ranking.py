@@ -58,6 +58,28 @@ class WordLogits(NamedTuple):
     bounds: Tensor
 
 
+class StructureLogits(NamedTuple):
+    """What a reader of structured documents says; the first four as in :class:`AnswerLogits`.
+
+    Attributes:
+        start, end, paragraph, type: as there.
+        sentences: of each supporting the answer, each by itself, [B, S]; -inf where there are no
+            more; None: it does not say.
+        candidates: of each being the answer, [B, C]; -inf where there are no more; None: no
+            question of the batch has candidates.
+    """
+
+    start: Tensor
+    end: Tensor
+    paragraph: Tensor
+    type: Tensor
+    sentences: Tensor | None = None
+    candidates: Tensor | None = None
+
+
+Logits = AnswerLogits | WordLogits | StructureLogits
+
+
 def text_mask(characters: Tensor) -> Tensor:
     """The tokens that an answer can begin or end with, those of some character, bool [N].
 
@@ -77,11 +99,29 @@ class Document:
         starts: the position of each paragraph's ``<s>``, int64 [P].
         characters: each token's first character in its paragraph's text, and the one after its
             last, int32 or int64 [2, N]; -1 for ``<s>`` and titles.
+        sentences: tokens [first, last) of each, int64 [S, 2]; None: unknown.
+        candidates: of answers; none: it may be any text.
+        mentions: candidate, first and last token of its places, int64 [M, 3]; None: unknown.
     """
 
     texts: Sequence[str]
     starts: Tensor
     characters: Tensor
+    sentences: Tensor | None = None
+    candidates: Sequence[str] = ()
+    mentions: Tensor | None = None
+
+    def sentence_of(self, length: int) -> Tensor:
+        """The number of the sentence of each of the first tokens, -1 of none, int64 [length]."""
+        found = torch.full((length,), -1)
+        for number, (first, last) in enumerate(self.sentences.tolist()):
+            found[first:last] = number
+        return found
+
+    def sentence(self, number: int) -> tuple[int, int]:
+        """The paragraph of a sentence, and its number among those of that paragraph."""
+        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
+        return int(own[number]), int((own[:number] == own[number]).sum())
 
     def paragraph_of(self, length: int) -> Tensor:
         """The number of the paragraph of each of the first tokens, int64 [length]."""
@@ -122,6 +162,7 @@ class Answer:
         paragraph: the number of its paragraph; None of yes and no.
         characters: [start, end) of the paragraph's text; None of yes and no.
         tokens: [first, last) of the document; None of yes and no.
+        candidate: its number, where it is one.
     """
 
     text: str
@@ -129,11 +170,12 @@ class Answer:
     paragraph: int | None = None
     characters: tuple[int, int] | None = None
     tokens: tuple[int, int] | None = None
+    candidate: int | None = None
 
     @property
     def type(self) -> str:
         """Of :data:`TYPES`."""
-        return "short" if self.tokens else self.text
+        return "short" if self.tokens or self.candidate is not None else self.text
 
 
 @dataclass(frozen=True)
@@ -148,6 +190,8 @@ class Answers:
             unlike the probabilities, it can be compared with that of another document.
         none: the score of "no answer" among the spans, in nats, where it has a place in their
             softmaxes; else None.
+        supporting: the numbers of the sentences that support the answer, and the probability of
+            each; None: unknown.
     """
 
     types: dict[str, float]
@@ -155,6 +199,7 @@ class Answers:
     long: list[tuple[int, float]]
     evidence: float = 0.0
     none: float | None = None
+    supporting: list[tuple[int, float]] | None = None
 
     @property
     def type(self) -> str:
@@ -184,19 +229,22 @@ class Answers:
 
 @torch.no_grad()
 def ranked_answers(
-    logits: AnswerLogits | WordLogits,
+    logits: Logits,
     documents: Sequence[Document],
     *,
     top: int = 1,
     max_answer_length: int = 30,
     within_long: bool = False,
     no_answer_bias: float = 0.0,
+    supporting_threshold: float = 0.4,
 ) -> list[Answers]:
     """The answers to each question of a batch.
 
     A short answer's probability is its type's, times that of its first token among the document's,
     times that of its last. Of spans that overlap, the best is kept; those of blanks alone are
-    left out.
+    left out. Where the model says which sentences support the answer, a span lies in one of them
+    (Ainslie et al. 2020, appendix B), unless none is likely enough. A question with candidates
+    has these as short answers.
 
     Args:
         documents: B; a model may have read the beginning of one alone.
@@ -204,6 +252,7 @@ def ranked_answers(
         max_answer_length: tokens of a short answer.
         within_long: spans of the best paragraph alone, as Natural Questions has them.
         no_answer_bias: added to the logit of "no answer".
+        supporting_threshold: sentences from this probability on support the answer.
     """
     evidence = logits.start.logsumexp(-1) + logits.end.logsumexp(-1)
     of_types = logits.type + logits.type.new_tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
@@ -219,7 +268,19 @@ def ranked_answers(
     if within_long:
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
         start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
-    spans = best_spans(start, end, numbers, max_length=max_answer_length, top=_CANDIDATES * top)
+    within, supporting = numbers, [None] * len(documents)
+    sentences = getattr(logits, "sentences", None)
+    if sentences is not None:
+        likely = sentences.sigmoid().cpu()
+        rows = zip(likely, documents, strict=True)
+        supporting = [_supporting(*row, supporting_threshold) for row in rows]
+        rows = zip(supporting, documents, numbers, start, strict=True)
+        within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
+        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+    spans = best_spans(start, end, within, max_length=max_answer_length, top=_CANDIDATES * top)
+    of_candidates = getattr(logits, "candidates", None)
+    if of_candidates is not None:
+        of_candidates = of_candidates.log_softmax(-1).cpu()
     paragraphs = paragraph.topk(min(top, paragraph.size(1)))
     found = []
     for row, document in enumerate(documents):
@@ -230,6 +291,9 @@ def ranked_answers(
             "yes": [Answer("yes", log_probs["yes"])],
             "no": [Answer("no", log_probs["no"])],
         }
+        if document.candidates and of_candidates is not None:
+            of_type = {"short": _candidates(document, of_candidates[row], top)}
+            log_probs = {name: 0.0 if name == "short" else -math.inf for name in TYPES}
         in_order = sorted(of_type, key=log_probs.get, reverse=True)
         short = sum((of_type[name] for name in in_order), [])
         long = [
@@ -238,7 +302,46 @@ def ranked_answers(
             if score > -torch.inf
         ]
         probabilities = {name: math.exp(value) for name, value in log_probs.items()}
-        found.append(Answers(probabilities, short[:top], long, evidence[row], nones[row]))
+        found.append(
+            Answers(probabilities, short[:top], long, evidence[row], nones[row], supporting[row])
+        )
+    return found
+
+
+def _supporting(likely: Tensor, document: Document, threshold: float) -> list[tuple[int, float]]:
+    """The sentences of a document that are likely [S] to support the answer."""
+    number = 0 if document.sentences is None else len(document.sentences)
+    return [(i, p) for i, p in enumerate(likely[:number].tolist()) if p >= threshold]
+
+
+def _in_facts(
+    supporting: list[tuple[int, float]], document: Document, paragraphs: Tensor, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What parts a document's spans, int64 [N], and the tokens that no span may have, bool [N]:
+    supporting sentences, if one has text; else the paragraphs."""
+    if supporting:
+        own = document.sentence_of(len(start))
+        hidden = ~torch.isin(own, torch.tensor([number for number, _ in supporting]))
+        if (start.masked_fill(hidden, -torch.inf) > -torch.inf).any():
+            return own.clamp(min=0), hidden
+    return paragraphs, torch.zeros_like(start, dtype=torch.bool)
+
+
+def _candidates(document: Document, log_probs: Tensor, top: int) -> list[Answer]:
+    """The best candidates, at their first mention."""
+    found = []
+    best = log_probs.topk(min(top, len(log_probs)))
+    for score, number in zip(*(x.tolist() for x in best), strict=True):
+        if number >= len(document.candidates):
+            continue
+        place = {}
+        mentions = document.mentions[document.mentions[:, 0] == number]
+        if len(mentions):
+            _, first, last = mentions[0].tolist()
+            mention = document.answer(first, last)
+            place = {"paragraph": mention.paragraph, "characters": mention.characters}
+            place["tokens"] = mention.tokens
+        found.append(Answer(document.candidates[number], score, **place, candidate=number))
     return found
 
 

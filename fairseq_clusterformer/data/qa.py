@@ -21,6 +21,8 @@ one item per question, all in the same order:
                           [title, text, [start, end), words]: the third are its tokens in the
                           document, and the last has the token of each of its words.
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
+``SPLIT.structure``       .bin, .idx (int32): sentences, supporting sentences, candidates and their
+                          mentions; see `Outline.item`. Older folders have none
 ========================  =====================================================================
 
 .bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
@@ -45,8 +47,11 @@ from torch import Tensor
 
 from fairseq_clusterformer.answers import Document
 
+from .structure import Outline
+
 PARTS = ("question", "document", "spans", "characters")
 YES_NO = (None, "yes", "no")
+_STRUCTURE = "structure"
 _ANSWERABLE = {True: 1, False: 0, None: -1}
 
 
@@ -110,6 +115,7 @@ class QAWriter(ExitStack):
         self._prefix = folder / split
         tokens = best_fitting_int_dtype(vocab_size)
         dtypes = dict(zip(PARTS, (tokens, tokens, np.int32, np.int32), strict=True))
+        dtypes[_STRUCTURE] = np.int32
         self._builders = {
             part: MMapIndexedDatasetBuilder(f"{self._prefix}.{part}.bin", dtype=dtype)
             for part, dtype in dtypes.items()
@@ -117,15 +123,23 @@ class QAWriter(ExitStack):
         self._texts = self.enter_context(open(f"{self._prefix}.jsonl", "wb"))  # noqa: SIM115
         self._lines = [0]
 
-    def add(self, example: Example, characters: np.ndarray, texts: Mapping) -> None:
+    def add(
+        self,
+        example: Example,
+        characters: np.ndarray,
+        texts: Mapping,
+        outline: Outline | None = None,
+    ) -> None:
         """Add a question.
 
         Args:
             characters: of the document's tokens, [2, N]; see above.
             texts: what becomes its line of ``SPLIT.jsonl``.
+            outline: of the document; None: nothing is known of it.
         """
         items = (example.question, example.document, example.spans(), characters.ravel())
-        for part, item in zip(PARTS, items, strict=True):
+        items = (*items, (outline or Outline()).item())
+        for part, item in zip((*PARTS, _STRUCTURE), items, strict=True):
             self._builders[part].add_item(torch.as_tensor(item))
         line = json.dumps(texts, ensure_ascii=False).encode() + b"\n"
         self._texts.write(line)
@@ -134,8 +148,14 @@ class QAWriter(ExitStack):
     def append(self, folder: Path, split: str) -> None:
         """Add all questions of another split, written with the same ``dict.txt``."""
         prefix = folder / split
-        for part, builder in self._builders.items():
-            builder.merge_file_(f"{prefix}.{part}")
+        for part in PARTS:
+            self._builders[part].merge_file_(f"{prefix}.{part}")
+        structure = self._builders[_STRUCTURE]
+        if Path(f"{prefix}.{_STRUCTURE}.idx").is_file():
+            structure.merge_file_(f"{prefix}.{_STRUCTURE}")
+        else:  # of an older folder
+            for _ in np.load(f"{prefix}.lines.npy")[1:]:
+                structure.add_item(torch.from_numpy(Outline().item()))
         with open(f"{prefix}.jsonl", "rb") as texts:
             shutil.copyfileobj(texts, self._texts)
         self._lines += (np.load(f"{prefix}.lines.npy")[1:] + self._lines[-1]).tolist()
@@ -150,6 +170,9 @@ class QAWriter(ExitStack):
 
 class QAData(Sequence):
     """The questions of a split; only the questions that are asked for are read into memory.
+
+    Attributes:
+        structure_file: of sentences and candidates, which older folders have not.
 
     Raises:
         FileNotFoundError: if a file of the split is missing.
@@ -166,10 +189,16 @@ class QAData(Sequence):
                     "prepare qa` made, and a split of it"
                 )
         self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in PARTS}
+        self.structure_file = Path(f"{prefix}.{_STRUCTURE}.idx")
+        self._structure = None
+        if self.structure_file.is_file():
+            self._structure = MMapIndexedDataset(f"{prefix}.{_STRUCTURE}")
         self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
         self._texts = Path(f"{prefix}.jsonl")
         counts = {part: len(data) for part, data in self._parts.items()}
         counts |= {"lines": len(self._lines) - 1}
+        if self._structure is not None:
+            counts[_STRUCTURE] = len(self._structure)
         if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
             raise ValueError(f"{prefix}: its files are of different data: {counts}")
 
@@ -180,6 +209,17 @@ class QAData(Sequence):
         if not 0 <= index < len(self):
             raise IndexError(f"question {index} of {len(self)}")
         return Example.of(*(self._parts[part][index].long() for part in PARTS[:3]))
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether the folder has a file of it."""
+        return self._structure is not None
+
+    def outline(self, index: int) -> Outline:
+        """Return the structure of a question's document; nothing, of an older folder."""
+        if self._structure is None:
+            return Outline()
+        return Outline.of(self._structure[index].long())
 
     @property
     def sizes(self) -> np.ndarray:
@@ -199,10 +239,14 @@ class QAData(Sequence):
 
     def document(self, index: int) -> Document:
         """Return what the tokens of a question's document stand for."""
+        texts, outline = self.texts(index), self.outline(index)
         return Document(
-            texts=[paragraph[1] for paragraph in self.texts(index)["paragraphs"]],
+            texts=[paragraph[1] for paragraph in texts["paragraphs"]],
             starts=self[index].paragraph_starts,
             characters=self.characters(index),
+            sentences=outline.sentences,
+            candidates=texts.get("candidates", ()),
+            mentions=outline.mentions,
         )
 
     def characters(self, index: int) -> Tensor:

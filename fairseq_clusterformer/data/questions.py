@@ -13,6 +13,7 @@ from fairseq_clusterformer.answers import TYPES, text_mask
 
 from .by_size import BySize
 from .qa import Example, QAData
+from .structure import Outline, batch_of_globals, global_tokens, number_of_global_tokens
 
 
 def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tensor:
@@ -38,6 +39,7 @@ class QuestionDataset(BySize):
         max_positions: tokens of a document.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
         shuffle: documents of one length come in a random order.
+        structured: batches have the global tokens of ``data/structure.py`` too.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class QuestionDataset(BySize):
         max_positions: int,
         max_question_positions: int,
         shuffle: bool = True,
+        structured: bool = False,
     ):
         self.data = data
+        self.structured = structured
         self.dictionary = dictionary
         self.split = split
         self.max_question_positions = max_question_positions
@@ -64,9 +68,18 @@ class QuestionDataset(BySize):
         example, length = self.data[index], int(self.sizes[index])
         answers, long = _left(example, length)
         is_lost = _is_lost(example, answers, long)
+        question = framed(example.question, self.dictionary, self.max_question_positions)
+        sample = {}
+        if self.structured:
+            outline = self.data.outline(index).within(length)
+            sample["outline"] = outline
+            sample["globals"] = global_tokens(
+                question, example.paragraph_starts, length, outline, self.dictionary
+            )
         return {
+            **sample,
             "id": index,
-            "question": framed(example.question, self.dictionary, self.max_question_positions),
+            "question": question,
             "document": example.document[:length],
             "text_mask": text_mask(self.data.characters(index)[:, :length]),
             "spans": answers.unique(dim=0) - torch.tensor([0, 1]),
@@ -87,6 +100,40 @@ class QuestionDataset(BySize):
             lost += _is_lost(example, *_left(example, int(self.sizes[index])))
         questions = self.data.question_sizes + 2 > self.max_question_positions
         return len(cut), lost, int(questions.sum())
+
+    def check_structure(self, most: int, *, linked: bool) -> int:
+        """Refuse documents whose structure is not one, or takes too many global tokens.
+
+        Args:
+            most: global tokens of a question and its document; 0: any number.
+            linked: refuse candidates that no mention links.
+
+        Returns:
+            The questions whose supporting sentences are known.
+
+        Raises:
+            ValueError: naming the file and the question.
+        """
+        known = 0
+        for index in range(len(self)):
+            starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
+            outline = self.data.outline(index)
+            try:
+                outline.check(starts, int(self.data.sizes[index]), linked=linked)
+                outline = outline.within(length)
+                asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
+                number = number_of_global_tokens(asked, int((starts < length).sum()), outline)
+                if most and number > most:
+                    raise ValueError(
+                        f"{number} global tokens; allowed: {most} (--max-global-positions)"
+                    )
+            except ValueError as error:
+                id_ = self.data.texts(index)["id"]
+                raise ValueError(
+                    f"{self.data.structure_file}: question {index} (id {id_}): {error}"
+                ) from None
+            known += outline.supporting is not None
+        return known
 
     def _types(self, index: int, example: Example) -> Tensor:
         """The types that an answer to the question may have, bool [5]; all, if that is unknown."""
@@ -110,7 +157,10 @@ class QuestionDataset(BySize):
             What the model reads as ``net_input``; what is right as ``target``: the first and the
             last tokens of short answers, ``spans``, int64 [B, A, 2] (-1: no more), the ``<s>`` of
             long answers' ``paragraphs``, bool [B, N], and possible ``types``, bool [B, 5]; and the
-            ``split`` that ``id`` counts in.
+            ``split`` that ``id`` counts in. Structured ones have global tokens as the
+            ``structure`` of ``net_input``; as targets ``supporting`` sentences, 1, 0 or -1 where
+            that is unknown or there are no more, int64 [B, S], and the right ``candidate``, int64
+            [B], -1 where there is none.
         """
         if not samples:
             return {}
@@ -121,7 +171,7 @@ class QuestionDataset(BySize):
         paragraphs = torch.zeros_like(tokens, dtype=torch.bool)
         for row, sample in zip(paragraphs, samples, strict=True):
             row[sample["paragraphs"]] = True
-        return {
+        batch = {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "split": self.split,
             "net_input": {
@@ -137,6 +187,28 @@ class QuestionDataset(BySize):
             "nsentences": len(samples),
             "ntokens": sum(map(len, documents)),
         }
+        if self.structured:
+            globals_ = [sample["globals"] for sample in samples]
+            batch["net_input"]["structure"] = batch_of_globals(globals_, self.dictionary.pad())
+            outlines = [sample["outline"] for sample in samples]
+            batch["target"] |= {
+                "supporting": pad_sequence(
+                    [_supporting(outline) for outline in outlines], True, -1
+                ),
+                "candidate": torch.tensor(
+                    [-1 if outline.right is None else outline.right for outline in outlines]
+                ),
+            }
+        return batch
+
+
+def _supporting(outline: Outline) -> Tensor:
+    """For each sentence, whether it supports the answer: 1, 0, or -1 for unknown, int64 [S]."""
+    known = outline.supporting is not None
+    told = torch.full((len(outline.sentences),), 0 if known else -1)
+    if known:
+        told[outline.supporting] = 1
+    return told
 
 
 def _left(example: Example, length: int) -> tuple[Tensor, Tensor]:

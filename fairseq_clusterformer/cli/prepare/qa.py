@@ -1,13 +1,13 @@
 """Prepare questions with long documents for fairseq; an answer is a span of tokens.
 
 DEST gets the questions, the documents (all paragraphs, each led by ``<s>``), the spans, the
-characters of every token and the texts of train, valid and test. ``prepared.json`` lists the
-options, what is in each split, and what was dropped and why. After an interruption it
-goes on with the first unfinished file; DEST.partial holds the finished ones.
+sentences, the characters of every token and the texts of train, valid and test.
+``prepared.json`` lists the options, what is in each split, and what was dropped and why. After an
+interruption it goes on with the first unfinished file; DEST.partial holds the finished ones.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
+from fairseq_clusterformer.corpora.question_answering.babi import babi
 from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
 from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
@@ -24,6 +25,7 @@ from fairseq_clusterformer.corpora.question_answering.open_domain import (
     triviaqa,
 )
 from fairseq_clusterformer.corpora.question_answering.own import draw_documents, own_questions
+from fairseq_clusterformer.corpora.question_answering.wikihop import wikihop
 from fairseq_clusterformer.corpora.splits import split_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -56,12 +58,14 @@ class _Corpus:
         files: patterns of the names of train, valid and test in --source.
         options: of its reader, by the names of the command's options.
         distant: its answers are texts only, which may not be found.
+        few_words: its language has so few that each is a piece of the sentencepiece model.
     """
 
     reader: Callable
     files: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     distant: bool = True
+    few_words: bool = False
 
 
 def _with_spans(reader: Callable, files: str, *options: str) -> _Corpus:
@@ -85,6 +89,8 @@ CORPORA = {
         several_hops, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*")
     ),
     "2wiki": _Corpus(several_hops, ("train.json*", "dev.json*"), ("corpus", "distractors")),
+    "babi": _Corpus(babi, ("qa*_train.txt", "qa*_test.txt"), few_words=True),
+    "wikihop": _Corpus(wikihop, ("train.json*", "dev.json*")),
 }
 _PARAGRAPHS = "paragraphs of a document: the question's own and others of its article"
 _OPTIONS = {
@@ -250,6 +256,8 @@ def prepare_corpus(
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
     subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
     vocabulary = _vocabulary(*(options.pop(name) for name in subwords))
+    if vocabulary.train:
+        vocabulary = replace(vocabulary, whole_words=known.few_words)
     given = {split: options.pop(split) for split in SPLITS}
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
     splits, shares = _splits(known, source, given, shares)

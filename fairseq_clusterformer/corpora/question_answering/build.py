@@ -7,6 +7,7 @@ so that mistakes are reported at once.
 
 import functools
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,12 +33,14 @@ class Vocabulary:
         train: the number of pieces of a sentencepiece model.
         at_most: train fewer pieces, if the text gives no more.
         dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
+        whole_words: each word that is trained on becomes a piece: for languages of few words.
     """
 
     model: Path | None = None
     train: int | None = None
     at_most: bool = False
     dictionary: Path | None = None
+    whole_words: bool = False
 
 
 def prepare(
@@ -73,6 +76,7 @@ def prepare(
         },
         "subwords": vocabulary.train or _checksums(vocabulary.model),
         **({"at most": True} if vocabulary.at_most else {}),
+        **({"whole words": True} if vocabulary.whole_words else {}),
         "dictionary": vocabulary.dictionary and _checksums(vocabulary.dictionary),
         "titles": titles,
         "options": options,
@@ -156,15 +160,22 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
     from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.subwords import MODEL
 
-    seen = set()
+    seen, words = set(), set()
     with open(text, "w", encoding="utf-8") as file:
         for line in chain.from_iterable(_lines(record) for record in records):
             if (key := hash(line)) not in seen:
                 seen.add(key)
                 file.write(line + "\n")
+                words.update(re.findall(r"\w+", line) if vocabulary.whole_words else ())
     if not seen:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
-    binarize.train_sentencepiece([text], vocabulary.train, out / MODEL, at_most=vocabulary.at_most)
+    binarize.train_sentencepiece(
+        [text],
+        vocabulary.train,
+        out / MODEL,
+        words=sorted(words),
+        at_most=vocabulary.at_most,
+    )
 
 
 def _lines(record: Record) -> Iterator[str]:

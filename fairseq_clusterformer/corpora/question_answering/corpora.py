@@ -3,8 +3,8 @@
 Every reader takes a path and a `Drops`, unpacks .gz, .bz2 and .xz, and yields `Record`s. SQuAD and
 QED say where in one paragraph an answer stands; other paragraphs can be put around it to make a
 long document. HotpotQA and 2WikiMultihopQA give the answer's text, which is searched in the
-supporting paragraphs first, then in all. More corpora are in `open_domain` and
-`natural_questions`.
+supporting paragraphs first, then in all, and the sentences that support it. More corpora are in
+`babi`, `natural_questions`, `open_domain` and `wikihop`.
 """
 
 import random
@@ -20,12 +20,14 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Items,
     Paragraph,
     Record,
+    Sentence,
     Unusable,
     convert,
     foreign,
     get,
     json_file,
     json_lines,
+    sentences_of,
 )
 
 # SQuAD
@@ -178,46 +180,83 @@ def several_hops(
     def to_record(item: Mapping) -> Record:
         id_ = get(item, "_id")
         # A test set has neither supporting facts nor answers.
-        facts = [str(fact[0]) for fact in item.get("supporting_facts") or ()]
+        facts = [_fact(fact) for fact in item.get("supporting_facts") or ()]
+        titles = [title for title, _ in facts]
         if "context" in item:
-            paragraphs = _contexts(get(item, "context", list))
+            paragraphs, sentences = _contexts(get(item, "context", list))
         elif pool is not None:
-            paragraphs = _look_up(id_, dict.fromkeys(facts), pool, distractors)
+            paragraphs = _look_up(id_, dict.fromkeys(titles), pool, distractors)
+            sentences = list(sentences_of(paragraphs))
         else:
             raise Unusable("no context", "look it up in a corpus")
-        supporting = tuple(i for i, part in enumerate(paragraphs) if part.title in facts)
-        if set(facts) - {part.title for part in paragraphs}:
-            raise Unusable("supporting paragraph missing", f"question {id_}: {facts}")
-        question = get(item, "question")
-        if "answer" not in item:
-            return Record(id_, question, tuple(paragraphs), answerable=None)
+        long = tuple(i for i, part in enumerate(paragraphs) if part.title in titles)
+        if set(titles) - {part.title for part in paragraphs}:
+            raise Unusable("supporting paragraph missing", f"question {id_}: {titles}")
+        question, known = get(item, "question"), "answer" in item
+        supporting = _supporting(facts, paragraphs, sentences) if facts else None
+        structure = {"sentences": tuple(sentences), "supporting": supporting}
+        if not known:
+            return Record(id_, question, tuple(paragraphs), answerable=None, **structure)
         answer = get(item, "answer")
         if answer in ("yes", "no"):
             return Record(
-                id_, question, tuple(paragraphs), (), (answer,), True, answer, supporting
+                id_, question, tuple(paragraphs), (), (answer,), True, answer, long, **structure
             )
-        return distant_record(
-            id_, question, paragraphs, [answer], keep_unfound=keep_unfound, supporting=supporting
+        record = distant_record(
+            id_, question, paragraphs, [answer], keep_unfound=keep_unfound, supporting=long
         )
+        return replace(record, **structure)
 
     items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
     return convert(items, to_record, drops)
 
 
-def _contexts(context: list) -> list[Paragraph]:
-    """Return the paragraphs that are not empty, their sentences separated by white space."""
-    paragraphs = []
+def _fact(fact: list) -> tuple[str, int]:
+    """Return the title of a supporting paragraph and the number of its sentence."""
+    if not isinstance(fact, list) or len(fact) != 2 or not isinstance(fact[1], int):
+        raise Unusable("no supporting fact", f"{str(fact)[:80]}; allowed: [title, number]")
+    return str(fact[0]), fact[1]
+
+
+def _supporting(
+    facts: Iterable[tuple[str, int]],
+    paragraphs: Sequence[Paragraph],
+    sentences: Sequence[Sentence],
+) -> tuple[int, ...] | None:
+    """Return the indices of the sentences that support an answer; None if a paragraph has no
+    such sentence, as in a few questions, or where sentences are found by their punctuation."""
+    own = [
+        [i for i, sentence in enumerate(sentences) if sentence.paragraph == number]
+        for number in range(len(paragraphs))
+    ]
+    found = set()
+    for title, fact in facts:
+        for number, part in enumerate(paragraphs):
+            if part.title == title:
+                if not 0 <= fact < len(own[number]):
+                    return None
+                found.add(own[number][fact])
+    return tuple(sorted(found))
+
+
+def _contexts(context: list) -> tuple[list[Paragraph], list[Sentence]]:
+    """Return the paragraphs that are not empty, their sentences separated by white space, and
+    where each sentence stands."""
+    paragraphs, places = [], []
     for part in context:
         sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
         if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
             raise Unusable("no context", f"{str(part)[:80]}; allowed: [title, [sentence, ...]]")
-        text = ""
+        text, spans = "", []
         for sentence in sentences:
             blank = text and not text[-1].isspace() and not sentence[:1].isspace()
-            text += (" " if blank else "") + sentence
+            text += " " if blank else ""
+            spans.append((len(text), len(text) + len(sentence)))
+            text += sentence
         if text.strip():
+            places += [Sentence(len(paragraphs), *span) for span in spans]
             paragraphs.append(Paragraph(str(part[0]), text))
-    return paragraphs
+    return paragraphs, places
 
 
 def _read_corpus(path: Path) -> dict[str, str]:

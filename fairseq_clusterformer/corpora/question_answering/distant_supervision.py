@@ -47,6 +47,14 @@ def find_answers(
     return tuple(found)
 
 
+def find_each(
+    texts: Sequence[str], paragraphs: Sequence[Paragraph]
+) -> list[tuple[GoldAnswer, ...]]:
+    """Return the places of each of `texts` by itself, as :func:`find_answers`; they may overlap
+    those of another."""
+    return [find_answers([text], paragraphs) for text in texts]
+
+
 def distant_record(
     id_: str,
     question: str,

@@ -13,9 +13,15 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_clusterformer.corpora.parallel import parallel
-from fairseq_clusterformer.corpora.question_answering.records import Drops, Record, Unusable
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    Record,
+    Unusable,
+    sentences_of,
+)
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import Example, QAWriter, load_dictionary
+from fairseq_clusterformer.data.structure import Outline
 
 Reader = Callable[[Path, Drops], Iterator[Record]]
 
@@ -33,6 +39,8 @@ class Encoded:
     paragraph_starts: list[int]
     answers: list[tuple[int, int]]
     record: Record
+    sentences: list[tuple[int, int]]
+    mentions: list[tuple[int, int, int]]
 
 
 def write_file(
@@ -66,7 +74,7 @@ def write_file(
                 drops.add(str(path), item.reason, item.detail)
                 continue
             example = _example(item, to_index, dictionary)
-            writer.add(example, item.characters, _texts(item.record))
+            writer.add(example, item.characters, _texts(item.record), _outline(item))
             counts["questions"] += 1
             counts["answers"] += len(item.answers)
             counts["paragraphs"] += len(item.paragraph_starts)
@@ -96,9 +104,46 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
         except ValueError as error:
             return Unusable("answer in no token", f"question {record.id}: {error}")
         answers.append((offset + first, offset + last))
-    document, characters = np.concatenate(ids), np.concatenate(characters, axis=1)
-    question = encode(record.question).ids
-    return Encoded(question, document, characters, paragraph_starts, answers, record)
+    mentions = []
+    for candidate, paragraph, start, end in record.mentions:
+        offset, tokens = texts[paragraph]
+        try:
+            first, last = tokens.cover(start, end)
+        except ValueError as error:
+            return Unusable("mention in no token", f"question {record.id}: {error}")
+        mentions.append((candidate, offset + first, offset + last))
+    return Encoded(
+        question=encode(record.question).ids,
+        document=np.concatenate(ids),
+        characters=np.concatenate(characters, axis=1),
+        paragraph_starts=paragraph_starts,
+        answers=answers,
+        record=record,
+        sentences=_sentences(record, texts),
+        mentions=mentions,
+    )
+
+
+def _sentences(record: Record, texts: list[tuple[int, subwords.Tokens]]) -> list[tuple[int, int]]:
+    """Tokens [first, last) of each sentence; equal if it has none, within its paragraph.
+
+    Args:
+        texts: of each paragraph the first token, and all.
+    """
+    sentences = record.sentences
+    if sentences is None:
+        sentences = sentences_of(record.paragraphs)
+    return [token_span(*texts[part.paragraph], part.start, part.end) for part in sentences]
+
+
+def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tuple[int, int]:
+    """Return the tokens [first, last) of a paragraph's characters, with `offset` added; of
+    characters in no token, a place without one that is in the paragraph."""
+    try:
+        first, last = tokens.cover(start, end)
+    except ValueError:
+        first = last = min(int(np.searchsorted(tokens.starts, start)), len(tokens) - 1)
+    return offset + first, offset + last
 
 
 def led_by_start(
@@ -136,6 +181,19 @@ def _example(item: Encoded, to_index: np.ndarray, dictionary: Dictionary) -> Exa
     )
 
 
+def _outline(item: Encoded) -> Outline:
+    record = item.record
+    known = None if record.supporting is None else torch.tensor(record.supporting, dtype=int)
+    right = [i for i, text in enumerate(record.candidates) if text in record.texts]
+    return Outline(
+        sentences=torch.tensor(item.sentences, dtype=torch.int64).view(-1, 2),
+        supporting=known,
+        candidates=len(record.candidates),
+        right=right[0] if right else None,
+        mentions=torch.tensor(item.mentions, dtype=torch.int64).view(-1, 3),
+    )
+
+
 def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
     """Return a document in symbols of the dictionary.
 
@@ -157,4 +215,5 @@ def _texts(record: Record) -> dict:
         ],
         "answers": [[answer.paragraph, answer.start, answer.end] for answer in record.answers],
         "texts": record.texts,
+        **({"candidates": record.candidates} if record.candidates else {}),
     }

@@ -6,14 +6,16 @@ whole file of another kind ends in a `UserError`.
 """
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_clusterformer.corpora.lines import raw_lines
+from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError
 
 
@@ -45,6 +47,31 @@ class GoldAnswer:
     text: str
 
 
+class Sentence(NamedTuple):
+    """The characters [start, end) of a paragraph, given by its index."""
+
+    paragraph: int
+    start: int
+    end: int
+
+
+class Mention(NamedTuple):
+    """The characters [start, end) of a paragraph where a candidate stands, both by their index."""
+
+    candidate: int
+    paragraph: int
+    start: int
+    end: int
+
+
+def sentences_of(paragraphs: Iterable[Paragraph]) -> Iterator[Sentence]:
+    """Yield the sentences of paragraphs, by their lines and their punctuation."""
+    for number, paragraph in enumerate(paragraphs):
+        for line in re.finditer(r"\S.*", paragraph.text):
+            for start, end in sentences(line[0]):
+                yield Sentence(number, line.start() + start, line.start() + end)
+
+
 @dataclass(frozen=True)
 class Record:
     """A question with everything that it can be answered from.
@@ -58,6 +85,11 @@ class Record:
         long_answers: the paragraphs that answer or support the answer (Natural Questions'
             long answers, HotpotQA's supporting paragraphs).
         document: names the document, where its paragraphs' titles do not.
+        sentences: of the paragraphs, in their order; None: they are found by their punctuation.
+        supporting: indices of the sentences that one needs for the answer (supporting facts);
+            None: unknown.
+        candidates: of which one is the answer; none: it may be any text.
+        mentions: places of the candidates.
     """
 
     id: str
@@ -69,6 +101,10 @@ class Record:
     yes_no: str | None = None
     long_answers: tuple[int, ...] = ()
     document: str = ""
+    sentences: tuple[Sentence, ...] | None = None
+    supporting: tuple[int, ...] | None = None
+    candidates: tuple[str, ...] = ()
+    mentions: tuple[Mention, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -83,13 +119,35 @@ class Record:
                 raise Unusable("answer not in its context", f"{answer}")
             if (found := text[answer.start : answer.end]) != answer.text:
                 raise Unusable("answer not in its context", f"{answer.text!r} is {found!r} there")
-        strings = [self.question, *self.texts]
+        self._check_structure()
+        strings = [self.question, *self.texts, *self.candidates]
         strings += [text for part in self.paragraphs for text in (part.title, part.text)]
         try:
             "".join(strings).encode()
         except UnicodeEncodeError as error:
             char = error.object[error.start]
             raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+
+    def _check_structure(self) -> None:
+        for name, of_name in (("sentence", self.sentences or ()), ("mention", self.mentions)):
+            for number, (paragraph, start, end) in enumerate(part[-3:] for part in of_name):
+                known = 0 <= paragraph < len(self.paragraphs)
+                length = len(self.paragraphs[paragraph].text) if known else 0
+                # a sentence of HotpotQA may be empty
+                if not known or not 0 <= start <= end <= length:
+                    raise Unusable(
+                        f"{name} across paragraphs",
+                        f"{name} {number} is characters [{start}, {end}) of paragraph "
+                        f"{paragraph}, which has {length:,}",
+                    )
+        if list(self.sentences or ()) != sorted(self.sentences or (), key=lambda s: s[:2]):
+            raise Unusable("sentences not in their order")
+        known = range(len(self.sentences or ()))
+        if missing := [number for number in self.supporting or () if number not in known]:
+            raise Unusable("no such sentence", f"supporting fact {missing[0]} of {len(known)}")
+        for mention in self.mentions:
+            if mention.candidate not in range(len(self.candidates)):
+                raise Unusable("no such candidate", f"{mention} of {len(self.candidates)}")
 
 
 class Unusable(Exception):

@@ -1,0 +1,215 @@
+"""Corpora that say what supports an answer, or among which candidates it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.corpora.question_answering.babi import babi
+from fairseq_clusterformer.corpora.question_answering.corpora import several_hops
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    Mention,
+    Paragraph,
+    Record,
+    Sentence,
+    Unusable,
+)
+from fairseq_clusterformer.corpora.question_answering.wikihop import wikihop
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.errors import UserError
+
+STORY = """1 Mary moved to the hall.
+2 John went to the garden.
+3 Where is Mary? \thall\t1
+4 Mary went back to the garden.
+5 Is John in the garden?\tyes\t2
+6 Where is Mary? \tgarden\t4
+1 Sandra got the milk.
+2 How many objects is Sandra carrying? \tone\t1
+"""
+
+
+def shown(record: Record) -> list[str]:
+    """The text of each sentence."""
+    text = [part.text for part in record.paragraphs]
+    return [text[part.paragraph][part.start : part.end] for part in record.sentences]
+
+
+def test_babi_written_out(tmp_path: Path) -> None:
+    path = tmp_path / "qa1_some_train.txt"
+    path.write_text(STORY)
+    drops = Drops()
+    first, second, third = babi(path, drops)
+    told = ["Mary moved to the hall.", "John went to the garden.", "Mary went back to the garden."]
+    assert shown(first) == told[:2]
+    assert first.paragraphs == (Paragraph("", " ".join(told[:2])),)
+    assert (first.question, first.texts, first.supporting) == ("Where is Mary?", ("hall",), (0,))
+    assert [answer.start for answer in first.answers] == [18]
+    assert (second.yes_no, second.answers, second.supporting) == ("yes", (), (1,))
+    # the garden where John is does not support the answer
+    assert shown(third) == told
+    assert [answer.start for answer in third.answers] == [len(" ".join(told)) - 7]
+    assert third.document == second.document == "qa1_some_train story 1"
+    (place,) = drops.examples["answer not found"]
+    assert place.startswith(f"{path}: line 8: 'one' is not in the story of qa1_some_train-4")
+    kept = list(babi(path, Drops(), keep_unfound=True))
+    assert (kept[3].texts, kept[3].answers) == (("one",), ())
+
+
+def test_an_answer_that_stands_elsewhere_in_the_story(tmp_path: Path) -> None:
+    path = tmp_path / "qa.txt"
+    path.write_text("1 Mice are here.\n2 Tom is one of the mice.\n3 What is Tom?\tmice\t1\n")
+    (record,) = babi(path, Drops())
+    assert [record.answers[0].start, len(record.answers)] == [0, 1]
+    path.write_text("1 Mice are here.\n2 Tom is a cat.\n3 What is Tom?\tcat\t1\n")
+    (record,) = babi(path, Drops())
+    assert [answer.text for answer in record.answers] == ["cat"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("1 A.\n2 Who?\tA\t3\n", "supporting line 3"), ("1 A.\n2 Who?\tA\tx\n", "supporting line x")],
+)
+def test_babi_with_a_wrong_line_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    path, drops = tmp_path / "qa.txt", Drops()
+    path.write_text(text)
+    assert list(babi(path, drops)) == []
+    assert f"{path}: line 2: {reason}" in str(drops)
+
+
+def test_another_file_is_not_of_babi(tmp_path: Path) -> None:
+    path = tmp_path / "qa.txt"
+    path.write_text("Mary moved.\n")
+    with pytest.raises(UserError, match=r"qa.txt: is something else; allowed: lines of bAbI"):
+        list(babi(path, Drops()))
+
+
+CONTEXT = [["A", ["One is 1.", " ", "Two is 2."]], ["Empty", [" "]], ["B", ["Three."]]]
+FACTS = [["A", 2], ["B", 0]]
+
+
+def hop(**changes) -> dict:
+    facts = changes.pop("facts", FACTS)
+    given = {"_id": "q", "question": "?", "answer": "2", "context": CONTEXT}
+    return given | {"supporting_facts": facts} | changes
+
+
+def hops(tmp_path: Path, *items: dict, **options) -> tuple[list[Record], Drops]:
+    path, drops = tmp_path / "dev.json", Drops()
+    path.write_text(json.dumps(items))
+    return list(several_hops(path, drops, **options)), drops
+
+
+def test_supporting_facts_of_hotpotqa(tmp_path: Path) -> None:
+    """A blank sentence keeps its number; a paragraph of blanks is no paragraph."""
+    (record,), drops = hops(tmp_path, hop())
+    assert not drops.counts
+    assert shown(record) == ["One is 1.", " ", "Two is 2.", "Three."]
+    assert record.supporting == (2, 3)
+    assert record.long_answers == (0, 1)
+    assert record.sentences[3] == Sentence(1, 0, 6)
+    (record,), _ = hops(tmp_path, hop(answer="yes"))
+    assert (record.supporting, record.yes_no) == ((2, 3), "yes")
+
+
+def test_supporting_facts_that_are_no_sentence(tmp_path: Path) -> None:
+    (record,), _ = hops(tmp_path, hop(facts=[["A", 9]]))
+    assert record.supporting is None
+    for wrong in (["A"], ["A", "0"]):
+        records, drops = hops(tmp_path, hop(facts=[wrong]))
+        assert records == []
+        assert f"{tmp_path}/dev.json: item 0: {wrong}; allowed: [title, number]" in str(drops)
+
+
+def test_sentences_of_a_corpus_are_found_by_their_punctuation(tmp_path: Path) -> None:
+    pool = [{"title": "A", "text": "One is 1. Two is 2."}, {"title": "B", "text": "Three."}]
+    (tmp_path / "corpus.json").write_text(json.dumps(pool))
+    item = hop(facts=[["A", 1]])
+    del item["context"]
+    (record,), _ = hops(tmp_path, item, corpus=tmp_path / "corpus.json", distractors=0)
+    assert shown(record) == ["One is 1.", "Two is 2."]
+    assert record.supporting == (1,)
+
+
+QUERY = {
+    "id": "WH_0",
+    "query": "capital_of some land",
+    "answer": "paris",
+    "candidates": ["paris", "new york", "york"],
+    "supports": ["Paris is old.", "New York and Paris."],
+}
+
+
+def queries(tmp_path: Path, **changes) -> tuple[Path, Drops]:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps([QUERY | changes]))
+    return path, Drops()
+
+
+def test_wikihop_written_out(tmp_path: Path) -> None:
+    path, drops = queries(tmp_path)
+    (record,) = wikihop(path, drops)
+    assert (record.question, record.texts) == ("capital of some land", ("paris",))
+    assert record.candidates == ("paris", "new york", "york")
+    assert record.mentions == (
+        Mention(0, 0, 0, 5),
+        Mention(0, 1, 13, 18),
+        Mention(1, 1, 0, 8),
+        Mention(2, 1, 4, 8),
+    )
+
+
+def test_a_candidate_that_no_mention_links_is_named(tmp_path: Path) -> None:
+    path, drops = queries(tmp_path, candidates=["paris", "rome"])
+    assert list(wikihop(path, drops)) == []
+    assert drops.summary() == (
+        f"left out: a candidate that no mention links: {path}: item 0: 'rome' of question WH_0"
+    )
+    (record,) = wikihop(path, Drops(), keep_unfound=True)
+    assert {mention.candidate for mention in record.mentions} == {0}
+    path, drops = queries(tmp_path, answer="rome")
+    assert list(wikihop(path, drops)) == []
+    assert "answer is no candidate: " in drops.summary()
+
+
+PARTS = (Paragraph("", "One. Two."), Paragraph("", "Three."))
+
+
+@pytest.mark.parametrize(
+    ("structure", "reason"),
+    [
+        ({"sentences": (Sentence(0, 0, 12),)}, "sentence across paragraphs"),
+        ({"sentences": (Sentence(2, 0, 1),)}, "sentence across paragraphs"),
+        ({"sentences": (Sentence(1, 0, 6), Sentence(0, 0, 4))}, "sentences not in their order"),
+        ({"sentences": (), "supporting": (0,)}, "no such sentence"),
+        ({"candidates": ("x",), "mentions": (Mention(0, 1, 0, 9),)}, "mention across paragraphs"),
+        ({"candidates": ("x",), "mentions": (Mention(1, 1, 0, 5),)}, "no such candidate"),
+    ],
+)
+def test_a_record_of_another_structure_is_refused(structure: dict, reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        Record("q", "?", PARTS, **structure)
+
+
+def test_the_folder_has_the_tokens_of_all_that(tmp_path: Path) -> None:
+    """Whole words are pieces of bAbI, so that a sentence of 5 words has 6 tokens."""
+    (tmp_path / "qa1_some_train.txt").write_text(STORY)
+    folder = tmp_path / "folder"
+    assert main(["prepare", "qa", "babi", str(folder), "--source", str(tmp_path)]) == 0
+    data = QAData(folder, "train")
+    assert data.outline(2).sentences.tolist() == [[1, 7], [7, 13], [13, 20]]
+    assert data.outline(2).supporting.tolist() == [2]
+    assert data[2].answers.tolist() == [[18, 19]]
+    assert data.outline(1).candidates == 0
+
+    path, _ = queries(tmp_path)
+    folder = tmp_path / "candidates"
+    assert main(["prepare", "qa", "wikihop", str(folder), "--train", str(path)]) == 0
+    data = QAData(folder, "train")
+    found, document = data.outline(0), data.document(0)
+    assert (found.candidates, found.right) == (3, 0)
+    assert document.candidates == ["paris", "new york", "york"]
+    texts = [document.answer(first, last).text for _, first, last in found.mentions.tolist()]
+    assert texts == ["Paris", "Paris", "New York", "York"]

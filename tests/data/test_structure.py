@@ -1,0 +1,194 @@
+"""The structure of documents: as it is written, what is refused, and its global tokens."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.data import structure
+from fairseq_clusterformer.data.qa import QAData, QAWriter
+from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.structure import Outline, global_tokens
+from tests.data.questions import CHARACTERS, TEXTS, example
+
+# of the example: <s> and a text of 4 tokens, <s>, a title and a text of 3
+OUTLINE = Outline(
+    sentences=torch.tensor([[1, 3], [3, 5], [7, 10]]),
+    supporting=torch.tensor([1, 2]),
+    candidates=2,
+    right=1,
+    mentions=torch.tensor([[1, 1, 2], [0, 3, 5], [1, 8, 9]]),
+)
+STARTS, LENGTH = torch.tensor([0, 5]), 10
+
+
+def changed(**changes) -> Outline:
+    return Outline(**{**vars(OUTLINE), **changes})
+
+
+def same(found: Outline, written: Outline) -> bool:
+    return found.item().tolist() == written.item().tolist()
+
+
+def write(folder: Path, split: str, *outlines: Outline | None) -> None:
+    folder.mkdir(exist_ok=True)
+    with QAWriter(folder, split, vocab_size=100_000) as writer:
+        for number, outline in enumerate(outlines):
+            writer.add(example(), CHARACTERS, TEXTS | {"id": f"q{number}"}, outline)
+
+
+def dataset(folder: Path, **options) -> QuestionDataset:
+    options = {"max_positions": 100, "max_question_positions": 20, **options}
+    data = QAData(folder, "train")
+    return QuestionDataset(data, Dictionary(), split="train", structured=True, **options)
+
+
+def test_an_item_written_out() -> None:
+    assert OUTLINE.item().tolist() == [
+        *(3, 2, 2, 1, 3),
+        *(1, 3, 3, 5, 7, 10),
+        *(1, 2),
+        *(1, 1, 2, 0, 3, 5, 1, 8, 9),
+    ]
+    assert Outline().item().tolist() == [0, -1, 0, -1, 0]
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [OUTLINE, Outline(), changed(supporting=torch.tensor([], dtype=int)), changed(right=None)],
+)
+def test_what_is_written_is_read(tmp_path: Path, outline: Outline) -> None:
+    write(tmp_path, "train", outline)
+    found = QAData(tmp_path, "train").outline(0)
+    assert same(found, outline)
+    assert (found.supporting is None) is (outline.supporting is None)
+    assert found.sentences.dtype == torch.int64
+
+
+def test_folders_are_joined_also_with_an_older_one(tmp_path: Path) -> None:
+    write(tmp_path / "new", "train", OUTLINE, Outline())
+    write(tmp_path / "old", "train", None, None)
+    for end in ("bin", "idx"):
+        (tmp_path / "old" / f"train.structure.{end}").unlink()
+    assert not QAData(tmp_path / "old", "train").has_structure
+    assert same(QAData(tmp_path / "old", "train").outline(1), Outline())
+    with QAWriter(tmp_path, "train", vocab_size=100_000) as writer:
+        for name in ("old", "new"):
+            writer.append(tmp_path / name, "train")
+    joined = QAData(tmp_path, "train")
+    expected = [Outline(), Outline(), OUTLINE, Outline()]
+    assert len(joined) == 4
+    assert all(same(joined.outline(i), each) for i, each in enumerate(expected))
+
+
+def test_a_file_of_fewer_questions_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "train", OUTLINE, OUTLINE)
+    write(tmp_path / "other", "train", OUTLINE)
+    for end in ("bin", "idx"):
+        name = f"train.structure.{end}"
+        (tmp_path / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(ValueError, match="different data: .*'structure': 1"):
+        QAData(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sentences": torch.tensor([[1, 6]])}, r"sentence 0 is tokens \[1, 6\]; allowed: within"),
+        ({"sentences": torch.tensor([[1, 3], [7, 11]])}, r"sentence 1 is tokens \[7, 11\]"),
+        ({"sentences": torch.tensor([[3, 1]])}, r"sentence 0 is tokens \[3, 1\]"),
+        ({"sentences": torch.tensor([[3, 5], [1, 3]])}, "sentences are not in their order"),
+        ({"supporting": torch.tensor([3])}, "supporting sentences 3; allowed: of 3"),
+        ({"right": 2}, "candidate 2 is right; allowed: of 2"),
+        ({"mentions": torch.tensor([[2, 1, 2]])}, r"a mention is \[2, 1, 2\]; allowed: one of 2"),
+        ({"mentions": torch.tensor([[0, 1, 1]])}, r"a mention is \[0, 1, 1\]"),
+        ({"mentions": torch.tensor([[1, 1, 2]])}, "no mention links candidate 0; allowed: one or"),
+    ],
+)
+def test_a_bad_structure_is_named_with_file_and_question(
+    tmp_path: Path, changes: dict, message: str
+) -> None:
+    changes = {"supporting": None, **changes} if "sentences" in changes else changes
+    write(tmp_path, "train", OUTLINE, changed(**changes))
+    with pytest.raises(ValueError, match=f"train.structure.idx: question 1 .id q1.: {message}"):
+        dataset(tmp_path).check_structure(0, linked=True)
+
+
+def test_candidates_without_a_mention_may_be_answered(tmp_path: Path) -> None:
+    write(tmp_path, "train", OUTLINE, changed(mentions=torch.tensor([[1, 1, 2]])))
+    assert dataset(tmp_path).check_structure(0, linked=False) == 2
+
+
+def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
+    """The example has 2 candidates, 2 tokens of the question, 2 paragraphs and 3 sentences."""
+    write(tmp_path, "train", Outline(), OUTLINE)
+    data = dataset(tmp_path)
+    assert data.check_structure(9, linked=True) == 1
+    with pytest.raises(ValueError, match=r"question 1 \(id q1\): 9 global tokens; allowed: 8"):
+        data.check_structure(8, linked=True)
+    assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 1
+    for index in range(2):
+        asked = len(data[index]["question"])
+        number = structure.number_of_global_tokens(asked, 2, data.data.outline(index))
+        assert len(data[index]["globals"].words) == number
+
+
+def test_what_is_cut() -> None:
+    """After 8 tokens of 10: a sentence ends there, and what stands in the rest is gone."""
+    found = OUTLINE.within(8)
+    assert found.sentences.tolist() == [[1, 3], [3, 5], [7, 8]]
+    assert found.supporting.tolist() == [1, 2]
+    assert found.mentions.tolist() == [[1, 1, 2], [0, 3, 5]]
+    found = OUTLINE.within(7)
+    assert found.sentences.tolist() == [[1, 3], [3, 5]]
+    assert found.supporting.tolist() == [1]
+
+
+QUESTION = torch.tensor([0, 70, 71, 2])
+ALL, ASKED, PARAGRAPH, SENTENCE, CANDIDATE = (
+    structure.OF_ALL,
+    structure.OF_QUESTION,
+    structure.OF_PARAGRAPH,
+    structure.OF_SENTENCE,
+    structure.OF_CANDIDATE,
+)
+
+
+def test_global_tokens_of_hotpotqa_written_out() -> None:
+    """All, the question's tokens, and for each paragraph one for it and one a sentence."""
+    outline = Outline(sentences=OUTLINE.sentences)
+    found = global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    assert found.words.tolist() == [0, 70, 71, 0, 0, 0, 0, 0]
+    expected = [ALL, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH, SENTENCE]
+    assert found.types.tolist() == expected
+    assert found.spans.tolist() == [
+        [0, 1],
+        *([1, 2], [2, 3]),
+        *([4, 9], [5, 7], [7, 9]),
+        *([9, 14], [11, 14]),
+    ]
+    assert found.paragraphs.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert found.mentions.tolist() == []
+
+
+def test_global_tokens_of_wikihop_written_out() -> None:
+    """One for each candidate, in place of the one for all, and its mentions."""
+    found = global_tokens(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
+    assert found.words.tolist() == [0, 0, 70, 71, 0, 0, 0, 0, 0]
+    assert found.types.tolist()[:4] == [CANDIDATE, CANDIDATE, ASKED, ASKED]
+    assert found.spans.tolist()[:5] == [[0, 0], [0, 0], [1, 2], [2, 3], [4, 9]]
+    assert found.paragraphs.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert found.mentions.tolist() == [[1, 5, 6], [0, 7, 9], [1, 12, 13]]
+
+
+def test_a_batch_of_both(tmp_path: Path) -> None:
+    write(tmp_path, "train", OUTLINE, Outline(sentences=torch.tensor([[1, 5]])))
+    data = dataset(tmp_path)
+    batch = data.collater([data[0], data[1]])
+    found = batch["net_input"]["structure"]
+    assert found["words"].tolist()[1] == [0, 70_000, 5, 0, 0, 0, 1, 1, 1]  # 1: padding
+    assert found["spans"].tolist()[1][3:] == [[4, 9], [5, 9], [9, 14], *[[0, 0]] * 3]
+    assert found["mentions"].tolist()[1] == [[-1, -1, -1]] * 3
+    assert batch["target"]["supporting"].tolist() == [[0, 1, 1], [-1, -1, -1]]
+    assert batch["target"]["candidate"].tolist() == [1, -1]
