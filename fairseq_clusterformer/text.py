@@ -14,7 +14,12 @@ from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.errors import bad_option
 
 TOKENIZERS = ("moses", "none")
-VOCABULARIES = {"subword_nmt": "bpe.codes", "sentencepiece": "sentencepiece.model"}
+VOCABULARIES = {
+    "subword_nmt": "bpe.codes",
+    "sentencepiece": "sentencepiece.model",
+    "gpt2": "vocab.bpe",
+}
+TARGETS_OWN = "sentencepiece.target.model"  # where the target's pieces are others, as Marian's
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,10 @@ class TextPipeline:
         dash_splits: tokenise "a-b" as "a @-@ b".
         escape: write special characters as Moses does: ``&apos;`` for ``'``.
         lowercase: after tokenising.
-        bpe: "subword_nmt" or "sentencepiece".
-        model: the file of its codes or model; None until it is learned.
+        bpe: "subword_nmt", "sentencepiece", or "gpt2" as BART has it: ``encoder.json`` is in the
+            same folder, and each text begins by ``<s>``.
+        model: the file of its codes or model; None until it is learned. The second language has a
+            model of its own if there is :data:`TARGETS_OWN` in the same folder.
     """
 
     languages: tuple[str, str] = ("de", "en")
@@ -97,26 +104,31 @@ class TextPipeline:
         line = " ".join(line.split())
         return line.lower() if self.lowercase else line
 
-    def subwords(self, tokens: str) -> str:
-        """Return the subwords of `tokens`, joined by blanks."""
+    def subwords(self, tokens: str, lang: str | None = None) -> str:
+        """Return the subwords of `tokens` in language `lang`, joined by blanks."""
         if self.bpe == "subword_nmt":
             return self._subword_nmt.segment(tokens)
-        return " ".join(self._sentencepiece.encode(tokens, out_type=str))
+        if self.bpe == "gpt2":
+            return " ".join(["<s>", *map(str, self._gpt2.encode(tokens).ids)])
+        return " ".join(self._pieces_of(lang).encode(tokens, out_type=str))
 
-    def words(self, subwords: str) -> str:
-        """Return the tokens that `subwords` were made from."""
+    def words(self, subwords: str, lang: str | None = None) -> str:
+        """Return the tokens in language `lang` that `subwords` were made from."""
         if self.bpe == "subword_nmt":
             return (subwords + " ").replace("@@ ", "").strip()
-        return self._sentencepiece.decode(subwords.split())
+        if self.bpe == "gpt2":
+            known = (int(symbol) for symbol in subwords.split() if symbol.isdecimal())
+            return self._gpt2.decode(known).strip()
+        return self._pieces_of(lang).decode(subwords.split())
 
     def encode(self, line: str, lang: str) -> str:
         """Return the subwords of a raw line in language `lang`, joined by blanks."""
-        return self.subwords(self.tokens(line, lang))
+        return self.subwords(self.tokens(line, lang), lang)
 
     def decode(self, subwords: str, lang: str) -> str:
         """Return readable text in language `lang`. Lower case stays lower case."""
         self._check(lang)
-        words = self.words(subwords)
+        words = self.words(subwords, lang)
         if self.tokenizer == "none":
             return words
         return self._detokenizers[lang].detokenize(words.split(), unescape=self.escape)
@@ -152,11 +164,26 @@ class TextPipeline:
         with open(self._model_file(), encoding="utf-8", newline="\n") as codes:
             return BPE(codes)
 
+    def _pieces_of(self, lang: str | None):
+        return self._sentencepieces[lang == self.languages[1]]
+
     @cached_property
-    def _sentencepiece(self):
+    def _sentencepieces(self) -> list:
+        """Of the first language and of the second."""
         from sentencepiece import SentencePieceProcessor
 
-        return SentencePieceProcessor(model_file=str(self._model_file()))
+        first = self._model_file()
+        own = first.with_name(TARGETS_OWN)
+        models = [SentencePieceProcessor(model_file=str(first))]
+        if own.is_file():
+            return [*models, SentencePieceProcessor(model_file=str(own))]
+        return models * 2
+
+    @cached_property
+    def _gpt2(self):
+        from fairseq_clusterformer.data.subwords import GPT2Subwords
+
+        return GPT2Subwords(self._model_file().parent)
 
     def _model_file(self) -> Path:
         if self.model is None or not self.model.is_file():

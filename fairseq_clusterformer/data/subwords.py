@@ -5,7 +5,7 @@ A text is split by GPT-2's byte pair encoding, as RoBERTa reads it (``encoder.js
 given, whatever a model makes of it inside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -87,7 +87,7 @@ class GPT2Subwords:
 
     def __init__(self, folder: Path) -> None:
         from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-        from tokenizers import Tokenizer, models, pre_tokenizers
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
         files = [folder / name for name in GPT2_FILES]
         try:
@@ -114,6 +114,7 @@ class GPT2Subwords:
         self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
             add_prefix_space=False, trim_offsets=False
         )
+        self._tokenizer.decoder = decoders.ByteLevel()
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
@@ -121,6 +122,10 @@ class GPT2Subwords:
         encoding = self._tokenizer.encode(text)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         return Tokens(np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of some ids; bytes that are no character become U+FFFD."""
+        return self._tokenizer.decode(list(ids))
 
 
 class SentencePieceSubwords:

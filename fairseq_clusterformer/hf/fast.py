@@ -27,6 +27,7 @@ from tokenizers import (
 
 from fairseq_clusterformer.data.coding import SUBWORD_MODEL, ByteCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.text import TARGETS_OWN
 
 if TYPE_CHECKING:
     from .tokenizer import ClusterformerTokenizer
@@ -65,7 +66,8 @@ def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
         steps = [_replace(around, ""), _replace(r"\n+", "\n")]
     if form == "translation":
         pipeline = slow.pipeline
-        if pipeline.tokenizer != "none" or pipeline.normalize_punctuation:
+        plain = pipeline.tokenizer == "none" and not pipeline.normalize_punctuation
+        if not plain or (folder / TARGETS_OWN).exists():
             return None
         steps = [_replace(f"[{_SPACE}]+", " "), normalizers.Strip()]
         steps += _lower() if pipeline.lowercase else []

@@ -32,6 +32,7 @@ from fairseq_clusterformer.inference.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
+from fairseq_clusterformer.text import TARGETS_OWN
 
 from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM
@@ -57,6 +58,7 @@ KINDS = {
 CONFIG, README = "config.json", "README.md"
 USAGE = "<!-- how to use it -->"
 _SAME = (RECORD, "data.json", "bpe.codes", "sentencepiece.model", "encoder.json", "vocab.bpe")
+_SAME = (*_SAME, TARGETS_OWN)
 _OWN = (CONFIG, WEIGHTS, README, "generation_config.json", "tokenizer_config.json", *_SAME)
 _OWN += ("special_tokens_map.json", "added_tokens.json", "tokenizer.json", "dict.txt")
 _OWN += ("dict.source.txt", "dict.label.txt")

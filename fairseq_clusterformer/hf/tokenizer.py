@@ -19,7 +19,7 @@ from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
-from fairseq_clusterformer.text import TextPipeline
+from fairseq_clusterformer.text import TARGETS_OWN, TextPipeline
 
 from .fast import LINE_ENDS, fast
 
@@ -35,7 +35,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         dictionary: fairseq's ``dict.txt``; of a translation model, the target's.
         source_dictionary: of a translation model.
         recipe: ``prepared.json``, what was done to the text.
-        pieces: of sentencepiece.
+        pieces: of sentencepiece; with ``target_pieces``, those of the source alone.
         codes: of subword-nmt.
         encoder, merges: of GPT-2's byte pairs.
         texts: ``data.json``, how a classifier's texts become words.
@@ -55,6 +55,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         "source_dictionary": "dict.source.txt",
         "recipe": RECORD,
         "pieces": "sentencepiece.model",
+        "target_pieces": TARGETS_OWN,
         "codes": "bpe.codes",
         "texts": "data.json",
         "encoder": GPT2_FILES[0],
@@ -68,6 +69,7 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         source_dictionary: str | None = None,
         recipe: str | None = None,
         pieces: str | None = None,
+        target_pieces: str | None = None,
         codes: str | None = None,
         texts: str | None = None,
         encoder: str | None = None,

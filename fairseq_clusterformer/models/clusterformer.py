@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Optional
 
+import torch
+from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import (
@@ -16,8 +18,9 @@ from fairseq.models.transformer import (
     transformer_wmt_en_de,
     transformer_wmt_en_de_big,
 )
+from fairseq.utils import get_available_activation_fns
 from omegaconf import II
-from torch import Tensor
+from torch import Tensor, nn
 
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
@@ -59,6 +62,9 @@ class ClusterformerOptions(EncoderClusteringOptions):
             "strictly causal; or leaking-chunk, for comparison, which cannot generate"
         },
     )
+    output_bias: bool = field(
+        default=False, metadata={"help": "add a bias to the logits, as Marian and BART do"}
+    )
 
 
 #: options of fairseq's ``transformer`` that follow another one unless they are given
@@ -68,6 +74,7 @@ _FOLLOWS = {
     "decoder_input_dim": "decoder_embed_dim",
     "decoder_output_dim": "decoder_embed_dim",
 }
+_ACTIVATIONS = ChoiceEnum([*get_available_activation_fns(), "swish"])  # the last of Marian
 
 
 def _transformer_options() -> Iterator[tuple[str, object, Field]]:
@@ -81,6 +88,8 @@ def _transformer_options() -> Iterator[tuple[str, object, Field]]:
             default = II(f"model.{_FOLLOWS[name]}") if name in _FOLLOWS else member.default
             # fairseq splits these at their commas itself
             kind = Optional[str] if name.endswith("layers_to_keep") else member.type  # noqa: UP045
+            if name == "activation_fn":
+                kind = _ACTIVATIONS
             yield name, kind, field(default=default, metadata=member.metadata)
 
 
@@ -133,7 +142,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
             for side in ("encoder", "decoder")
         }
         cfg = TransformerConfig.from_namespace(args)
-        cfg.attention = attention
+        cfg.attention, cfg.output_bias = attention, args.output_bias
         for option in _REFUSED:
             if value := getattr(cfg, option):
                 raise ValueError(
@@ -151,13 +160,18 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        return ClusterformerDecoder(
+        decoder = ClusterformerDecoder(
             cfg,
             tgt_dict,
             embed_tokens,
             no_encoder_attn=cfg.no_cross_attention,
             plan=cfg.attention["decoder"],
         )
+        if cfg.output_bias:
+            if decoder.output_projection is None:
+                raise ValueError("--output-bias is True; allowed: without an adaptive softmax")
+            decoder.output_projection.bias = nn.Parameter(torch.zeros(len(tgt_dict)))
+        return decoder
 
     def forward(
         self,

@@ -35,6 +35,8 @@ class ClusteredLayer:
     def __init__(self, cfg, *args, plan: AttentionPlan, number: int):
         self.plan, self.kinds = plan, plan.layers[number]
         super().__init__(cfg, *args)
+        if cfg.activation_fn == "swish":  # fairseq takes the class for the function
+            self.activation_fn = nn.functional.silu
 
     def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
         side = cfg.decoder if self.causal else cfg.encoder

@@ -8,33 +8,17 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
+from tests.hf.dense import TEXT, save_byte_pairs  # noqa: E402
 from tests.inference.commands import error, run  # noqa: E402
-
-TEXT = "The cat sat on the mat.\nA dog, it was told, ran é away from the small cat.\n" * 40
 
 
 def save(folder: Path, model: transformers.PreTrainedModel, special: list[str]) -> None:
     """A model, and a byte-level BPE of a few pieces."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=model.config.vocab_size - ("<unk>" in special),
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    if "<unk>" in special:
-        tokenizer.add_special_tokens(["<mask>"])  # RoBERTa has it last
-    assert tokenizer.get_vocab_size() == model.config.vocab_size
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     for name, parameter in model.named_parameters():  # as trained ones, none is 0 or 1
         torch.nn.init.normal_(parameter, 1.0 if "ln" in name and "weight" in name else 0.0, 0.3)
-    model.save_pretrained(folder)
+    save_byte_pairs(folder, model, special)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +100,7 @@ def test_roberta_has_the_same_logits(tmp_path: Path) -> None:
 def test_other_models_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     transformers.BertConfig(vocab_size=20).save_pretrained(tmp_path / "bert")
     line = error(capsys, "export", tmp_path / "bert", tmp_path / "out", "--to", "fairseq")
-    assert "a model of the type bert; allowed: a folder of GPT-2 or RoBERTa" in line
+    assert "a model of the type bert; allowed: a folder of GPT-2, RoBERTa" in line
     transformers.GPT2Config(vocab_size=20).save_pretrained(tmp_path / "empty")
     assert "CHECKPOINT is" in error(
         capsys, "export", tmp_path / "empty", tmp_path / "out", "--to", "fairseq"

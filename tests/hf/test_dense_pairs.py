@@ -1,0 +1,185 @@
+"""Dense Marian and BART become ours: the same logits, the same translations."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
+
+import sentencepiece  # noqa: E402
+import transformers  # noqa: E402
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
+
+import fairseq_clusterformer  # noqa: E402
+from tests.hf.dense import SENTENCES, save_byte_pairs  # noqa: E402
+from tests.inference.commands import error, run  # noqa: E402
+
+ENGLISH = SENTENCES
+GERMAN = ["Die kleine Katze saß auf der Matte.", "Ein Hund lief weg.", "Der Ball ist rot."]
+SIZES = {
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 20,
+    "max_position_embeddings": 48,
+}
+
+
+def randomly(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """As if trained: no parameter is 0 or 1, but what Marian computes; and a bias of the logits
+    that ends texts now and then."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            norm = "norm" in name and "weight" in name
+            torch.nn.init.normal_(parameter, 1.0 if norm else 0.0, 0.4)
+    model.final_logits_bias.normal_()
+    model.final_logits_bias[0, model.config.eos_token_id] += 2.5
+    return model.eval()
+
+
+def marian(folder: Path) -> None:
+    folder.mkdir()
+    vocabulary = {"</s>": 0, "<unk>": 1}
+    for name, lines in (("source", ENGLISH), ("target", GERMAN)):
+        text = folder / "text"
+        text.write_text("\n".join(lines * 9), encoding="utf-8")
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text),
+            model_prefix=str(folder / name),
+            vocab_size=40,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        (folder / f"{name}.model").rename(folder / f"{name}.spm")
+        read = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        for i in range(3, len(read)):
+            vocabulary.setdefault(read.id_to_piece(i), len(vocabulary))
+    vocabulary["<pad>"] = len(vocabulary)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    settings = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = transformers.MarianConfig(
+        vocab_size=len(vocabulary),
+        pad_token_id=vocabulary["<pad>"],
+        decoder_start_token_id=vocabulary["<pad>"],
+        activation_function="swish",
+        scale_embedding=True,
+        **SIZES,
+    )
+    randomly(transformers.MarianMTModel(config)).save_pretrained(folder)
+
+
+def bart(folder: Path) -> None:
+    config = transformers.BartConfig(vocab_size=290, **SIZES)
+    model = randomly(transformers.BartForConditionalGeneration(config))
+    save_byte_pairs(folder, model, ["<s>", "<pad>", "</s>", "<unk>"])
+
+
+@pytest.fixture(scope="module", params=[marian, bart])
+def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs") / request.param.__name__
+    torch.manual_seed(3)
+    request.param(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(dense: Path) -> Path:
+    assert run("export", dense, dense.parent / "bundle", "--to", "fairseq") == 0
+    return dense.parent / "bundle"
+
+
+def theirs_of(dense: Path) -> tuple[transformers.PreTrainedModel, list[list[int]]]:
+    """The dense model, and its tokens of the English sentences."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(dense).eval()
+    read = AutoTokenizer.from_pretrained(dense)
+    rows = [read(line)["input_ids"] for line in ENGLISH]
+    if model.config.model_type == "bart":
+        rows = [[0, *row, 2] for row in rows]
+    return model, rows
+
+
+def numbers_of(model: transformers.PreTrainedModel, bundle: Path) -> list[int]:
+    """The dense model's number of each of our symbols; what it does not have is its padding."""
+    config = model.config
+    ours = fairseq_clusterformer.load(bundle, device="cpu").task.source_dictionary
+    if config.model_type == "bart":
+        assert ours.symbols[-1] == "<mask>"
+        return list(range(config.vocab_size))
+    numbers = json.loads((bundle.parent / "marian" / "vocab.json").read_text())
+    numbers["<s>"] = config.pad_token_id
+    return [numbers[symbol] for symbol in ours.symbols]
+
+
+@torch.no_grad()
+def test_the_same_logits(dense: Path, bundle: Path) -> None:
+    model, rows = theirs_of(dense)
+    ours = fairseq_clusterformer.load(bundle, device="cpu")
+    numbers = numbers_of(model, bundle)
+    for row, line in zip(rows, ENGLISH, strict=True):
+        read = ours.task.source_dictionary.encode_line(
+            ours.text.encode(line, ours.source), add_if_not_exist=False
+        )
+        tokens = read.long()[None]
+        assert [numbers[i] for i in tokens[0]] == row  # the texts' tokens are the same, too
+        written = torch.tensor([[2, *torch.randint(3, len(numbers), (9,))]])
+        theirs = torch.tensor([[numbers[i] for i in written[0]]])
+        theirs[:, 0] = model.config.decoder_start_token_id
+        wanted = model(torch.tensor([row]), decoder_input_ids=theirs).logits[..., numbers]
+        found = ours.model(tokens, torch.tensor([tokens.size(1)]), written)[0]
+        there = [i for i in range(len(numbers)) if numbers[i] != model.config.pad_token_id]
+        torch.testing.assert_close(found[..., there], wanted[..., there], rtol=1e-5, atol=1e-5)
+        if model.config.model_type == "marian":
+            assert found[..., 0].max() < -1e3  # <s>, which Marian does not have
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_same_translations(dense: Path, bundle: Path, beam: int, tmp_path: Path) -> None:
+    """By transformers from the dense model, from ours, and by fairseq."""
+    model, rows = theirs_of(dense)
+    numbers = numbers_of(model, bundle)
+    assert run("export", bundle, tmp_path / "ours", "--to", "transformers") == 0
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    how = {"max_new_tokens": 30, "num_beams": beam, "early_stopping": True}
+    how |= {"min_new_tokens": 1, "do_sample": False}
+    wanted = []
+    for row, line in zip(rows, ENGLISH, strict=True):
+        eos, pad = model.config.eos_token_id, model.config.pad_token_id
+        found = model.generate(
+            torch.tensor([row]), forced_eos_token_id=eos, suppress_tokens=[pad], **how
+        )
+        given = tokenizer(line, return_tensors="pt")
+        mine = ours.generate(**given, **how)
+        assert [numbers[i] for i in mine[0, 1:]] == found[0, 1:].tolist()
+        assert len(found[0]) > 4
+        wanted.append(tokenizer.decode(mine[0], skip_special_tokens=True))
+    fairseqs = fairseq_clusterformer.load(bundle, device="cpu")
+    fairseqs.model.max_decoder_positions = lambda: 30  # texts end where those above end
+    texts = [each[0].text for each in fairseqs.hypotheses(ENGLISH, beam=beam)]
+    assert texts == wanted
+
+
+def test_what_is_missing_or_other_is_one_line(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    config = json.loads((dense / "config.json").read_text())
+    there = ("export", tmp_path / "other", tmp_path / "out", "--to", "fairseq")
+    (tmp_path / "other").mkdir()
+    for file in dense.iterdir():
+        if file.suffix not in (".model", ".spm"):
+            (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
+    if config["model_type"] == "marian":
+        assert "source.spm" in error(capsys, *there)
+    config["activation_function"] = "tanh"
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    assert "its activation is tanh, not gelu_new" in error(capsys, *there)
+    config["tie_word_embeddings"] = False
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    assert "its tie_word_embeddings is False, not True" in error(capsys, *there)
+    assert not (tmp_path / "out").exists()
