@@ -69,6 +69,8 @@ class Structure:
             bool [B, G]; None: none.
         paragraphs: of global tokens, int64 [B, G]: those of two paragraphs have a label of their
             own, not that of a distance; None: all are of one.
+        order: the long token at each place that ``spans`` are of, int64 [B, N], those of an
+            example at its own places; None: long tokens stand at their own places.
     """
 
     def __init__(
@@ -82,13 +84,39 @@ class Structure:
         global_examples: Tensor | None = None,
         exempt: Tensor | None = None,
         paragraphs: Tensor | None = None,
+        order: Tensor | None = None,
     ):
         if (long_examples is None) != (global_examples is None):
             raise ValueError("examples of one stream alone; allowed: of both, or of none")
         self.spans, self.length = spans if spans.dim() == 4 else spans.unsqueeze(2), length
         self.long_padding, self.global_padding = long_padding, global_padding
         self.long_examples, self.global_examples = long_examples, global_examples
-        self.exempt, self.paragraphs = exempt, paragraphs
+        self.exempt, self.paragraphs, self.order = exempt, paragraphs, order
+
+    def clustered(self, clusters: Tensor) -> "Structure":
+        """The same rows, where global tokens stand for clusters instead of spans.
+
+        Args:
+            clusters: of each long token the global token of its example that stands for it,
+                int64 [B, N]; anything for padding.
+        """
+        number = self.spans.size(1)
+        if self.long_padding is not None:
+            clusters = clusters.masked_fill(self.long_padding, number)
+        sorted_, order = clusters.sort(dim=-1, stable=True)
+        ends = torch.arange(number + 1, device=order.device).expand(len(order), -1).contiguous()
+        bounds = torch.searchsorted(sorted_, ends)
+        return Structure(
+            torch.stack([bounds[:, :-1], bounds[:, 1:]], dim=-1),
+            self.length,
+            long_padding=self.long_padding,
+            global_padding=self.global_padding,
+            long_examples=self.long_examples,
+            global_examples=self.global_examples,
+            exempt=self.exempt,
+            paragraphs=self.paragraphs,
+            order=order,
+        )
 
     @cached_property
     def long_bounds(self) -> tuple[Tensor, Tensor]:
@@ -115,13 +143,18 @@ class Structure:
         behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
         of_row = max(number * several, 1)
         token = of // of_row * self.length + end[of] + behind  # number of row * N + place
-        token, order = token.sort(stable=True)
+        token, sorted_ = token.sort(stable=True)
         count = token.bincount(minlength=rows * self.length)
         rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
         most = int(count.max()) if count.numel() else 0
         found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
-        found[token, rank] = of[order] % of_row // several
-        return found.view(rows, self.length, most)
+        found[token, rank] = of[sorted_] % of_row // several
+        found = found.view(rows, self.length, most)
+        if self.order is None:
+            return found
+        return torch.empty_like(found).scatter_(
+            1, self.order.unsqueeze(-1).expand_as(found), found
+        )
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:
@@ -193,6 +226,10 @@ class GlobalLocalAttention(nn.Module):
             default), "shared-kv" (keys and values of a stream serve the queries of both), or
             "shared" (one of each).
         hard: a global token sees its own span alone of the long input (g2l).
+        clusters: global tokens are centroids: each stands for the long tokens whose logits of
+            all heads are together largest for it (l2g). Neither paper has this. The softmax of
+            long tokens over all global ones teaches queries, keys and centroids, and so what
+            belongs together.
         dropout: of the attention weights, in training.
         num_labels: L.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
@@ -210,6 +247,7 @@ class GlobalLocalAttention(nn.Module):
         max_distance: int = 12,
         projections: str = "separate",
         hard: bool = False,
+        clusters: bool = False,
         dropout: float = 0.0,
         num_labels: int = NUM_LABELS,
         kernel: str = "auto",
@@ -232,6 +270,7 @@ class GlobalLocalAttention(nn.Module):
             raise ValueError(f"projections is {projections}; allowed: {', '.join(PROJECTIONS)}")
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
         self.radius, self.labels, self.hard = radius, Labels(max_distance), hard
+        self.clusters = clusters
         self.dropout, self.impl, self.projections = dropout, kernel, projections
         streams = {"separate": "gl", "shared-kv": "gl", "shared": "g"}[projections]
         pairs = {"separate": ("g2g", "g2l", "l2g", "l2l"), "shared-kv": "gl", "shared": "g"}
@@ -271,8 +310,13 @@ class GlobalLocalAttention(nn.Module):
         of_global, of_long = (
             self._triple(side, stream, x_global, x_long) for side, stream in enumerate(("g", "l"))
         )
+        if self.clusters:
+            structure = structure.clustered(self._assigned(of_long, structure))
         parts = [self._among_global(of_global, structure)]
-        parts += [self._part(of_global, *range_) for range_ in self._of_spans(structure)]
+        parts += [
+            self._part(of_global, *range_, order=structure.order)
+            for range_ in self._of_spans(structure)
+        ]
         attended_global = join([(out[:, :, :number], lse[:, :, :number]) for out, lse in parts])[0]
         parts = [self._part(of_long, *range_, long=True) for range_ in self._of_long(structure)]
         if self.labels.most:
@@ -305,23 +349,42 @@ class GlobalLocalAttention(nn.Module):
         q = pad(q, (0, 0, others, 0) if stream == "l" else (0, 0, 0, others))
         return _Triple(q, k, v, added)
 
+    @torch.no_grad()
+    def _assigned(self, of_long: _Triple, structure: Structure) -> Tensor:
+        """The global token of its example that each long one is nearest to, int64 [B, N]."""
+        number = structure.spans.size(1)
+        logits = torch.einsum("bhne,bhge->bng", of_long.q[:, :, number:], of_long.k[:, :, :number])
+        low, high = (bound.unsqueeze(-1) for bound in structure.global_bounds)
+        place = torch.arange(number, device=logits.device)
+        return logits.masked_fill((place < low) | (place >= high), -torch.inf).argmax(-1)
+
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def _part(
-        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int, *, long: bool = False
+        self,
+        triple: _Triple,
+        lo: Tensor,
+        hi: Tensor,
+        label: int,
+        *,
+        long: bool = False,
+        order: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What queries of a stream find in a range of keys that has one label.
 
         Args:
             lo, hi: key slots, int64 [B, G or N].
+            order: of the long keys; see :class:`Structure`.
         """
         number, total = lo.size(-1), triple.k.size(2)
         sides = (total - number, 0) if long else (0, total - number)
         lo, hi = (pad(bound, sides).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
-        out, lse = ranged_attention(
-            *triple[:3], Layout(lo, hi), dropout=self._dropout, impl=self.impl
-        )
+        if order is not None:
+            first = torch.arange(number, device=order.device).expand(len(order), -1)
+            order = torch.cat([first, order + number], dim=-1).unsqueeze(1)
+        layout = Layout(lo, hi, key_order=order)
+        out, lse = ranged_attention(*triple[:3], layout, dropout=self._dropout, impl=self.impl)
         if long:
             out, lse = out[:, :, total - number :], lse[:, :, total - number :]
         else:

@@ -56,6 +56,13 @@ class ETCOptions(EncoderOptions):
         default=97,
         metadata={"help": "tokens of a part, where the data names no parts: fixed blocks"},
     )
+    clusters: int = field(
+        default=0,
+        metadata={
+            "help": "global tokens are so many learned centroids, each of which stands for the "
+            "tokens that are nearest to it; 0: they stand for parts"
+        },
+    )
     attention_kernel: str = field(
         default="auto", metadata={"help": f"auto, {', '.join(IMPLEMENTATIONS)}"}
     )
@@ -117,6 +124,7 @@ class ETCLayer(nn.Module):
             max_distance=args.max_distance,
             projections=args.projections,
             hard=args.hard_global,
+            clusters=args.clusters > 0,
             dropout=args.attention_dropout,
             num_labels=args.num_labels,
             kernel=args.attention_kernel,
@@ -165,7 +173,7 @@ class ETCEncoder(nn.Module):
 
     def __init__(self, args, dictionary: Dictionary):
         super().__init__()
-        for name, least in (("block", 1), ("encoder_layers", 1), ("radius", 0)):
+        for name, least in (("block", 1), ("encoder_layers", 1), ("radius", 0), ("clusters", 0)):
             if getattr(args, name) < least:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {least} or more")
@@ -181,6 +189,9 @@ class ETCEncoder(nn.Module):
         for embedding in (self.embed_tokens, self.embed_types):
             nn.init.normal_(embedding.weight, std=0.02)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
+        self.centroids = None
+        if args.clusters:
+            self.centroids = nn.Parameter(torch.randn(args.clusters, width))
         self.layernorm_embedding = nn.LayerNorm(width)
         self.layers = nn.ModuleList(ETCLayer(args) for _ in range(args.encoder_layers))
         ends = 2 if args.encoder_normalize_before else 0
@@ -198,8 +209,9 @@ class ETCEncoder(nn.Module):
 
         Args:
             tokens: of the long input, int64 [B, N], with padding behind.
-            structure: which global tokens stand for which parts; None: fixed blocks.
-            global_tokens: words of the global tokens, int64 [B, G]; None: ``<s>``.
+            structure: which global tokens stand for which parts; None: fixed blocks. With
+                clusters it has no global tokens, but may have examples.
+            global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
             types: of the long tokens, int64 [B, N] below 16; None: 1.
             global_types: of the global ones, int64 [B, G]; None: 0.
 
@@ -209,10 +221,12 @@ class ETCEncoder(nn.Module):
         padding = tokens.eq(self.dictionary.pad())
         if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
             raise ValueError("padding stands before a token; allowed: behind the last one")
-        if structure is None:
+        if self.centroids is not None:
+            structure = self._of_clusters(tokens, structure)
+        elif structure is None:
             structure = fixed_blocks(tokens, self.block, self.dictionary.pad())
         shape = structure.spans.shape[:2]
-        if global_tokens is None:
+        if global_tokens is None or self.centroids is not None:
             global_tokens = tokens.new_full(shape, self.dictionary.bos())
         if structure.length != tokens.size(1) or global_tokens.shape != shape:
             raise ValueError(
@@ -226,6 +240,9 @@ class ETCEncoder(nn.Module):
                 (tokens, types, LONG_TYPE),
             )
         ]
+        if self.centroids is not None:
+            of_each = self.centroids.repeat(shape[1] // len(self.centroids), 1)
+            streams[0] = self.layernorm_embedding(of_each).expand(len(tokens), -1, -1)
         for layer in self.layers:
             if self.checkpoint_activations and self.training:
                 streams = checkpoint(layer, *streams, structure, use_reentrant=False)
@@ -240,6 +257,28 @@ class ETCEncoder(nn.Module):
             kinds = torch.full_like(words, default)
         x = self.layernorm_embedding(self.embed_tokens(words) + self.embed_types(kinds))
         return dropout(x, self.dropout, self.training)
+
+    def _of_clusters(self, tokens: Tensor, given: Structure | None) -> Structure:
+        """Each example's own centroids, as global tokens of it."""
+        if given is not None and given.spans.size(1):
+            raise ValueError(
+                f"{given.spans.size(1)} global tokens of parts, and {len(self.centroids)} "
+                "centroids (--clusters); allowed: --parts none, or --clusters 0"
+            )
+        examples = None if given is None else given.long_examples
+        last = 0 if examples is None else int(examples.max()) if examples.numel() else 0
+        number = torch.arange(last + 1, device=tokens.device)
+        number = number.repeat_interleave(len(self.centroids)).expand(len(tokens), -1)
+        padding = tokens.eq(self.dictionary.pad())
+        return Structure(
+            torch.zeros(*number.shape, 2, dtype=torch.long, device=tokens.device),
+            tokens.size(1),
+            long_padding=padding if bool(padding.any()) else None,
+            long_examples=examples,
+            global_examples=None if examples is None else number,
+            # centroids have no order, so no distance
+            paragraphs=torch.arange(number.size(1), device=tokens.device).expand_as(number),
+        )
 
     def max_positions(self) -> int:
         """A text may have any length."""

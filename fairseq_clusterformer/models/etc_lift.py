@@ -9,7 +9,7 @@ from . import etc
 from .checkpoints import CheckpointError, read_model
 
 _OPTION = "--lift"
-_TYPES = "embed_types.weight"
+_TYPES, _CENTROIDS = "embed_types.weight", "centroids"
 #: parts of other models that have no place in the encoder
 _LEFT_OUT = (
     "embed_positions.",
@@ -93,8 +93,8 @@ def lifted(
     """
     result, used, same = {}, set(), _TYPES in given
     for name, tensor in mine.items():
-        if not same and ("label_" in name or name == _TYPES):
-            result[name] = torch.zeros_like(tensor)
+        if not same and ("label_" in name or name in (_TYPES, _CENTROIDS)):
+            result[name] = tensor if name == _CENTROIDS else torch.zeros_like(tensor)
             continue
         source = name if same else _dense_name(name)
         used.add(source)

@@ -33,7 +33,9 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
     max_parts: int = field(default=256, metadata={"help": "most global tokens of a row"})
     parts: ChoiceEnum(PARTS) = field(
         default="sentences",
-        metadata={"help": "what global tokens stand for: sentences, blocks of equal length, or none"},
+        metadata={
+            "help": "what global tokens stand for: sentences, blocks of equal length, or none"
+        },
     )
     part_tokens: int = field(default=97, metadata={"help": "tokens of a block"})
     hide_parts: float = field(

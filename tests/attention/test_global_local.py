@@ -247,3 +247,43 @@ def test_without_labels_and_with_a_wide_radius_it_is_dense() -> None:
 def test_refuses(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GlobalLocalAttention(WIDTH, **{"num_heads": HEADS, "radius": 3, **options})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_centroids_stand_for_what_is_nearest(hard: bool, packed: bool) -> None:
+    """As if each member had a span of its own; the nearest is found by a loop."""
+    module, (x_global, x_long) = attention(hard=hard, clusters=True), inputs(1)
+    options = {}
+    if packed:
+        options["long_examples"] = torch.tensor([[0] * 20 + [1] * 25])
+        options["global_examples"] = torch.tensor([[0, 0, 1, 1, 1]])
+        options["long_padding"] = torch.arange(LONG).unsqueeze(0) >= LONG - 3
+    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
+    members: list[list[int]] = [[] for _ in range(GLOBAL)]
+    q = module.linear["q_l"](x_long)[0]
+    k = module.linear["k_l2g"](x_global)[0]
+    for place in range(LONG - (3 if packed else 0)):
+        allowed = range(GLOBAL) if not packed else range(2) if place < 20 else range(2, GLOBAL)
+        members[max(allowed, key=lambda g: float(q[place] @ k[g]))].append(place)
+    spans = torch.zeros(1, GLOBAL, max(map(len, members)), 2, dtype=torch.long)
+    for number, places in enumerate(members):
+        for rank, place in enumerate(places):
+            spans[0, number, rank] = torch.tensor([place, place + 1])
+    apart = attention(hard=hard)
+    apart.load_state_dict(module.state_dict())
+    expected = apart(x_global, x_long, Structure(spans, LONG, **options))
+    found = module(x_global, x_long, nothing)
+    torch.testing.assert_close(found[0], expected[0], **CLOSE)
+    real = LONG - (3 if packed else 0)
+    torch.testing.assert_close(found[1][:, :real], expected[1][:, :real], **CLOSE)
+
+
+def test_centroids_learn_from_the_task() -> None:
+    """By what long tokens take from all global ones; hard, too."""
+    module, (x_global, x_long) = attention(hard=True, clusters=True), inputs(1)
+    x_global.requires_grad_()
+    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG)
+    module(x_global, x_long, nothing)[1].square().sum().backward()
+    assert (x_global.grad.abs().sum(-1) > 0).all()

@@ -272,3 +272,21 @@ def test_without_hidden_parts_the_maps_still_have_gradients() -> None:
     _, extra = built(**batch_of([[5, 6], [7]], hidden_parts=0))
     sum(states.sum() for states in extra["contrast"]).backward()
     assert all(p.grad is not None for p in built.contrast.parameters())
+
+
+@torch.no_grad()
+def test_clusters_of_packed_documents_are_those_of_documents_alone() -> None:
+    built = model_of_parts(clusters=3, hard_global=True)
+    built.contrast = None  # as where no parts are hidden
+    documents = [[[5, 6, 7], [8, 9]], [[10] * 4, [11], [12, 13]]]
+    none = {"parts": "none", "hidden_parts": 0}
+    alone = [built(**batch_of(lines, **none))[0][0] for lines in documents]
+    both = built(**batch_of([*documents[0], [], *documents[1]], **none))[0][0]
+    torch.testing.assert_close(both, torch.cat(alone), **CLOSE)
+    torch.testing.assert_close(built(torch.tensor([[5, 6, 7, 8, 9]]))[0][0], alone[0], **CLOSE)
+
+
+def test_clusters_and_parts_at_once() -> None:
+    built = model_of_parts(clusters=3)
+    with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
+        built(**batch_of([[5, 6], [7]], hidden_parts=0))
