@@ -123,6 +123,11 @@ class Document:
         own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
         return int(own[number]), int((own[:number] == own[number]).sum())
 
+    def sentence_text(self, number: int) -> str:
+        """The text of a sentence; "" of one without a token."""
+        first, last = self.sentences[number].tolist()
+        return self.answer(first, last).text if first < last else ""
+
     def paragraph_of(self, length: int) -> Tensor:
         """The number of the paragraph of each of the first tokens, int64 [length]."""
         return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1

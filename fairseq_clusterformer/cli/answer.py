@@ -8,9 +8,10 @@ The reader is extractive: it finds a piece of a document, and writes no sentence
 
 For each answer this prints its probability, where it stands, and the sentence around it.
 Paragraphs are counted from 1. Characters [first, last) are those of the paragraph with single
-blanks. If most likely nothing answers the question, this is said first. The margin is how much
-likelier the best answer is than "no answer", in nats: --no-answer-margin 1 asks for more, -1 is
-content with less.
+blanks. A reader with --supporting-facts (etc_reader) also says which sentences support the answer.
+If most likely nothing answers the question, this is said first. The margin is how much likelier
+the best answer is than "no answer", in nats: --no-answer-margin 1 asks for more, -1 is content
+with less.
 
 Folders are searched with all folders below them for .txt, .md, .html and .pdf files. Hidden files
 and others are skipped and counted. A file in a folder that cannot be read is named and skipped.
@@ -150,6 +151,8 @@ def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
             first, last = found.characters
             print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")
         print(f"\n   {before}[{text}]{behind}" if before or behind else "")
+        for sentence, probability in found.supporting:
+            print(f"   supported by ({probability:.3f}): {sentence}")
     sys.stdout.flush()
     if html:
         from fairseq_clusterformer.visual.pages import answer_page

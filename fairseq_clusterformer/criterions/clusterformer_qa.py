@@ -8,15 +8,18 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fairseq_clusterformer.answers import AnswerLogits, WordLogits, ranked_answers
+from fairseq_clusterformer.answers import Logits, StructureLogits, WordLogits, ranked_answers
+from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 
-PARTS = ("span", "long", "type")
+PARTS = ("span", "long", "type", "support", "candidate")
 LONG = ("long_gold", "long_found", "long_right")
-SUMS = ("scored", "em", "f1", "answerable", *LONG)
+FACTS = ("sp_em", "sp_f1", "joint_em", "joint_f1")
+SUMS = ("scored", "em", "f1", "answerable", *LONG, "facts_scored", *FACTS)
 MARGINALS = ("joint", "apart")
 
 
@@ -69,6 +72,30 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
     return torch.where(some.any(-1), -right, 0.0)
 
 
+def support_nll(logits: Tensor, supporting: Tensor) -> Tensor:
+    """Binary cross-entropy of each sentence, summed over those of a question, in nats, [B].
+
+    Args:
+        logits: [B, S]; -inf where there are no more.
+        supporting: 1, 0, or -1 for unknown, int64 [B, S].
+    """
+    known = supporting >= 0
+    logits = logits.masked_fill(~known, 0.0)
+    losses = binary_cross_entropy_with_logits(logits, supporting.to(logits), reduction="none")
+    return losses.masked_fill(~known, 0.0).sum(-1)
+
+
+def candidate_nll(logits: Tensor, right: Tensor) -> Tensor:
+    """- log of the probability of the right candidate, in nats, [B]; 0 where none is.
+
+    Args:
+        logits: [B, C]; -inf where there are no more.
+        right: int64 [B]; -1: none.
+    """
+    place = torch.arange(logits.size(1), device=logits.device)
+    return marginal_nll(logits, place == right.unsqueeze(1))
+
+
 def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
     """Spans of tokens as spans of whole words, each pair once.
 
@@ -115,6 +142,10 @@ class QACriterion(FairseqCriterion):
     Of a model that has a place for "no answer" among the tokens, the span's loss is that of a
     start and an end among all of them; it is logged in nats too, as ``nll``.
 
+    Of a model that says which sentences support the answer, the loss is the mean of five parts:
+    start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
+    logs HotpotQA's scores of these sentences, and those of the answer with its sentences.
+
     Args:
         task: ``clusterformer_qa``.
         span_marginal: see :func:`span_nll`.
@@ -150,12 +181,32 @@ class QACriterion(FairseqCriterion):
             "long": marginal_nll(logits.paragraph, target["paragraphs"]),
             "type": marginal_nll(logits.type, types),
         }
+        nothing = torch.zeros_like(losses["span"])
+        losses |= {"support": nothing, "candidate": nothing}
+        parts, sentences, candidates = 1, None, None
+        if isinstance(logits, StructureLogits):
+            sentences, candidates = logits.sentences, logits.candidates
+        if sentences is not None:
+            losses["support"] = support_nll(sentences, target["supporting"])
+            parts = 5
+        if candidates is not None:
+            losses["candidate"] = candidate_nll(candidates, target["candidate"])
+            # the candidate is the answer, wherever it stands
+            for name in ("span", "long", "type"):
+                losses[name] = losses[name].masked_fill(target["candidate"] >= 0, 0.0)
         told = {
             "span": (spans >= 0).flatten(1).any(-1),
             "long": target["paragraphs"].any(-1),
             "type": ~types.all(-1),
+            "support": nothing > 0,
+            "candidate": nothing > 0,
         }
-        loss = sum(losses.values())
+        if sentences is not None:
+            told["support"] = (target["supporting"] >= 0).any(-1)
+        if candidates is not None:
+            told["candidate"] = target["candidate"] >= 0
+            told |= {k: told[k] & ~told["candidate"] for k in ("span", "long", "type")}
+        loss = sum(losses.values()) / parts
         size = len(loss)
         logging_output = {
             "loss": loss.detach().sum(),
@@ -171,7 +222,7 @@ class QACriterion(FairseqCriterion):
             logging_output |= self._scores(logits, sample)
         return loss.sum() if reduce else loss, size, logging_output
 
-    def _scores(self, logits: AnswerLogits | WordLogits, sample) -> dict[str, float]:
+    def _scores(self, logits: Logits, sample) -> dict[str, float]:
         """Sums over the questions of a batch whose answers are known."""
         data = self.task.dataset(sample["split"]).data
         numbers = sample["id"].tolist()
@@ -180,13 +231,15 @@ class QACriterion(FairseqCriterion):
             [data.document(number) for number in numbers],
             max_answer_length=self.task.cfg.max_answer_length,
             no_answer_bias=self.task.cfg.no_answer_bias,
+            supporting_threshold=self.task.cfg.supporting_threshold,
         )
         sums = dict.fromkeys(SUMS, 0.0)
         for number, answers in zip(numbers, found, strict=True):
             example = data[number]
             if example.answerable is None:
                 continue
-            scores = evaluate_v2({0: data.texts(number)["texts"]}, {0: answers.text})
+            texts = data.texts(number)["texts"]
+            scores = evaluate_v2({0: texts}, {0: answers.text})
             long = answers.long[0][0] if answers.long and answers.type != "none" else None
             sums["scored"] += 1
             sums["em"] += scores["exact"]
@@ -195,6 +248,17 @@ class QACriterion(FairseqCriterion):
             sums["long_gold"] += len(example.long_answers) > 0
             sums["long_found"] += long is not None
             sums["long_right"] += long in example.long_answers.tolist()
+            gold = data.outline(number).supporting
+            if answers.supporting is None or gold is None or not texts:
+                continue
+            facts = {sentence for sentence, _ in answers.supporting}
+            of_facts = hotpotqa.score_facts(facts, gold.tolist())
+            answer = hotpotqa.score_answer(answers.text, texts)
+            both = hotpotqa.score_jointly(answer, of_facts)
+            sums["facts_scored"] += 1
+            for prefix, found_scores in (("sp", of_facts), ("joint", both)):
+                for name in ("em", "f1"):
+                    sums[f"{prefix}_{name}"] += 100 * found_scores[name]
         return sums
 
     @classmethod
@@ -218,6 +282,9 @@ class QACriterion(FairseqCriterion):
             metrics.log_scalar("f1", total("f1") / scored, scored, round=2)
             answerable = 100 * total("answerable") / scored
             metrics.log_scalar("answerable_accuracy", answerable, scored, round=2)
+            if facts := total("facts_scored"):
+                for name in FACTS:
+                    metrics.log_scalar(name, total(name) / facts, facts, round=2)
             for name in LONG:
                 metrics.log_scalar_sum(f"_{name}", total(name))
         if total("long_gold"):

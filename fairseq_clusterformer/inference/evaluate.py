@@ -12,14 +12,15 @@ from tqdm import tqdm
 
 from fairseq_clusterformer.answers import natural_question, ranked_answers
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
+from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, squad
 from fairseq_clusterformer.metrics.natural_questions import Label
 
 from .load import Loaded
 
-# What the scripts of these corpora read too: supporting facts, and triples of entities.
-HOPS = {"hotpotqa": ("sp",), "2wiki": ("sp", "evidence")}
+# Corpora with supporting facts; and what the scripts of some read too: triples of entities.
+HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
 
 
 @dataclass
@@ -32,6 +33,9 @@ class Predictions:
         no_answer: the probability that each has none.
         natural: entries of Natural Questions' predictions.
         gold: the accepted answers, where they are known.
+        facts: titles and numbers of the sentences that support each answer; empty of a reader
+            that does not say.
+        gold_facts: the right ones, where they are known and the reader says some.
     """
 
     corpus: str
@@ -39,6 +43,8 @@ class Predictions:
     no_answer: dict[str, float]
     natural: list[dict[str, Any]]
     gold: dict[str, list[str]]
+    facts: dict[str, list[tuple]]
+    gold_facts: dict[str, list[tuple]]
 
     @property
     def some_unanswerable(self) -> bool:
@@ -49,9 +55,9 @@ class Predictions:
         """Return the content of each file for the corpus's own script, by its name."""
         if self.corpus == "natural-questions":
             return {"predictions.json": {"predictions": self.natural}}
-        if self.corpus in HOPS:  # the reader predicts none of what else these scripts read
-            empty = dict.fromkeys(HOPS[self.corpus], {})
-            return {"predictions.json": {"answer": self.texts, **empty}}
+        if self.corpus in HOPS:
+            empty = dict.fromkeys(HOPS[self.corpus], {})  # no reader predicts these
+            return {"predictions.json": {"answer": self.texts, "sp": self.facts, **empty}}
         more = {"no_answer.json": self.no_answer} if self.some_unanswerable else {}
         return {"predictions.json": self.texts, **more}
 
@@ -89,6 +95,7 @@ def predict(
                 [data.document(number) for number in numbers],
                 max_answer_length=task.cfg.max_answer_length,
                 no_answer_bias=task.cfg.no_answer_bias,
+                supporting_threshold=task.cfg.supporting_threshold,
                 within_long=is_natural,
             )
             for number, answers_ in zip(numbers, found, strict=True):
@@ -98,15 +105,29 @@ def predict(
                     entry = natural_question(line["id"], answers_, line["paragraphs"])
                 gold = None if data[number].answerable is None else line["texts"]
                 text = answers_.short[0].text  # the best span, even if none is more likely
-                rows[number] = (line["id"], text, answers_.no_short, entry, gold)
+                facts = right = None
+                if answers_.supporting is not None:
+                    facts = _facts(data, number, [place for place, _ in answers_.supporting])
+                    if (known := data.outline(number).supporting) is not None:
+                        right = _facts(data, number, known.tolist())
+                rows[number] = (line["id"], text, answers_.no_short, entry, gold, facts, right)
             progress.update(len(numbers))
     return Predictions(
         corpus,
         texts={id_: text for id_, text, *_ in rows},
         no_answer={id_: probability for id_, _, probability, *_ in rows},
-        natural=[entry for *_, entry, _ in rows],
-        gold={id_: gold for id_, *_, gold in rows if gold is not None},
+        natural=[entry for *_, entry, _, _, _ in rows],
+        gold={id_: gold for id_, *_, gold, _, _ in rows if gold is not None},
+        facts={id_: facts for id_, *_, facts, _ in rows if facts is not None},
+        gold_facts={id_: right for id_, *_, right in rows if right is not None},
     )
+
+
+def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str, int]]:
+    """Sentences as HotpotQA names them: the title of a paragraph, and a number in it."""
+    document, paragraphs = data.document(index), data.texts(index)["paragraphs"]
+    places = map(document.sentence, sentences)
+    return [(paragraphs[paragraph][0], number) for paragraph, number in places]
 
 
 def score(
@@ -129,7 +150,7 @@ def score(
         evaluate = partial(squad.evaluate_v2, threshold=no_answer_threshold)
         return evaluate(found.gold, found.texts, found.no_answer)
     if found.corpus in HOPS:
-        return hotpotqa.evaluate(found.gold, found.texts)
+        return hotpotqa.evaluate(found.gold, found.texts, found.gold_facts, found.facts)
     normalise = answers.normalise
     if found.corpus.startswith("triviaqa"):
         normalise = answers.normalise_triviaqa

@@ -127,6 +127,15 @@ class FoundAnswer:
         behind = behind if len(behind) <= most else behind[:most] + "\u2026"
         return before, text[start:end], behind.rstrip()
 
+    @property
+    def supporting(self) -> list[tuple[str, float]]:
+        """The sentences that support the answer, as the model says, and how likely each does;
+        none of a model that does not say."""
+        return [
+            (self.read.section.document.sentence_text(number), probability)
+            for number, probability in self.read.answers.supporting or ()
+        ]
+
     def overlaps(self, other: "FoundAnswer") -> bool:
         """Whether both are spans that share a character."""
         return (

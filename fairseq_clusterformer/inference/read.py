@@ -15,18 +15,24 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.corpora.folder import RECORD
-from fairseq_clusterformer.corpora.question_answering.encode import led_by_start, symbols_of
+from fairseq_clusterformer.corpora.question_answering.encode import (
+    led_by_start,
+    symbols_of,
+    token_span,
+)
+from fairseq_clusterformer.corpora.question_answering.records import Paragraph, sentences_of
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
+from fairseq_clusterformer.data.structure import Outline, batch_of_globals, global_tokens
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.models.etc_reader import ETCReader
 from fairseq_clusterformer.models.stack import ClusteredStack
 from fairseq_clusterformer.models.word_reader import WordReader
 
 from ..answers import (
-    AnswerLogits,
     Answers,
     Document,
-    WordLogits,
+    Logits,
     ranked_answers,
     text_mask,
 )
@@ -46,6 +52,9 @@ IN_A_BATCH = 8192  # tokens of sections that are read together
 
 class Reader(Pretrained):
     """Answers questions by pieces of documents.
+
+    A reader of structured documents (`ETCReader`) reads their sentences, which are found by their
+    punctuation.
 
     A reader of words (`WordReader`) reads windows, which are as long as the documents of its
     training, many at once. What it makes of a document before it sees a question is kept for as
@@ -71,10 +80,13 @@ class Reader(Pretrained):
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
         self.window, self._encodings, self._counts = TOKENS_AT_ONCE, None, WordCounts()
+        self._structured = isinstance(self.model, ETCReader)
         if isinstance(self.model, WordReader):
             self.window = self.task.cfg.max_positions or TOKENS_AT_ONCE
             self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
-        elif index is not None:
+        if self._structured:
+            self.window = self.task.cfg.max_positions_inference or TOKENS_AT_ONCE
+        if index is not None and self._encodings is None:
             problem = f"a {loaded.cfg.model._name} reads each document with its question"
             allowed = "no index, or a model of words: bidaf_reader, qanet_reader"
             raise bad_option("--index", index, allowed, problem)
@@ -196,9 +208,18 @@ class Reader(Pretrained):
     def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
         """Read a section for a question, and keep the `top` best answers in it."""
         rows = (question, section.tokens, text_mask(section.document.characters))
-        logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows))
+        more = [self._structure(question, section)] if self._structured else []
+        logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows), *more)
         (answers,) = self._answers(logits, [section.document], top)
         return SectionRead(section, answers, self.model.encoder.clusters(extra["reading"]))
+
+    def _structure(self, question: Tensor, section: Section) -> dict[str, Tensor]:
+        """The global tokens of a section, as a batch of one."""
+        document, dictionary = section.document, self.task.source_dictionary
+        outline = Outline(sentences=document.sentences)
+        row = global_tokens(question, document.starts, len(section.tokens), outline, dictionary)
+        batch = batch_of_globals([row], dictionary.pad())
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     @torch.no_grad()
     def _read_words(
@@ -223,9 +244,7 @@ class Reader(Pretrained):
             }
         return [found[place] for place in range(len(sections))]
 
-    def _answers(
-        self, logits: AnswerLogits | WordLogits, documents: Sequence[Document], top: int
-    ) -> list[Answers]:
+    def _answers(self, logits: Logits, documents: Sequence[Document], top: int) -> list[Answers]:
         cfg = self.task.cfg
         return ranked_answers(
             logits,
@@ -233,6 +252,7 @@ class Reader(Pretrained):
             top=top,
             max_answer_length=cfg.max_answer_length,
             no_answer_bias=cfg.no_answer_bias,
+            supporting_threshold=cfg.supporting_threshold,
         )
 
     @torch.no_grad()
@@ -282,12 +302,32 @@ class Reader(Pretrained):
     def _section(self, source: Source, numbers: tuple, ids: tuple, characters: tuple) -> Section:
         starts = np.cumsum([0, *map(len, ids[:-1])])
         tokens = symbols_of(np.concatenate(ids), self._to_index, self.task.source_dictionary)
+        texts = [source.paragraphs[number] for number in numbers]
         document = Document(
-            texts=[source.paragraphs[number] for number in numbers],
+            texts=texts,
             starts=torch.from_numpy(starts),
             characters=torch.from_numpy(np.concatenate(characters, axis=1)),
+            sentences=_sentences(texts, starts, characters) if self._structured else None,
         )
         return Section(source, numbers, torch.from_numpy(tokens), document)
+
+
+def _sentences(texts: Sequence[str], starts: np.ndarray, characters: Sequence) -> Tensor:
+    """Tokens [first, last) of the sentences of paragraphs or pieces of them, int64 [S, 2].
+
+    Args:
+        texts: of the paragraphs.
+        starts: the first token of each.
+        characters: of the tokens of each, [2, n]; -1 for ``<s>`` and titles.
+    """
+    found = []
+    for text, offset, (begin, end) in zip(texts, starts, characters, strict=True):
+        head = int((begin < 0).sum())
+        tokens = subwords.Tokens(begin[head:], begin[head:], end[head:])
+        for _, first, last in sentences_of([Paragraph("", text)]):
+            if len(tokens) and first < end[-1] and last > begin[head]:
+                found.append(token_span(int(offset) + head, tokens, first, last))
+    return torch.tensor(found, dtype=torch.int64).view(-1, 2)
 
 
 def _batches(sections: Sequence[Section]) -> Iterator[list[int]]:

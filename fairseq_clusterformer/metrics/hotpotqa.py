@@ -1,6 +1,7 @@
-"""The answer scores of HotpotQA and 2WikiMultihopQA, whose answers may be "yes" or "no"."""
+"""The scores of HotpotQA and 2WikiMultihopQA: of answers, which may be "yes" or "no", of the
+sentences that support them, and of both together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from .answers import (
     exact_match,
@@ -12,10 +13,20 @@ from .answers import (
 _WHOLE = ("yes", "no", "noanswer")
 
 
+_NAMES = ("em", "prec", "recall", "f1")
+Facts = Mapping[str, Collection[Hashable]]
+
+
 def evaluate(
-    gold: Mapping[str, str | Sequence[str]], predictions: Mapping[str, str]
+    gold: Mapping[str, str | Sequence[str]],
+    predictions: Mapping[str, str],
+    gold_facts: Facts | None = None,
+    facts: Facts | None = None,
 ) -> dict[str, float]:
     """Return ``em``, ``f1``, ``prec`` and ``recall``, means over all questions from 0 to 1.
+
+    With supporting facts, also ``sp_em`` and so on of these, and ``joint_em`` and so on: precision
+    and recall of both are multiplied, question by question.
 
     As in ``hotpot_evaluate_v1.py``: "yes", "no" and "noanswer" agree with themselves only, and a
     question without a prediction counts 0.
@@ -23,24 +34,55 @@ def evaluate(
     Args:
         gold: the answer to each question's id, or several (aliases; the best by F1 counts).
         predictions: the answer to each.
+        gold_facts: the supporting sentences of each question, in any form that can be compared;
+            questions that are not in it count for the answer alone.
+        facts: those that were predicted; a question without any counts 0.
 
     Raises:
         ValueError: if there is no question, or one has no gold answer.
     """
     require_answers(gold)
-    sums = dict.fromkeys(("em", "f1", "prec", "recall"), 0.0)
+    sums: dict[str, float] = {}
     for id_, answers in gold.items():
-        if id_ not in predictions:
-            continue
         answers = [answers] if isinstance(answers, str) else answers
-        sums["em"] += max(exact_match(predictions[id_], answer) for answer in answers)
-        precision, recall, f1 = max(
-            (score_words(predictions[id_], answer) for answer in answers), key=lambda s: s[2]
-        )
-        sums["f1"] += f1
-        sums["prec"] += precision
-        sums["recall"] += recall
-    return {name: value / len(gold) for name, value in sums.items()}
+        scores = {"": dict.fromkeys(_NAMES, 0.0)}
+        if id_ in predictions:
+            scores[""] = score_answer(predictions[id_], answers)
+        if id_ in (gold_facts or ()):
+            scores["sp_"] = score_facts((facts or {}).get(id_, ()), gold_facts[id_])
+            scores["joint_"] = score_jointly(scores[""], scores["sp_"])
+        for prefix, of_prefix in scores.items():
+            for name, value in of_prefix.items():
+                sums[prefix + name] = sums.get(prefix + name, 0.0) + value
+    known = len(gold.keys() & (gold_facts or {}).keys())
+    return {name: value / (known if "_" in name else len(gold)) for name, value in sums.items()}
+
+
+def score_answer(prediction: str, answers: Sequence[str]) -> dict[str, float]:
+    """Return ``em``, ``prec``, ``recall`` and ``f1`` of an answer, by the gold answer that it
+    agrees with best."""
+    exact = max(exact_match(prediction, answer) for answer in answers)
+    best = max((score_words(prediction, answer) for answer in answers), key=lambda s: s[2])
+    return dict(zip(_NAMES, (exact, *best), strict=True))
+
+
+def score_facts(found: Collection[Hashable], gold: Collection[Hashable]) -> dict[str, float]:
+    """Return ``em``, ``prec``, ``recall`` and ``f1`` of supporting sentences."""
+    found, gold = set(found), set(gold)
+    right = len(found & gold)
+    precision, recall = (right / len(of) if of else 0.0 for of in (found, gold))
+    return _scores(float(found == gold), precision, recall)
+
+
+def score_jointly(answer: Mapping[str, float], facts: Mapping[str, float]) -> dict[str, float]:
+    """Return ``em``, ``prec``, ``recall`` and ``f1`` of an answer with its supporting
+    sentences."""
+    return _scores(*(answer[name] * facts[name] for name in _NAMES[:3]))
+
+
+def _scores(exact: float, precision: float, recall: float) -> dict[str, float]:
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return dict(zip(_NAMES, (exact, precision, recall, f1), strict=True))
 
 
 def score_words(prediction: str, gold: str) -> tuple[float, float, float]:

@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_reader,
     etc_masked_lm,
+    etc_reader,
     qanet_reader,
 )
 from .checkpoints import explain_loading

@@ -16,11 +16,12 @@ from fairseq_clusterformer.data.qa import QAData, load_dictionary
 from fairseq_clusterformer.data.questions import QuestionDataset
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.models.etc_reader import ETCReader
 from fairseq_clusterformer.models.word_reader import WordReader
 
 logger = logging.getLogger(__name__)
 
-READERS = (ClusterformerReader, WordReader)
+READERS = (ClusterformerReader, ETCReader, WordReader)
 
 
 @dataclass
@@ -49,6 +50,19 @@ class ClusterformerQAConfig(FairseqDataclass):
         default=0.0,
         metadata={"help": 'added to the score of "no answer" in validation and inference'},
     )
+    max_global_positions: int = field(
+        default=1024,
+        metadata={
+            "help": "etc_reader: most global tokens of a question and its document; 0: no limit"
+        },
+    )
+    supporting_threshold: float = field(
+        default=0.4,
+        metadata={
+            "help": "etc_reader: a sentence supports the answer from this probability on, in "
+            "validation and inference"
+        },
+    )
     no_shuffle: bool = field(
         default=False,
         metadata={"help": "keep the order of documents of one length, instead of a random one"},
@@ -63,6 +77,8 @@ class ClusterformerQATask(FairseqTask):
     def __init__(self, cfg: ClusterformerQAConfig, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
+        # what the model reads, once there is one
+        self.structured = self.supporting = False
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
@@ -77,11 +93,16 @@ class ClusterformerQATask(FairseqTask):
             ("max_positions_inference", 2, "2 or more, or 0 for documents of any length"),
             ("max_question_positions", 3, "3 or more"),
             ("max_answer_length", 1, "1 or more"),
+            ("max_global_positions", 1, "1 or more, or 0 for any number"),
         ):
             value = getattr(cfg, name)
             if value < least and not (value == 0 and "0 for" in allowed):
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} is {value}; allowed: {allowed}")
+        if not 0 <= cfg.supporting_threshold <= 1:
+            raise ValueError(
+                f"--supporting-threshold is {cfg.supporting_threshold}; allowed: 0 to 1"
+            )
         path = Path(cfg.data) / "dict.txt"
         if not path.is_file():
             raise FileNotFoundError(
@@ -111,7 +132,10 @@ class ClusterformerQATask(FairseqTask):
             max_positions=most,
             max_question_positions=self.cfg.max_question_positions,
             shuffle=not self.cfg.no_shuffle,
+            structured=self.structured,
         )
+        if self.structured:
+            self._check_structure(dataset, in_training)
         documents, lost, questions = dataset.cut()
         total = len(dataset)
         if documents:
@@ -127,6 +151,26 @@ class ClusterformerQATask(FairseqTask):
         self.datasets[split] = dataset
         return dataset
 
+    def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
+        """Refuse a structure that is not one, or too much of it.
+
+        Raises:
+            ValueError: naming the file and the question; or no supporting facts to learn.
+        """
+        split = dataset.split
+        if not dataset.data.has_structure:
+            logger.warning(
+                f"{split}: {dataset.data.structure_file} is missing, so sentences have no global "
+                "tokens; prepare the data again"
+            )
+        known = dataset.check_structure(self.cfg.max_global_positions, linked=in_training)
+        logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
+        if in_training and self.supporting and not known:
+            raise ValueError(
+                f"--supporting-facts is given: {split} of {self.cfg.data} has none; allowed: data "
+                "with supporting sentences, such as hotpotqa, 2wiki and babi"
+            )
+
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Return a reader, with its initial weights unless a checkpoint is loaded.
 
@@ -137,10 +181,13 @@ class ClusterformerQATask(FairseqTask):
         if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), READERS):
             raise ValueError(
                 f"--arch is {architecture}: --task clusterformer_qa does not train it; allowed: "
-                "clusterformer_reader, bidaf_reader, qanet_reader and their named sizes"
+                "clusterformer_reader, bidaf_reader, qanet_reader, etc_reader and their named "
+                "sizes"
             )
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
+        if isinstance(model, ETCReader):
+            self.structured, self.supporting = True, model.args.supporting_facts
         if not from_checkpoint:
             model.load_initial_weights()
         return model

@@ -6,8 +6,8 @@ The command prints the corpus's scores. --out writes predictions.json and scores
 2.0 and for own questions without answers also no_answer.json (--na-prob-file of SQuAD's script; a
 question whose probability of no answer is above --no-answer-threshold has none). Natural Questions
 is scored with the labels in its own files (--gold): all answers are written, with scores that can
-be compared with a threshold. The reader predicts no supporting facts: the scripts of HotpotQA and
-2WikiMultihopQA read the files, and score the answers alone.
+be compared with a threshold. For HotpotQA, 2WikiMultihopQA and bAbI, a reader with
+--supporting-facts (etc_reader) is also scored by the sentences that it says support its answers.
 """
 
 import json
