@@ -231,7 +231,8 @@ class TranslationTask(Task):
 
 
 class AnswersTask(Task):
-    """Exact match and F1 on the validation sets in the folders of the grid's ``tests``."""
+    """Exact match and F1 on the validation sets in the folders of the grid's ``tests``; and what
+    a reader of supporting sentences gets for these."""
 
     made_by = "clusterformer prepare qa"
 
@@ -245,7 +246,9 @@ class AnswersTask(Task):
     def scores(self, place: Place, test: str) -> dict:
         found = json.loads((place.folder / test / "scores.json").read_text())
         if "em" in found:  # HotpotQA's and 2Wiki's scripts have shares
-            return {f"{test} EM": 100 * found["em"], f"{test} F1": 100 * found["f1"]}
+            names = {"EM": "em", "F1": "f1", "support EM": "sp_em", "support F1": "sp_f1"}
+            names |= {"joint EM": "joint_em", "joint F1": "joint_f1"}
+            return {f"{test} {n}": 100 * found[of] for n, of in names.items() if of in found}
         exact = found.get("exact_match", found.get("exact"))
         return {f"{test} EM": exact, f"{test} F1": found["f1"]}
 
