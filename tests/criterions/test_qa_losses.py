@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.answers import TYPES, AnswerLogits, StructureLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import (
     MARGINALS,
     ClusterformerQA,
     ClusterformerQAConfig,
+    QACriterion,
+    candidate_nll,
     marginal_nll,
     span_nll,
+    support_nll,
 )
 from fairseq_clusterformer.tasks.clusterformer_qa import ClusterformerQAConfig as TaskConfig
 
@@ -180,3 +183,64 @@ def test_the_criterion_is_the_sum_of_its_parts(marginal: str) -> None:
     each, _, _ = criterion(Model(logits), sample, reduce=False)
     assert each.shape == (batch,)
     assert float(each.sum()) == pytest.approx(float(loss), abs=1e-10)
+
+
+def test_supporting_sentences_by_themselves() -> None:
+    """The first question has three of which one is unknown, the second two, the third none."""
+    logits = torch.randn(3, 3, dtype=torch.float64)
+    logits[1, 2] = logits[2] = -torch.inf
+    logits.requires_grad_()
+    told = torch.tensor([[1, 0, -1], [0, 1, -1], [-1, -1, -1]])
+    expected = []
+    for row in range(3):
+        likely = [1 / (1 + math.exp(-value)) for value in logits[row].tolist()]
+        pairs = [(p, t) for p, t in zip(likely, told[row].tolist(), strict=True) if t >= 0]
+        expected.append(-sum(math.log(p if t else 1 - p) for p, t in pairs))
+    found = support_nll(logits, told)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    found.sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_candidates() -> None:
+    logits = torch.tensor([[1.0, 2.0, -torch.inf], [1.0, 2.0, 3.0]], dtype=torch.float64)
+    total = math.log(math.exp(1) + math.exp(2))
+    assert candidate_nll(logits, torch.tensor([1, -1])).tolist() == pytest.approx([total - 2, 0])
+
+
+@pytest.mark.parametrize("candidates", [False, True])
+def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates: bool) -> None:
+    """Where a candidate is right, it and the supporting sentences are all that is learned."""
+    (start, _), (end, _), (paragraph, _) = (draw(2, 9) for _ in range(3))
+    start, end = (x.nan_to_num(neginf=0.0) for x in (start, end))
+    sentences = torch.randn(2, 4, dtype=torch.float64)
+    of_candidates = torch.randn(2, 3, dtype=torch.float64) if candidates else None
+    types = torch.randn(2, 5, dtype=torch.float64)
+    logits = StructureLogits(start, end, paragraph, types, sentences, of_candidates)
+    target = {
+        "spans": torch.tensor([[[2, 3]], [[-1, -1]]]),
+        "paragraphs": torch.zeros(2, 9, dtype=torch.bool),
+        "types": torch.tensor([[True, False, False, False, False]] * 2),
+        "supporting": torch.tensor([[0, 1, 1, -1], [1, 0, 0, 0]]),
+        "candidate": torch.tensor([2, -1]),
+    }
+    sample = {"net_input": {}, "target": target, "ntokens": 18, "nsentences": 2}
+
+    class Model:
+        training = True
+
+        def __call__(self):
+            return logits, {}
+
+    criterion = QACriterion(SimpleNamespace(cfg=TaskConfig()), "joint")
+    loss, size, logged = criterion(Model(), sample, reduce=False)
+    supporting = support_nll(sentences, target["supporting"])
+    spans = span_nll(start, end, target["spans"], "joint")
+    expected = spans + marginal_nll(types, target["types"])
+    if candidates:
+        expected[0] = candidate_nll(of_candidates, target["candidate"])[0]
+    assert size == 2
+    torch.testing.assert_close(loss, (expected + supporting) / 5)
+    assert logged["support_size"] == 2
+    assert logged["candidate_size"] == candidates
+    assert logged["span_size"] == 1 - candidates
