@@ -40,6 +40,27 @@ def check_holds_only(option: str, folder: Path, own: Collection[str]) -> None:
             raise bad_option(option, folder, allowed, f"holds {name}, which --force would delete")
 
 
+def check_new(out: Path, force: bool, *, ours: bool, files: Callable[[], Collection[str]]) -> None:
+    """Refuse a folder OUT that is there already.
+
+    Args:
+        force: it may be replaced if it is ours.
+        ours: it bears the mark of what wrote it.
+        files: returns the files that a folder of ours has.
+
+    Raises:
+        UserError: unless `out` is new or empty, or ours and may be replaced and holds nothing
+            else.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not ours:
+        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
+    if not force:
+        raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
+    check_holds_only("OUT", out, files())
+
+
 def write_aside(path: Path, text: str) -> None:
     """Write a whole file or none of it."""
     partial = path.with_name(path.name + ".partial")

@@ -3,19 +3,22 @@
   clusterformer convert checkpoint_best.pt clustered --data DATA
   clusterformer convert roberta.pt clustered --text book.txt --max-positions 4096
   clusterformer convert checkpoint_best.pt clustered --attention 'window(64)+taught(clusters=32)'
+  clusterformer convert a-marian clustered --text source.txt target.txt
 
-CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, or one of ours whose
-attention is full. OUT becomes a folder with checkpoint.pt, convert.json and convert.png. All dense
-weights are kept. The attention of each head is measured on texts of the model's own task: heads
-that look near become windows, the others cluster. Heads change places within their layer so that
-they fit its spec; this changes no output. Heads of the kind taught are fitted to the dense
-attention; other kinds that learn clusters start anew. At the end stands the command that goes on
-with training.
+CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, one of ours whose
+attention is full, or a folder of Hugging Face's GPT-2, RoBERTa, Marian or BART. OUT becomes a
+folder with checkpoint.pt, convert.json and convert.png. Without a data folder, it also has data/,
+which holds the dictionary and the subwords. All dense weights are kept. The attention of each head
+is measured on texts of the model's own task: heads that look near become windows, the others
+cluster. Heads change places within their layer so that they fit its spec; this changes no output.
+Heads of the kind taught are fitted to the dense attention; other kinds that learn clusters start
+anew. At the end stands the command that goes on with training.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
@@ -30,7 +33,12 @@ def _parser() -> Parser:
     add = parser.add_argument
     whole = {"metavar": "N", "type": whole_number}
     share = {"metavar": "F", "type": _SHARE}
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help="of a dense model, or a bundle")
+    add(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="of a dense model, a bundle, or such a folder",
+    )
     add("out", metavar="OUT", type=Path, help="the folder to make")
     add_places(parser)
     spec = {"metavar": "SPEC"}
@@ -50,7 +58,8 @@ def _parser() -> Parser:
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions", **whole, help=about)
     add("--gen-subset", metavar="SPLIT", default="train", help="to read (default: train)")
-    add("--text", metavar="FILE", type=Path, nargs="+", help="text files, instead of a split")
+    about = "text files, instead of a split; of a translator two, line by line: source and target"
+    add("--text", metavar="FILE", type=Path, nargs="+", help=about)
     about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
     add("--tokens-per-sample", **whole, help=about)
     about = "to read, the first 8,192 to measure on (default: 262144)"
@@ -91,24 +100,28 @@ def main(arguments: Sequence[str]) -> int:
         batches_of_text,
         length_of,
     )
+    from fairseq_clusterformer.inference.convert_foreign import as_checkpoint
     from fairseq_clusterformer.inference.convert_write import check_out, fine_tuning, write
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
-    loaded = load_checkpoint(args.checkpoint, data=args.data, task=TASKS, option="CHECKPOINT")
-    plan = _plan(args, loaded)
-    check(loaded, plan)
-    length = length_of(loaded, args.tokens_per_sample, _LENGTH)
-    if args.text:
-        batches = batches_of_text(loaded, args.text, args.tokens, length)
-    else:
-        batches = batches_of_split(loaded, args.gen_subset, args.tokens, length, seed=args.seed)
+    with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
+        loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
+        loaded = replace(loaded, path=args.checkpoint)
+        plan = _plan(args, loaded)
+        check(loaded, plan)
+        length = length_of(loaded, args.tokens_per_sample, _LENGTH)
+        if args.text:
+            batches = batches_of_text(loaded, args.text, args.tokens, length)
+        else:
+            how = {"tokens": args.tokens, "length": length, "seed": args.seed}
+            batches = batches_of_split(loaded, args.gen_subset, **how)
 
-    def progress(updates: range):
-        return tqdm(updates, desc="fit", unit="update", disable=not sys.stderr.isatty())
+        def progress(updates: range):
+            return tqdm(updates, desc="fit", unit="update", disable=not sys.stderr.isatty())
 
-    converted = convert(loaded, batches, plan, progress=progress)
-    write(converted, args.out, force=args.force)
+        converted = convert(loaded, batches, plan, progress=progress)
+        write(converted, args.out, force=args.force)
     _print(converted)
     print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
     print(f"\nTo go on with training:\n\n{fine_tuning(converted, args.out)}")

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only, whole_folder
+from fairseq_clusterformer.errors import UserError, bad_option, check_new, whole_folder
 from fairseq_clusterformer.inference.bundle import (
     CARD,
     DTYPES,
@@ -116,21 +116,11 @@ def export(
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already.
-
-    Raises:
-        UserError: unless `out` is new or empty, or was written by this and may be replaced.
-    """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    own = False
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
+    ours = False
     with suppress(OSError, UnicodeDecodeError):
-        own = is_exported(out) and USAGE in (out / README).read_text(encoding="utf-8")
-    if not own:
-        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
-    if not force:
-        raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
-    check_holds_only("OUT", out, _OWN)
+        ours = is_exported(out) and USAGE in (out / README).read_text(encoding="utf-8")
+    check_new(out, force, ours=ours, files=lambda: _OWN)
 
 
 def is_exported(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, check_holds_only, whole_folder
+from fairseq_clusterformer.errors import UserError, bad_option, check_new, whole_folder
 
 if TYPE_CHECKING:
     from .load import Loaded
@@ -125,22 +125,15 @@ def write_bundle(
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already.
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
 
-    Raises:
-        UserError: unless `out` is new or empty, or a bundle that may be replaced and holds
-            nothing else.
-    """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not is_bundle(out):
-        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
-    if not force:
-        raise bad_option("OUT", out, "a new folder, or --force to replace the bundle", "it exists")
-    own = _read_record(out, "OUT").get("files")
-    if not isinstance(own, list):
-        raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
-    check_holds_only("OUT", out, own)
+    def files() -> list[str]:
+        own = _read_record(out, "OUT").get("files")
+        if not isinstance(own, list):
+            raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
+        return own
+
+    check_new(out, force, ours=is_bundle(out), files=files)
 
 
 def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
@@ -150,15 +143,7 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
         if name in parameters and tensor.is_floating_point():
             tensors[name] = tensor.to(DTYPES[dtype])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    for pattern in _FILES:
-        for file in loaded.folder.glob(pattern):
-            copy = folder / file.relative_to(loaded.folder)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, copy)
-    if (loaded.folder / RECORD).is_file():
-        recipe = json.loads((loaded.folder / RECORD).read_text(encoding="utf-8"))["recipe"]
-        text = json.dumps({"recipe": recipe}, indent=1) + "\n"
-        (folder / RECORD).write_text(text, encoding="utf-8")
+    copy_data(loaded.folder, folder)
     sections, namespaces = plain_options(loaded)
     written = sorted(file for file in folder.rglob("*") if file.is_file())
     record = {
@@ -180,6 +165,19 @@ def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
     }
     (folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     shutil.copymode(folder / MARK, folder / WEIGHTS)  # safetensors makes it the owner's alone
+
+
+def copy_data(source: Path, folder: Path) -> None:
+    """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
+    for pattern in _FILES:
+        for file in source.glob(pattern):
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    if (source / RECORD).is_file():
+        recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]
+        text = json.dumps({"recipe": recipe}, indent=1) + "\n"
+        (folder / RECORD).write_text(text, encoding="utf-8")
 
 
 def distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str]]:

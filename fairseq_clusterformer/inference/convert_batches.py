@@ -15,6 +15,7 @@ from torch import Tensor
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.text import TextPipeline
 
 from .load import Loaded
 from .perplexity import blocks_of, tokens_of
@@ -78,12 +79,15 @@ def batches_of_split(
 def batches_of_text(
     loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
 ) -> list[Inputs]:
-    """Texts from their beginning, in rows of a length.
+    """Texts from their beginning, in rows of a length; of a translator, the lines of two files.
 
     Raises:
-        UserError: a model that needs more than text, or a text that is empty or no UTF-8.
+        UserError: a model that needs more than text, a text that is empty or no UTF-8, or other
+            files than a translator's two.
     """
     task = loaded.cfg.task._name
+    if task == "translation":
+        return _batches_of_pairs(loaded, files, tokens)
     if length is None:
         raise bad_option("--text", files[0], "--data", f"a model of the task {task} needs more")
     coding = TextCoding.from_folder(loaded.folder)  # a masked language model's has a <mask> more
@@ -98,6 +102,53 @@ def batches_of_text(
             rows += [source for source, _ in blocks_of(found, length, dictionary.eos())]
     sized = ((len(row), row) for row in rows)
     return [_padded(part, dictionary.pad()) for part in _cut(sized, tokens)]
+
+
+def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
+    """Lines of a source and of a target, as they were written."""
+    task = loaded.task
+    if len(files) != 2:
+        given = " ".join(map(str, files))
+        allowed = "two files, the source and the target, line by line"
+        raise bad_option("--text", given, allowed, "a translation model")
+    text = TextPipeline.from_folder(loaded.folder)
+    languages = task.cfg.source_lang, task.cfg.target_lang
+    read = []
+    for file, language, dictionary in zip(
+        files, languages, (task.src_dict, task.tgt_dict), strict=True
+    ):
+        try:
+            with open(file, encoding="utf-8") as opened:
+                lines = [line.rstrip("\n") for line in opened]
+        except UnicodeDecodeError as error:
+            raise bad_option("--text", file, "UTF-8 text", str(error)) from None
+        encoded = (text.encode(line, language) for line in lines)
+        rows = (dictionary.encode_line(line, add_if_not_exist=False) for line in encoded)
+        read.append([row.long() for row in rows])
+    if len(read[0]) != len(read[1]) or not read[0]:
+        given = f"{files[0]} {files[1]}"
+        problem = f"{len(read[0])} and {len(read[1])} lines"
+        raise bad_option("--text", given, "as many lines in both, 1 or more", problem)
+    most = loaded.model.max_positions()
+    pairs = zip(*read, strict=True)
+    sized = (
+        (max(len(source), len(target)), (source, target))
+        for source, target in pairs
+        if len(source) <= most[0] and len(target) <= most[1]
+    )
+    batches = [_collated(part, task.src_dict.pad()) for part in _cut(sized, tokens) if part]
+    if not batches:
+        problem = "every line is longer than the model's positions"
+        raise bad_option("--text", f"{files[0]} {files[1]}", f"up to {most} subwords", problem)
+    return batches
+
+
+def _collated(pairs: Sequence[tuple[Tensor, Tensor]], padding: int) -> Inputs:
+    sources, targets = zip(*pairs, strict=True)
+    before = [target.roll(1) for target in targets]  # their ends come first
+    return _padded(sources, padding) | {
+        "prev_output_tokens": _padded(before, padding)["src_tokens"]
+    }
 
 
 def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import bad_option, check_holds_only, whole_folder
+from fairseq_clusterformer.errors import check_new, whole_folder
 
 from .average import write_checkpoint
+from .bundle import copy_data, is_bundle
 from .convert import Converted
 from .load import Loaded
 
 CHECKPOINT, REPORT, PICTURE = FILES = ("checkpoint.pt", "convert.json", "convert.png")
+DATA = "data"  # what the model's text needs, where it comes from no data folder
 
 _CRITERIONS = {
     "clusterformer_lm": "clusterformer_cross_entropy",
@@ -32,23 +34,21 @@ _SHORTEST = 100  # updates of the training that follows
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already.
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
 
-    Raises:
-        UserError: unless ``out`` is new or empty, or was written by this and may be replaced.
-    """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / REPORT).is_file():
-        raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
-    if not force:
-        raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
-    check_holds_only("OUT", out, FILES)
+    def files() -> list[str]:
+        try:
+            found = json.loads((out / REPORT).read_text(encoding="utf-8")).get("data files", [])
+        except (OSError, ValueError, AttributeError):
+            found = []
+        return [*FILES, *(f"{DATA}/{name}" for name in found)]
+
+    check_new(out, force, ours=(out / REPORT).is_file(), files=files)
 
 
 def write(converted: Converted, out: Path, *, force: bool = False) -> None:
     """Write the checkpoint, the report and the picture into a folder that is complete or not
-    there at all.
+    there at all; of a bundle, also the files that its text needs.
 
     Raises:
         UserError: if ``out`` is there or cannot be written.
@@ -57,8 +57,15 @@ def write(converted: Converted, out: Path, *, force: bool = False) -> None:
     from fairseq_clusterformer.visual.recall import draw_recall
 
     with whole_folder(out, lambda: check_out(out, force)) as new:
+        found = report(converted)
+        if is_bundle(converted.loaded.folder):
+            copy_data(converted.loaded.folder, new / DATA)
+            own = sorted(file for file in (new / DATA).rglob("*") if file.is_file())
+            found["data files"] = [file.relative_to(new / DATA).as_posix() for file in own]
+            with open_dict(converted.loaded.cfg):
+                converted.loaded.cfg.task.data = str(out.absolute() / DATA)
         write_checkpoint(_state(converted.loaded), new / CHECKPOINT)
-        text = json.dumps(report(converted), indent=1) + "\n"
+        text = json.dumps(found, indent=1) + "\n"
         (new / REPORT).write_text(text, encoding="utf-8")
         save(draw_recall(converted.heads, converted.window), new / PICTURE)
 

@@ -10,25 +10,16 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 import transformers  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
-from tests.hf.dense import TEXT, save_byte_pairs  # noqa: E402
+from tests.hf.dense import TEXT  # noqa: E402
+from tests.hf.dense import gpt2 as make_gpt2  # noqa: E402
+from tests.hf.dense import roberta as make_roberta  # noqa: E402
 from tests.inference.commands import error, run  # noqa: E402
-
-
-def save(folder: Path, model: transformers.PreTrainedModel, special: list[str]) -> None:
-    """A model, and a byte-level BPE of a few pieces."""
-    for name, parameter in model.named_parameters():  # as trained ones, none is 0 or 1
-        torch.nn.init.normal_(parameter, 1.0 if "ln" in name and "weight" in name else 0.0, 0.3)
-    save_byte_pairs(folder, model, special)
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dense") / "gpt2"
-    config = transformers.GPT2Config(
-        vocab_size=285, n_positions=64, n_embd=16, n_layer=2, n_head=4, eos_token_id=0
-    )
-    config.bos_token_id = 0
-    save(folder, transformers.GPT2LMHeadModel(config), ["<|endoftext|>"])
+    make_gpt2(folder)
     return folder
 
 
@@ -74,19 +65,7 @@ def test_gpt2_becomes_clustered(bundle: Path, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_roberta_has_the_same_logits(tmp_path: Path) -> None:
-    config = transformers.RobertaConfig(
-        vocab_size=290,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=24,
-        max_position_embeddings=66,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-    )
-    model = transformers.RobertaForMaskedLM(config)
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    save(tmp_path / "roberta", model, special)
+    make_roberta(tmp_path / "roberta")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "roberta")
     assert run("export", tmp_path / "roberta", tmp_path / "bundle", "--to", "fairseq") == 0
     ours = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")

@@ -8,76 +8,12 @@ import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
-import sentencepiece  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
 
 import fairseq_clusterformer  # noqa: E402
-from tests.hf.dense import SENTENCES, save_byte_pairs  # noqa: E402
+from tests.hf.dense import ENGLISH, bart, marian  # noqa: E402
 from tests.inference.commands import error, run  # noqa: E402
-
-ENGLISH = SENTENCES
-GERMAN = ["Die kleine Katze saß auf der Matte.", "Ein Hund lief weg.", "Der Ball ist rot."]
-SIZES = {
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 20,
-    "max_position_embeddings": 48,
-}
-
-
-def randomly(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """As if trained: no parameter is 0 or 1, but what Marian computes; and a bias of the logits
-    that ends texts now and then."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            norm = "norm" in name and "weight" in name
-            torch.nn.init.normal_(parameter, 1.0 if norm else 0.0, 0.4)
-    model.final_logits_bias.normal_()
-    model.final_logits_bias[0, model.config.eos_token_id] += 2.5
-    return model.eval()
-
-
-def marian(folder: Path) -> None:
-    folder.mkdir()
-    vocabulary = {"</s>": 0, "<unk>": 1}
-    for name, lines in (("source", ENGLISH), ("target", GERMAN)):
-        text = folder / "text"
-        text.write_text("\n".join(lines * 9), encoding="utf-8")
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(text),
-            model_prefix=str(folder / name),
-            vocab_size=40,
-            hard_vocab_limit=False,
-            minloglevel=2,
-        )
-        (folder / f"{name}.model").rename(folder / f"{name}.spm")
-        read = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
-        for i in range(3, len(read)):
-            vocabulary.setdefault(read.id_to_piece(i), len(vocabulary))
-    vocabulary["<pad>"] = len(vocabulary)
-    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    settings = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    config = transformers.MarianConfig(
-        vocab_size=len(vocabulary),
-        pad_token_id=vocabulary["<pad>"],
-        decoder_start_token_id=vocabulary["<pad>"],
-        activation_function="swish",
-        scale_embedding=True,
-        **SIZES,
-    )
-    randomly(transformers.MarianMTModel(config)).save_pretrained(folder)
-
-
-def bart(folder: Path) -> None:
-    config = transformers.BartConfig(vocab_size=290, **SIZES)
-    model = randomly(transformers.BartForConditionalGeneration(config))
-    save_byte_pairs(folder, model, ["<s>", "<pad>", "</s>", "<unk>"])
 
 
 @pytest.fixture(scope="module", params=[marian, bart])
