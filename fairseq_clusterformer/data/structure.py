@@ -145,17 +145,15 @@ class GlobalTokens(NamedTuple):
         words: symbols, ``<s>`` but for those of the question, int64 [G].
         types: of the constants above, int64 [G].
         spans: tokens [first, last) of the long input, the question before the document, that each
-            stands for, int64 [G, 2].
+            stands for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal where
+            there are no more.
         paragraphs: that each belongs to, from 1; 0: none, int64 [G].
-        mentions: global token, first and last token of the long input, of candidates that stand
-            there, int64 [M, 3].
     """
 
     words: Tensor
     types: Tensor
     spans: Tensor
     paragraphs: Tensor
-    mentions: Tensor
 
 
 def number_of_global_tokens(question: int, paragraphs: int, outline: Outline) -> int:
@@ -197,10 +195,11 @@ def global_tokens(
 
     place = torch.arange(1, asked + 1)
     if outline.candidates:
-        first = torch.zeros(outline.candidates, 2, dtype=torch.int64)
-        kind = OF_CANDIDATE
+        first, kind = _mentions(outline, before), OF_CANDIDATE
     else:
-        first, kind = torch.tensor([[0, 1]]), OF_ALL
+        first, kind = torch.tensor([[[0, 1]]]), OF_ALL
+    alone = torch.cat([torch.stack([place, place + 1], 1), parts]).unsqueeze(1)
+    nothing = _no(len(alone), first.size(1) - 1, 2)
     words = torch.full((len(first) + asked + len(parts),), dictionary.bos())
     words[len(first) : len(first) + asked] = question[1:-1]
     return GlobalTokens(
@@ -208,21 +207,35 @@ def global_tokens(
         types=torch.cat(
             [torch.full((len(first),), kind), torch.full_like(place, OF_QUESTION), types]
         ),
-        spans=torch.cat([first, torch.stack([place, place + 1], 1), parts]),
+        spans=torch.cat([first, torch.cat([alone, nothing], 1)]),
         paragraphs=torch.cat([_no(len(first) + asked), owner[order] + 1]),
-        mentions=outline.mentions + torch.tensor([0, before, before]),
     )
+
+
+def _mentions(outline: Outline, before: int) -> Tensor:
+    """The mentions of each candidate, rising, in a long input where some tokens stand before the
+    document: int64 [C, K, 2]."""
+    of_each = [
+        outline.mentions[outline.mentions[:, 0] == number, 1:]
+        for number in range(outline.candidates)
+    ]
+    rising = [places[places[:, 0].argsort()] + before for places in of_each]
+    return pad_sequence([*rising, _no(1, 2)], True)[:-1]
 
 
 def batch_of_globals(rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
     """Global tokens of B questions, by the names of their fields, with padding behind: ``words``
-    of ``pad``, spans without a token, and mentions of -1."""
-    fill = {"words": pad, "mentions": -1}
+    of ``pad``, and spans without a token."""
+    most = max(row.spans.size(1) for row in rows)
+    # pad_sequence lengthens the first dimension alone
+    wide = [
+        torch.nn.functional.pad(row.spans, (0, 0, 0, most - row.spans.size(1))) for row in rows
+    ]
     return {
-        name: pad_sequence(
-            [getattr(row, name) for row in rows], True, padding_value=fill.get(name, 0)
-        )
-        for name in GlobalTokens._fields
+        "words": pad_sequence([row.words for row in rows], True, padding_value=pad),
+        "types": pad_sequence([row.types for row in rows], True),
+        "spans": pad_sequence(wide, True),
+        "paragraphs": pad_sequence([row.paragraphs for row in rows], True),
     }
 
 

@@ -152,7 +152,7 @@ class ETCReaderEncoder(etc.ETCEncoder):
             reports=[],
             of_global=streams.of_global,
             types=structure["types"].masked_fill(hidden, -1),
-            starts=structure["spans"][..., 0] - asked,
+            starts=structure["spans"][:, :, 0, 0] - asked,
         )
 
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:

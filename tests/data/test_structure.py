@@ -162,14 +162,13 @@ def test_global_tokens_of_hotpotqa_written_out() -> None:
     assert found.words.tolist() == [0, 70, 71, 0, 0, 0, 0, 0]
     expected = [ALL, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH, SENTENCE]
     assert found.types.tolist() == expected
-    assert found.spans.tolist() == [
+    assert found.spans.squeeze(1).tolist() == [
         [0, 1],
         *([1, 2], [2, 3]),
         *([4, 9], [5, 7], [7, 9]),
         *([9, 14], [11, 14]),
     ]
     assert found.paragraphs.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
-    assert found.mentions.tolist() == []
 
 
 def test_global_tokens_of_wikihop_written_out() -> None:
@@ -177,9 +176,23 @@ def test_global_tokens_of_wikihop_written_out() -> None:
     found = global_tokens(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
     assert found.words.tolist() == [0, 0, 70, 71, 0, 0, 0, 0, 0]
     assert found.types.tolist()[:4] == [CANDIDATE, CANDIDATE, ASKED, ASKED]
-    assert found.spans.tolist()[:5] == [[0, 0], [0, 0], [1, 2], [2, 3], [4, 9]]
+    assert found.spans.tolist()[:5] == [
+        [[7, 9], [0, 0]],
+        [[5, 6], [12, 13]],
+        [[1, 2], [0, 0]],
+        [[2, 3], [0, 0]],
+        [[4, 9], [0, 0]],
+    ]
     assert found.paragraphs.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
-    assert found.mentions.tolist() == [[1, 5, 6], [0, 7, 9], [1, 12, 13]]
+
+
+def test_mentions_rise_and_a_candidate_may_have_none() -> None:
+    outline = changed(mentions=torch.tensor([[1, 8, 9], [1, 1, 2]]))
+    found = global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    assert found.spans.tolist()[:2] == [[[0, 0], [0, 0]], [[5, 6], [12, 13]]]
+    outline = changed(mentions=torch.zeros(0, 3, dtype=int))
+    found = global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    assert found.spans.tolist()[:3] == [[[0, 0]], [[0, 0]], [[1, 2]]]
 
 
 def test_a_batch_of_both(tmp_path: Path) -> None:
@@ -188,7 +201,7 @@ def test_a_batch_of_both(tmp_path: Path) -> None:
     batch = data.collater([data[0], data[1]])
     found = batch["net_input"]["structure"]
     assert found["words"].tolist()[1] == [0, 70_000, 5, 0, 0, 0, 1, 1, 1]  # 1: padding
-    assert found["spans"].tolist()[1][3:] == [[4, 9], [5, 9], [9, 14], *[[0, 0]] * 3]
-    assert found["mentions"].tolist()[1] == [[-1, -1, -1]] * 3
+    assert found["spans"][1, 3:, 0].tolist() == [[4, 9], [5, 9], [9, 14], *[[0, 0]] * 3]
+    assert found["spans"][:, :, 1].nonzero().tolist() == [[0, 1, 0], [0, 1, 1]]
     assert batch["target"]["supporting"].tolist() == [[0, 1, 1], [-1, -1, -1]]
     assert batch["target"]["candidate"].tolist() == [1, -1]
