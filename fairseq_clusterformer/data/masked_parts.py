@@ -150,14 +150,16 @@ class MaskedParts(BySize):
         of_parts = np.repeat(examples, [len(of_piece) for of_piece in ends])
         spans = np.stack([np.concatenate(x) for x in (starts, ends)], -1).astype(int)
         spans += first[of_parts, None]
-        draw = np.random.default_rng((self.seed, self.epoch, index))
-        hidden = draw.random(len(spans)) < self.hidden_parts
+        words, of_spans = (
+            np.random.default_rng((self.seed, self.epoch, index, of)) for of in range(2)
+        )  # what is guessed does not depend on what parts there are
+        hidden = of_spans.random(len(spans)) < self.hidden_parts
         in_hidden = np.zeros(len(tokens), bool)
         for span in spans[hidden]:
             in_hidden[slice(*span)] = True
         begins = self.begins_word[tokens]
         begins[np.cumsum([0, *self._lengths[lines[:-1]]])] = True
-        shown, target = self._masked(tokens, begins, in_hidden, draw)
+        shown, target = self._masked(tokens, begins, in_hidden, words)
         return {
             "id": index,
             "tokens": torch.from_numpy(shown),

@@ -63,6 +63,13 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
         """
         return etc.ETCEncoder(args, task.source_dictionary)
 
+    def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """As fairseq's; the two maps are left out where the task hides no parts."""
+        super().upgrade_state_dict(state_dict)
+        if self.contrast is None:
+            for name in [name for name in state_dict if name.startswith("contrast.")]:
+                del state_dict[name]
+
     def forward(
         self,
         src_tokens: Tensor,

@@ -1,6 +1,7 @@
 """How the runs of a grid are trained and scored: one :class:`Task` for each kind of model."""
 
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -16,11 +17,12 @@ PLUGIN = str(ROOT / "fairseq_clusterformer")
 PROGRAMS = {
     "fairseq-train": [sys.executable, "-m", "fairseq_cli.train"],
     "fairseq-eval-lm": [sys.executable, "-m", "fairseq_cli.eval_lm"],
+    "fairseq-validate": [sys.executable, "-m", "fairseq_cli.validate"],
     "clusterformer": [sys.executable, "-m", "fairseq_clusterformer"],
     "python": [sys.executable],
 }
 BITS = "bits per symbol"
-CLUSTERS = ("cluster_effective", "cluster_largest")
+BESIDES = ("cluster_effective", "cluster_largest", "parts_loss", "parts_accuracy")
 SAVE_EVERY = 200  # updates, with --keep
 
 
@@ -178,7 +180,7 @@ class LanguageModelTask(Task):
         record["train " + BITS] = record["curve"][-1][1]
         for valid in json_records(place.log, "valid")[-1:]:
             record["valid " + BITS] = float(valid["valid_loss"])
-            record |= numbers(valid, "valid_", CLUSTERS)
+            record |= numbers(valid, "valid_", BESIDES)
         return record
 
     def tests(self, place: Place) -> dict[str, list[str]]:
@@ -190,6 +192,19 @@ class LanguageModelTask(Task):
     def scores(self, place: Place, test: str) -> dict:
         log = (place.folder / f"{test}.log").read_text()
         return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
+
+
+class MaskedLanguageModelTask(LanguageModelTask):
+    """Bits for each word to guess, with the options of the grid's ``test``."""
+
+    def tests(self, place: Place) -> dict[str, list[str]]:
+        options = {**place.grid["test"], "path": place.checkpoint(), "log-format": "json"}
+        options |= {"task": place.run.options["task"], "valid-subset": "test"}
+        return {"test": fairseq("fairseq-validate", place.trained_on, options)}
+
+    def scores(self, place: Place, test: str) -> dict:
+        log = (place.folder / f"{test}.log").read_text()
+        return {"test " + BITS: float(re.findall(r'"test_loss": "?([\d.]+)', log)[-1])}
 
 
 class TranslationTask(Task):
@@ -211,7 +226,7 @@ class TranslationTask(Task):
             "valid BLEU": float(best["valid_bleu"]),
             "updates of the best checkpoint": int(best["valid_num_updates"]),
             "valid BLEU by updates": curve,
-            **numbers(best, "valid_", CLUSTERS),
+            **numbers(best, "valid_", BESIDES),
         }
 
     def tests(self, place: Place) -> dict[str, list[str]]:
@@ -331,6 +346,7 @@ class ClusteringTask(RecallTask):
 #: by the ``score`` of a grid
 TASKS: dict[str, Task] = {
     "language_model": LanguageModelTask(),
+    "masked_language_model": MaskedLanguageModelTask(),
     "translation": TranslationTask(),
     "qa": AnswersTask(),
     "distance": DistanceTask(),

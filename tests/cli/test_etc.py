@@ -74,6 +74,9 @@ def test_validates_the_same_each_time(sentences: Path, trained) -> None:
     line = f"--task etc_masked_lm --batch-size 4 {HERE} --valid-subset test"
     found = [validate(sentences, path, line) for _ in range(2)]
     assert found[0] == found[1]
+    shown = validate(sentences, path, line, "--hide-parts", 0)
+    assert "parts_loss" not in shown
+    assert shown["loss"] != found[0]["loss"]
 
 
 @pytest.mark.parametrize("parts", ["blocks --part-tokens 8", "none"])
