@@ -26,6 +26,7 @@ from fairseq.data import data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.models.ema.ema import EMA
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
@@ -91,6 +92,7 @@ def apply() -> None:
     keep_last_batches()
     gather_without_cuda()
     shuffle_after_curriculum()
+    keep_whole_numbers()
     announce_epochs()
     announce_saving()
     know_user_dir()
@@ -192,6 +194,28 @@ def shuffle_after_curriculum() -> None:
         return iterate(self, epoch, shuffle, *args, **kwargs)
 
     EpochBatchIterator._get_iterator_for_epoch = iterator_for_epoch
+
+
+def keep_whole_numbers() -> None:
+    """Lets ``--store-ema`` average models that have whole numbers and truth values.
+
+    fairseq multiplies every tensor by the decay, which is an error for these. The average takes
+    the newest ones.
+    """
+    init = EMA.__init__
+    if hasattr(init, "__wrapped__"):
+        return
+
+    @functools.wraps(init)
+    def init_ema(self, model, config, device=None, skip_keys=None):
+        whole = {n for n, t in model.state_dict().items() if not _is_averaged(t)}
+        init(self, model, config, device, {*(skip_keys or ()), *whole})
+
+    EMA.__init__ = init_ema
+
+
+def _is_averaged(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def announce_epochs() -> None:

@@ -4,7 +4,8 @@
 
 --inputs names the files, or one folder whose latest epochs (checkpoint7.pt) or updates
 (checkpoint_2_9000.pt) are taken. Everything but the parameters and the floating-point buffers is
-the newest checkpoint's: its configuration and whole numbers. Half precision is averaged in float32
+the newest checkpoint's: its configuration and whole numbers. --ema takes the moving average that
+fairseq-train --store-ema kept, also of one file. Half precision is averaged in float32
 and written in half again. The optimizer's state is left out, because it belongs to no average.
 fairseq-generate and --restore-file take the result as they take any checkpoint.
 """
@@ -22,6 +23,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--inputs", **PATH, nargs="+", required=True, help="files, or one folder")
     add("--output", **PATH, required=True, help="the file to write")
+    add("--ema", action="store_true", help="of each file take the average of --store-ema")
     add("--force", action="store_true", help="replace --output if it is there")
     either = parser.add_mutually_exclusive_group().add_argument
     either("--num-epoch-checkpoints", **NUMBER, help="the last N epochs' files")
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         raise bad_option("--output", args.output, "any other file", "it is one of the inputs")
     if args.output.exists() and not args.force:
         raise bad_option("--output", args.output, "a new file, or --force", "it exists")
-    write_checkpoint(average(paths), args.output)
+    write_checkpoint(average(paths, ema=args.ema), args.output)
     print(f"{args.output}: the average of {', '.join(path.name for path in paths)}")
     return 0
 

@@ -17,14 +17,18 @@ EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
-def average(paths: Sequence[Path]) -> dict:
+def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     """Return a checkpoint with the average of the checkpoints' parameters.
 
     A tensor that two names share in every checkpoint is shared in the result too. The mean of
     minus infinity, which a log-sum-exp starts from, is minus infinity.
 
+    Args:
+        ema: of each checkpoint take the moving average that ``--store-ema`` kept.
+
     Raises:
-        UserError: a file that is no checkpoint, or parameters that differ in name or shape.
+        UserError: a file that is no checkpoint, or has no moving average, or parameters that
+            differ in name or shape.
     """
     sums: dict[str, Tensor] = {}
     places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
@@ -32,6 +36,11 @@ def average(paths: Sequence[Path]) -> dict:
     shapes: dict[str, list[int]] = {}
     for path in paths:
         state = read_tensors(path, "--inputs")
+        moving = state.get("extra_state", {}).pop("ema", None)
+        if ema and moving is None:
+            raise bad_option("--ema", "given", "checkpoints of --store-ema", f"{path} has none")
+        if ema:
+            state["model"] |= moving
         # what is no tensor, such as a memory bank, is taken from the newest
         model = {n: t for n, t in state["model"].items() if isinstance(t, Tensor)}
         given = {name: list(tensor.shape) for name, tensor in model.items()}

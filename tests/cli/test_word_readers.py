@@ -51,6 +51,20 @@ class TestTrain:
             assert update["loss"] == pytest.approx(update["span_loss"] + update["long_loss"])
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
 
+    @pytest.mark.parametrize("name", LINES)
+    def test_a_moving_average_is_kept_and_taken_out(
+        self, name: str, qa_data: Path, tmp_path: Path
+    ) -> None:
+        line = f"{LINES[name]} --max-update 3 --store-ema --ema-decay 0.5"
+        train(qa_data, line, tmp_path)
+        path, out = tmp_path / "checkpoint_last.pt", tmp_path / "average.pt"
+        assert main(["average", "--inputs", str(path), "--output", str(out), "--ema"]) == 0
+        last, average = (load_state(p)["model"] for p in (path, out))
+        moved = [n for n, t in last.items() if not torch.equal(t, average[n])]
+        assert any(name.endswith("weight") for name in moved)
+        assert all(last[name].is_floating_point() for name in moved)
+        assert validate(qa_data, out, TASK, "--batch-size", 7)["loss"] > 0
+
     def test_clusters_reach_the_criterion(self, qa_data: Path, tmp_path: Path) -> None:
         line = f"{QANET} --attention window+taught,kmeans+neural --dropout 0"
         run = train(qa_data, f"{line} --max-update 15 --lr 0.01", tmp_path)

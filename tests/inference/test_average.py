@@ -229,3 +229,24 @@ def test_a_file_that_is_there_is_kept_unless_forced(
     assert run("--inputs", one, "--output", output) == 1
     assert f"--output is {output}: it exists; allowed: a new file" in capsys.readouterr().err
     assert output.read_text() == "mine"
+
+
+def test_moving_averages(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{n}.pt", n) for n in (10, 30)]
+    assert run("--inputs", *paths, "--output", tmp_path / "out.pt", "--ema") == 1
+    for number, path in enumerate(paths):
+        state = load(path)
+        state["extra_state"]["ema"] = {"half": torch.full((30,), 2.0 + number).half()}
+        torch.save(state, path)
+    assert run("--inputs", *paths, "--output", tmp_path / "out.pt", "--ema") == 0
+    found = load(tmp_path / "out.pt")
+    assert (found["model"]["half"] == 2.5).all()
+    assert found["model"]["double"].shape == (3,)
+    assert "ema" not in found["extra_state"]
+
+
+def test_no_moving_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "1.pt", 1)
+    line = f"--ema is given: {path} has none; allowed: checkpoints of --store-ema"
+    assert run("--inputs", path, "--output", tmp_path / "out.pt", "--ema") == 1
+    assert line in capsys.readouterr().err
