@@ -1,0 +1,219 @@
+"""etc_reader by fairseq's commands: from bAbI's files to answers with their supporting facts."""
+
+import json
+import logging
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.inference.read import Reader
+from fairseq_clusterformer.metrics import hotpotqa
+from tests.cli.in_process import HERE, Run, train, validate
+
+READER = (
+    "--task clusterformer_qa --arch etc_reader --criterion clusterformer_qa --encoder-layers 2"
+    " --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4"
+    " --max-distance 4 --encoder-normalize-before --dropout 0 --batch-size 8 --optimizer adam"
+    f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 {HERE}"
+)
+TASK = "--task clusterformer_qa --valid-subset valid --batch-size 7"
+SCORES = ("em", "f1", "answerable_accuracy", "sp_em", "sp_f1", "joint_em", "joint_f1")
+NAMES, PLACES = ("Ada", "Bob", "Eve"), ("hall", "park", "shop", "barn")
+
+
+def write_stories(path: Path, questions: int) -> None:
+    """Two sentences a question on different people, one of which it asks about."""
+    draw, lines = random.Random(1), []
+    for number in range(questions):
+        names, places = draw.sample(NAMES, 2), draw.sample(PLACES, 2)
+        lines += [f"{i} {names[i - 1]} is in the {places[i - 1]}." for i in (1, 2)]
+        asked = draw.randrange(2)
+        if number % 4:
+            lines.append(f"3 Where is {names[asked]}? \t{places[asked]}\t{asked + 1}")
+        else:
+            place, right = draw.choice([(places[asked], "yes"), ("shed", "no")])
+            lines.append(f"3 Is {names[asked]} in the {place}?\t{right}\t{asked + 1}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder whose ``valid`` is as its ``train``."""
+    folder = tmp_path_factory.mktemp("stories")
+    write_stories(path := folder / "qa.txt", 16)
+    words = ["prepare", "qa", "babi", folder / "data", "--train", path, "--valid", path]
+    assert main(list(map(str, words))) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def learned(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    folder = tmp_path_factory.mktemp("learned")
+    line = f"{READER} --supporting-facts --max-update 130 --disable-validation"
+    run = train(stories, line, folder)
+    return folder / "checkpoint_last.pt", run
+
+
+def test_it_learns_answers_and_what_supports_them(learned: tuple[Path, Run], stories: Path):
+    checkpoint, run = learned
+    printed = validate(stories, checkpoint, TASK)
+    assert {name: printed[name] for name in SCORES} == dict.fromkeys(SCORES, 100)
+    for update in run.updates:
+        parts = (update[f"{part}_loss"] for part in ("span", "long", "type", "support"))
+        assert update["loss"] == pytest.approx(sum(parts) / 5)
+        assert update["support_size"] == update["sample_size"]
+    assert run.mean_loss(-1) < 0.1 < 1 < run.mean_loss(0)
+
+
+def test_scores_and_files_of_a_corpus(
+    learned: tuple[Path, Run], stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["evaluate", "qa", "--checkpoint", learned[0], "--data", stories, "--cpu"]
+    assert main(list(map(str, [*words, "--out", tmp_path]))) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["em"] == scores["sp_f1"] == scores["joint_em"] == 1
+    assert "joint_f1" in capsys.readouterr().out
+    written = json.loads((tmp_path / "predictions.json").read_text())
+    data = QAData(stories, "valid")
+    facts = {}
+    for index in range(len(data)):
+        (number,) = data.outline(index).supporting.tolist()
+        facts[data.texts(index)["id"]] = [("", number)]  # the story has no title
+    found = {id_: [tuple(fact) for fact in of] for id_, of in written["sp"].items()}
+    assert found == facts
+    gold = {data.texts(index)["id"]: data.texts(index)["texts"] for index in range(len(data))}
+    assert hotpotqa.evaluate(gold, written["answer"], facts, found) == pytest.approx(scores)
+
+
+def test_answers_from_a_text_show_what_supports_them(
+    learned: tuple[Path, Run], stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    line = next(
+        texts
+        for texts in map(QAData(stories, "valid").texts, range(16))
+        if texts["question"].startswith("Where")
+    )
+    (path := tmp_path / "story.txt").write_text(line["paragraphs"][0][1])
+    words = ["answer", "--checkpoint", learned[0], "--data", stories, "--document", path, "--cpu"]
+    assert main(list(map(str, [*words, "--question", line["question"], "--top", 1]))) == 0
+    shown = capsys.readouterr().out
+    sentences = line["paragraphs"][0][1].split(". ")
+    (fact,) = (sentence for sentence in sentences if line["texts"][0] in sentence)
+    assert shown.startswith(f"1. {line['texts'][0]}\n")
+    assert shown.count("supported by (") == 1
+    assert f": {fact.rstrip('.')}.\n" in shown.split("supported by (")[1]
+
+
+def test_a_bundle_answers_as_its_checkpoint(
+    learned: tuple[Path, Run], stories: Path, tmp_path: Path
+) -> None:
+    words = ["bundle", learned[0], tmp_path / "bundle", "--data", stories]
+    assert main(list(map(str, words))) == 0
+    path = tmp_path / "story.txt"
+    path.write_text("Ada is in the hall. Bob is in the park.")
+    found = []
+    for given, data in ((learned[0], stories), (tmp_path / "bundle", None)):
+        reader = Reader(load_checkpoint(given, data=data, task="clusterformer_qa"))
+        found.append(reader.answer("Where is Bob?", path, top=1)[0])
+    assert found[0].text == found[1].text
+    assert found[0].supporting == found[1].supporting
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--supporting-facts --hard-global --projections shared-kv",
+        "--supporting-facts --hard-global --narrow-cls --checkpoint-activations",
+        "--supporting-facts --max-distance 0 --max-positions 9 --max-positions-inference 9",
+        "--supporting-facts --projections shared --amp",
+    ],
+)
+def test_option(options: str, stories: Path, tmp_path: Path) -> None:
+    run = train(stories, f"{READER} {options}", tmp_path)
+    assert len(run.updates) == 2
+    for update in run.updates + run.valid:
+        assert all(map(math.isfinite, update.values()))
+    scored = sum(log["facts_scored"] for log in run.valid)
+    assert scored == (16 if "--supporting-facts" in options else 0)
+
+
+@pytest.mark.usefixtures("no_update")
+class TestRefused:
+    def test_more_global_tokens_than_are_allowed(self, stories: Path, tmp_path: Path) -> None:
+        """The longest questions have six words, with one for all, one paragraph, two sentences."""
+        message = r"valid.structure.idx: question 0 \(id qa-1\): 1\d global tokens; allowed: 8 "
+        with pytest.raises(ValueError, match=message):
+            train(stories, f"{READER} --max-global-positions 8", tmp_path)
+
+    def test_supporting_facts_that_the_data_has_not(self, qa_data: Path, tmp_path: Path) -> None:
+        message = "--supporting-facts is given: train of .* has none; allowed: data with"
+        with pytest.raises(ValueError, match=message):
+            train(qa_data, f"{READER} --supporting-facts --max-question-positions 16", tmp_path)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("--supporting-threshold 2", "--supporting-threshold is 2.0; allowed: 0 to 1"),
+            ("--max-global-positions -1", "--max-global-positions is -1; allowed: 1 or more, or"),
+            ("--clusters 3", "--clusters is 3; allowed: 0 in a reader"),
+        ],
+    )
+    def test_option(self, options: str, message: str, stories: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=message):
+            train(stories, f"{READER} {options}", tmp_path)
+
+
+def test_an_older_folder_is_read_by_its_paragraphs(
+    stories: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(stories, folder := tmp_path / "older")
+    for path in folder.glob("*.structure.*"):
+        path.unlink()
+    with caplog.at_level(logging.WARNING, "fairseq_clusterformer"):
+        run = train(folder, READER, tmp_path / "out")
+    assert len(run.updates) == 2
+    assert "so sentences have no global tokens; prepare the data again" in caplog.text
+
+
+def test_wikihop_from_its_file_to_an_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The candidate whose paragraph says something else than the others."""
+    draw, items = random.Random(1), []
+    for number in range(12):
+        towns = draw.sample(["Paris", "York", "Bonn", "Rome", "Oslo"], 3)
+        texts = [f"{town} is a town. {town} is old." for town in towns]
+        texts[number % 3] += " The king lives there."
+        items.append(
+            {
+                "id": f"WH_{number}",
+                "query": "seat_of king",
+                "candidates": sorted(map(str.lower, towns)),
+                "answer": towns[number % 3].lower(),
+                "supports": texts,
+            }
+        )
+    (path := tmp_path / "train.json").write_text(json.dumps(items))
+    folder = tmp_path / "data"
+    words = ["prepare", "qa", "wikihop", folder, "--train", path, "--valid", path]
+    assert main(list(map(str, words))) == 0
+    line = f"{READER} --max-update 60 --disable-validation --batch-size 12"
+    run = train(folder, line, tmp_path / "out")
+    for update in run.updates:
+        assert (update["candidate_size"], update["span_size"]) == (12, 0)
+        assert update["loss"] == pytest.approx(update["candidate_loss"])
+    checkpoint = tmp_path / "out" / "checkpoint_last.pt"
+    words = ["evaluate", "qa", "--checkpoint", checkpoint, "--data", folder, "--cpu"]
+    capsys.readouterr()
+    assert main(list(map(str, words))) == 0
+    shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(shown["exact_match"]) > 60  # by chance, 33
+    printed = validate(folder, checkpoint, TASK)
+    assert printed["em"] == pytest.approx(float(shown["exact_match"]), abs=0.01)
