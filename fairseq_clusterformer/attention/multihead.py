@@ -315,22 +315,12 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, State]:
         """What :meth:`_attend` is to ``forward``: values that one more token's heads of a kind
         attend to [B, H, 1, E], and the kind's state."""
-        q, k, v = heads
-        shared = type(router).project is Kind.project and not self.kv_heads % len(self.kinds)
-        q = self._share(i, q)
-        few_k, few_v = (self._share(i, t if shared else self._repeated(t)) for t in (k, v))
-        q, few_k = router.project(q, few_k)
-
-        def of_kind() -> tuple[Tensor, Tensor]:
-            if is_exact(q) and few_k.size(1) == q.size(1):
-                return q, few_k
-            return router.project(*(self._share(i, t) for t in exact()))
-
+        q, few_k, few_v, of_kind = self._few(router, i, heads, exact)
         tokens = Tokens(x, of_kind, batch, lambda: position, decoding=True)
         assignment, routing = router.assign(tokens, _under(state, "routing."))
         rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
         if rings[0].key.size(1) > few_k.size(1):
-            few_k, few_v = (self._share(i, self._repeated(t)) for t in (k, v))
+            few_k, few_v = (self._share(i, self._repeated(t)) for t in heads[1:])
         out, kept = attend_step(
             *self._placed(i, q, few_k, few_v, position),
             rings,
@@ -348,6 +338,27 @@ class MultiheadAttention(nn.Module):
         new_state = {f"routing.{name}": t for name, t in routing.items()}
         new_state |= {f"kept.{name}": t for name, t in kept.items()}
         return out[..., : self.head_dim], new_state
+
+    def _few(
+        self,
+        router: Kind,
+        i: int,
+        heads: tuple[Tensor, Tensor, Tensor],
+        exact: Callable[[], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor, Tensor, Callable[[], tuple[Tensor, Tensor]]]:
+        """A kind's queries, its keys and values, which queries may share, and what makes queries
+        and keys as the kind is to be given them."""
+        shared = type(router).project is Kind.project and not self.kv_heads % len(self.kinds)
+        q = self._share(i, heads[0])
+        few_k, few_v = (self._share(i, t if shared else self._repeated(t)) for t in heads[1:])
+        q, few_k = router.project(q, few_k)
+
+        def of_kind() -> tuple[Tensor, Tensor]:
+            if is_exact(q) and few_k.size(1) == q.size(1):
+                return q, few_k
+            return router.project(*(self._share(i, t) for t in exact()))
+
+        return q, few_k, few_v, of_kind
 
     def _position(
         self, x: Tensor, state: State, batch: Batch, new_state: State

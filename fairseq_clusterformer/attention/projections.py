@@ -84,6 +84,16 @@ class ShortConvolution(nn.Module):
             return out, seen[:, 1:]
         return out, torch.where(batch.padding_mask.unsqueeze(-1), before, seen[:, 1:])
 
+    def latest(self, x: Tensor, batch: Batch) -> Tensor:
+        """What :meth:`step` keeps behind the tokens [B, N, C]: the ``width - 1`` latest real ones
+        of each row, after zeros if there are fewer."""
+        if batch.padding_mask is not None:
+            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0)
+            order = (~batch.padding_mask).long().argsort(dim=1, stable=True)  # padding first
+            x = x.gather(1, order.unsqueeze(-1).expand_as(x))
+        x = nn.functional.pad(x, (0, 0, self.width - 1, 0))
+        return x[:, x.size(1) - self.width + 1 :]
+
 
 class RelativePositions(nn.Module):
     """Transformer-XL's relative positions (Dai et al. 2019, section 3.3) as a plain dot product.

@@ -82,6 +82,8 @@ class Taught(Kind):
             x, before = self.convolution.step(x, state.get("before"), tokens.batch, None)
             state = {"before": before}
         elif self.convolution is not None:
+            if not self.training:
+                state = {"before": self.convolution.latest(x, tokens.batch)}
             x = self.convolution(x, tokens.batch)
         q, k = (self._heads(x, projection) for projection in (self.query_proj, self.key_proj))
         found = assign_both(

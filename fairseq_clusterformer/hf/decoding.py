@@ -1,4 +1,4 @@
-"""More tokens for each row, one by one, by the layers of our decoder."""
+"""More tokens for each row, by the layers of our decoder: a prompt at once, others one by one."""
 
 import torch
 from torch import Tensor
@@ -37,10 +37,16 @@ def decode(
             "cannot generate; allowed: recent"
         )
     hidden = tokens.eq(decoder.padding_idx)
+    begins = cache.tokens == 0
     # A step on a GPU is too short to wait for its answer.
     padded = tokens.is_cuda or bool(hidden.any())
     places, documents = _places(decoder, tokens, ~hidden, padded, cache)
     most = cache.tokens + tokens.size(1)
+    if begins and documents is None:
+        x = _embed(decoder, tokens, places, most)
+        batch = Batch(hidden if padded else None)
+        cache.tokens = most
+        return _through(decoder, x, batch, cache.state, encoder_out)
     steps = []
     for i in range(tokens.size(1)):
         one = slice(i, i + 1)
@@ -81,7 +87,7 @@ def _places(
 
 
 def _embed(decoder: ClusterformerDecoder, tokens: Tensor, places: Tensor, most: int) -> Tensor:
-    """Input of the first layer [1, B, D]; no place is beyond `most`."""
+    """Input of the first layer [n, B, D]; no place is beyond `most`."""
     x = decoder.embed_scale * decoder.embed_tokens(tokens)
     if decoder.project_in_dim is not None:
         x = decoder.project_in_dim(x)
@@ -104,7 +110,7 @@ def _through(
     state: State,
     encoder_out: dict[str, list[Tensor]] | None,
 ) -> Tensor:
-    """The layers' output [B, 1, D]."""
+    """The layers' output [B, n, D]."""
     encoder, hidden = None, None
     if encoder_out is not None:
         encoder, hidden = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]

@@ -5,6 +5,7 @@ from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
+from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.clustering import Report
 
 
@@ -28,7 +29,8 @@ class SelfAttention(MultiheadAttention):
         """Self-attention.
 
         Args:
-            query: [N, B, D]; with ``incremental_state``, the newest token alone, N = 1.
+            query: [N, B, D]; with ``incremental_state``, the newest token alone, N = 1, or
+                several at a text's beginning, in evaluation.
             key, value: None or ``query`` itself.
             key_padding_mask: bool [B, N], True where a token is padding; or the batch, which also
                 says what belongs to which document.
@@ -48,10 +50,14 @@ class SelfAttention(MultiheadAttention):
         if incremental_state is None:
             out, reports = super().forward(x, key_padding_mask, centroids)
         else:
-            if x.size(1) != 1:
-                raise ValueError(f"{x.size(1)} tokens in one decoding step; allowed: 1")
             state = self.get_incremental_state(incremental_state, "attention") or {}
-            out, state = self.step(x, state, key_padding_mask)
+            if x.size(1) == 1:
+                out, state = self.step(x, state, key_padding_mask)
+            elif state:
+                problem = "tokens in one decoding step; allowed: 1 behind others"
+                raise ValueError(f"{x.size(1)} {problem}")
+            else:
+                out, state = prefill(self, x, key_padding_mask)
             self.set_incremental_state(incremental_state, "attention", state)
             reports = []
         return out.transpose(0, 1), reports

@@ -52,6 +52,41 @@ def test_steps_are_the_parallel_pass(kind: str) -> None:
     torch.testing.assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "gated", "routing(gap=2)", "xl"])
+def test_a_prompt_is_read_at_once(kind: str) -> None:
+    """Each layer runs once; all that follows is as if the tokens had come one by one."""
+    model = language_model(attention=kind)
+    ids, mask = padded([tokens(1, length)[0] for length in (23, 9, 1)], "left")
+    calls = []
+    model.model.decoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        at_once = model(ids, attention_mask=mask, use_cache=True)
+        assert len(calls) == 1
+        cache, found = ClusterformerCache(), []
+        for i in range(ids.size(1)):
+            given = {"attention_mask": mask[:, : i + 1], "past_key_values": cache}
+            found.append(model(ids[:, i : i + 1], **given).logits)
+        caches, more = [at_once.past_key_values, cache], tokens(3, 9)
+        real = mask.bool()
+        wanted = torch.cat(found, dim=1)[real]
+        torch.testing.assert_close(at_once.logits[real], wanted, rtol=1e-5, atol=1e-5)
+        found, wanted = (model(more, past_key_values=each).logits for each in caches)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert [cache.get_seq_length() for cache in caches] == [32, 32]
+
+
+def test_a_translators_prompt_is_read_at_once() -> None:
+    """And its attention to the source goes on from there."""
+    model, source, ids = translator(), tokens(2, 6), tokens(2, 9)
+    ids[:, 0] = EOS
+    with torch.no_grad():
+        wanted = model(source, decoder_input_ids=ids).logits
+        first = model(source, decoder_input_ids=ids[:, :5], use_cache=True)
+        second = model(source, decoder_input_ids=ids[:, 5:], past_key_values=first.past_key_values)
+    found = torch.cat([first.logits, second.logits], dim=1)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_with_a_cache_as_without(how: str) -> None:
     model, ids = language_model(), tokens(3, 8)

@@ -1,0 +1,83 @@
+"""A prompt at once is the prompt step by step: its outputs, and all that follows."""
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention.prefill import prefill
+from tests.kinds import WIDTH, build, every_causal_kind, every_causal_kind_once
+
+BATCH, AFTER = 3, 14
+OPTIONS = {
+    "shared keys, rotary": {"kv_heads": 2, "rotary": True},
+    "convolution": {"short_convolution": 3},
+    "relative": {"relative": True},
+}
+
+
+def hidden_of(padding: str, length: int) -> torch.Tensor | None:
+    """Of prompts; padding behind a prompt is followed by more tokens all the same."""
+    if padding == "none":
+        return None
+    number = torch.tensor([0, length // 2, max(length - 1, 0)]).unsqueeze(-1)
+    place = torch.arange(length)
+    return place < number if padding == "left" else place >= length - number
+
+
+def check(module, length: int, padding: str, tolerance: float = 1e-12) -> None:
+    dtype = module.q_proj.weight.dtype
+    x = torch.randn(BATCH, length + AFTER, WIDTH, dtype=dtype)
+    hidden = hidden_of(padding, length)
+    step_by_step, state = [], {}
+    for t in range(length):
+        mask = None if hidden is None else hidden[:, t : t + 1]
+        out, state = module.step(x[:, t : t + 1], state, mask)
+        step_by_step.append(out)
+    wanted = torch.cat(step_by_step, dim=1)
+    found, filled = prefill(module, x[:, :length], hidden)
+    real = torch.ones(BATCH, length, dtype=torch.bool) if hidden is None else ~hidden
+    close = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(found[real], wanted[real], **close)
+    for t in range(length, length + AFTER):
+        wanted, state = module.step(x[:, t : t + 1], state)
+        found, filled = module.step(x[:, t : t + 1], filled)
+        torch.testing.assert_close(found, wanted, **close)
+    assert {n: t.shape[0] for n, t in filled.items()} == {n: BATCH for n in state}
+    if length + AFTER > 30 and module.routers[-1].by_cluster is not None:  # no more is kept
+        names = [n for n in state if n.endswith("kept.kept")]
+        assert [filled[n].shape for n in names] == [state[n].shape for n in names]
+
+
+@every_causal_kind(padding=["none", "left", "right"], length=[1, 4, 5, 23])
+def test_every_kind(kind: str, padding: str, length: int) -> None:
+    check(build(kind, causal=True), length, padding)
+
+
+@every_causal_kind_once()
+@pytest.mark.parametrize("length", [3, 20])
+def test_every_kind_padded(kind: str, length: int) -> None:
+    for padding in ("none", "left"):
+        check(build(kind, causal=True), length, padding)
+
+
+@pytest.mark.parametrize("of", OPTIONS)
+@pytest.mark.parametrize("kind", ["window+neural", "gated", "full", "lsh, gap", "taught"])
+@pytest.mark.parametrize("length", [4, 19])
+def test_options_of_the_layer(kind: str, of: str, length: int) -> None:
+    module = build(kind, causal=True, of=OPTIONS[of])
+    for padding in ("none", "left"):
+        check(module, length, padding)
+
+
+def test_half_precision() -> None:
+    """What chooses clusters is in float32, with convolutions of its own."""
+    module = build("gated", causal=True, dtype=torch.bfloat16, of={"short_convolution": 3})
+    check(module, 17, "left", tolerance=0.05)
+
+
+def test_what_is_refused() -> None:
+    x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
+    with pytest.raises(ValueError, match="documents in a prompt; allowed: one document"):
+        prefill(build("window", causal=True), x, Batch(None, torch.zeros(2, 4).long()))
+    with pytest.raises(ValueError, match="cannot decode step by step"):
+        prefill(build("window", causal=False), x)
