@@ -42,6 +42,10 @@ def test_a_translator_translates(capsys) -> None:
     assert capsys.readouterr().out.strip() == "two dogs running on the beach."
     model = fairseq_clusterformer.load("multi30k-de-en", device="cpu")
     assert model.translate(["Ein Mann fährt mit dem Fahrrad."]) == ["a man is riding a bicycle."]
+    back = fairseq_clusterformer.load("multi30k-en-de", device="cpu")
+    assert back.translate(["Two men are playing football on the beach."]) == [
+        "zwei männer spielen football am strand."
+    ]
 
 
 def test_a_reader_reads(tmp_path, capsys) -> None:
