@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -36,6 +39,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             )
         super().__init__(config)
         self.model = build_model(config)
+        self._steps = 0  # of an optimizer; what batches observed is applied between them
         tied = _tied(self)
         self._tied_weights_keys, config.tie_word_embeddings = tied or None, bool(tied)
         self.post_init()
@@ -118,8 +122,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if inputs_embeds is not None:
             raise ValueError("inputs_embeds is given; allowed: input_ids, which are embedded here")
         if self.training and torch.is_grad_enabled():
-            self.model.set_num_updates(getattr(self, "_updates", self.config.updates) + 1)
-            self._updates = getattr(self, "_updates", self.config.updates) + 1
+            _TRAINED.add(self)
+            self.model.set_num_updates(self.config.updates + self._steps + 1)
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, *args, **kwargs
@@ -159,6 +163,23 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             + weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
             + weights.routing_loss_weight * clustering["routing_loss"]
         )
+
+
+_TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()
+
+
+def _count(optimizer: Optimizer, *_: object) -> None:
+    """Called behind each step of any optimizer of torch: count those of our models."""
+    for model in _TRAINED:
+        own = {id(parameter) for parameter in model.parameters()}
+        model._steps += any(
+            id(parameter) in own
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+
+register_optimizer_step_post_hook(_count)
 
 
 def _tied(model: nn.Module) -> dict[str, str]:

@@ -23,7 +23,7 @@ def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=4,
-        max_steps=12,
+        **{"max_steps": 12, **options},
         learning_rate=0.01,
         logging_steps=1,
         report_to=[],
@@ -31,7 +31,6 @@ def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list
         use_cpu=True,
         disable_tqdm=True,
         seed=1,
-        **options,
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=rows)
     trainer.train()
@@ -54,6 +53,33 @@ def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
     changed = [n for n, t in router.state_dict().items() if not torch.equal(t, before[n])]
     assert any("centroids" in name for name in changed)  # learned by their own loss
     assert any("normalizer" in name for name in changed)  # remembered from batch to batch
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_clusters_follow_once_an_update(accumulated: int, tmp_path: Path) -> None:
+    """However many batches an update accumulates: they are committed to between its steps."""
+    model = language_model(attention="gated").train()
+    router = model.model.decoder.layers[0].self_attn.routers[0]
+    calls, commit = [], router.commit
+    router.commit = lambda: (calls.append(model.model.decoder.num_updates), commit())
+    seen = []
+    model.register_forward_pre_hook(lambda *_: seen.append(1))
+    options = {"gradient_accumulation_steps": accumulated, "max_steps": 4}
+    fine_tuned(model, rows_of(model) * accumulated, tmp_path, **options)
+    assert len(seen) == 4 * accumulated
+    assert len(calls) == 4
+    assert model.model.decoder.num_updates == 4
+    assert router.normalizer.updates.item() == 3  # the last batches' is still to be applied
+
+
+def test_only_the_models_own_optimizer_counts() -> None:
+    model, other = language_model().train(), torch.nn.Linear(2, 2)
+    for steps, parameters in enumerate((other.parameters(), model.parameters()), 1):
+        model(tokens(1, 5), labels=tokens(1, 5)).loss.backward()
+        torch.optim.SGD(parameters, 0.1).step()
+        assert model.model.decoder.num_updates == 1, steps
+    model(tokens(1, 5), labels=tokens(1, 5))
+    assert model.model.decoder.num_updates == 2
 
 
 def test_a_classifier_is_fine_tuned(tmp_path: Path) -> None:
