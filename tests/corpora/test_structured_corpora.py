@@ -133,6 +133,19 @@ def test_sentences_of_a_corpus_are_found_by_their_punctuation(tmp_path: Path) ->
     assert record.supporting == (1,)
 
 
+def test_questions_and_a_corpus_from_the_command_line(tmp_path: Path) -> None:
+    item = hop(facts=[["A", 1], ["B", 0]])
+    del item["context"]
+    (tmp_path / "train.json").write_text(json.dumps([item]))
+    pool = [{"title": "A", "text": "One is 1. Two is 2."}, {"title": "B", "text": "Three."}]
+    (tmp_path / "corpus.json").write_text(json.dumps(pool))
+    words = ["prepare", "qa", "2wiki", tmp_path / "data", "--train", tmp_path / "train.json"]
+    assert main(list(map(str, [*words, "--corpus", tmp_path / "corpus.json"]))) == 0
+    data = QAData(tmp_path / "data", "train")
+    document, facts = data.document(0), data.outline(0).supporting.tolist()
+    assert {document.sentence_text(number) for number in facts} == {"Two is 2.", "Three."}
+
+
 QUERY = {
     "id": "WH_0",
     "query": "capital_of some land",

@@ -96,7 +96,10 @@ _PARAGRAPHS = "paragraphs of a document: the question's own and others of its ar
 _OPTIONS = {
     "paragraphs": (_PARAGRAPHS + " (qed: of other questions)", NUMBER),
     "contexts": ("the passages (default: short)", {"choices": ("short", "long")}),
-    "corpus": ("a JSON list of {title, text}, for questions without paragraphs", PATH),
+    "corpus": (
+        "a JSON list of {title, text}, for questions without paragraphs",
+        PATH | {"dest": "pool"},
+    ),
     "distractors": ("paragraphs drawn from --corpus per question (default: 8)", NUMBER),
 }
 
@@ -268,6 +271,8 @@ def prepare_corpus(
             "--test-fraction and with --gpt2-bpe or --sentencepiece-model"
         )
     chosen = {key: value for key, value in options.items() if value is not None}
+    if "pool" in chosen:  # "corpus" is the name of the corpus
+        chosen["corpus"] = chosen.pop("pool")
     reader = partial(known.reader, **chosen)
     readers = dict.fromkeys(splits, reader)
     if shares:
