@@ -3,7 +3,7 @@
 Token numbers are those of :class:`~fairseq_clusterformer.hf.tokenizer.ClusterformerTokenizer`,
 which AutoTokenizer loads where this package is imported. What ``tokenizer.json`` cannot say:
 
-- Moses' tokeniser, and two dictionaries: there is no such file then;
+- Moses' tokeniser, two dictionaries, and titles of a reader's documents: there is no file then;
 - the most words of a classifier's texts: ``truncation=True`` cuts instead;
 - how sentencepiece rounds: pieces of equal scores may change places, such as - and -- in ---;
 - how sentencepiece normalises, if the model does: transformers' way is almost the same;
@@ -61,6 +61,8 @@ def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
     if slow.source_symbols.symbols != symbols and form == "translation":
         return None
     line_end, steps = LINE_ENDS.get(form), []
+    if form == "reader" and slow.titles:
+        return None
     if form == "reader":  # only lines that hold something
         around = r"(?:\A|(?<=<s>))\n+|\n+(?=\z|<s>)"
         steps = [_replace(around, ""), _replace(r"\n+", "\n")]

@@ -32,6 +32,7 @@ from fairseq_clusterformer.inference.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
+from fairseq_clusterformer.models.word_reader import WordReader
 from fairseq_clusterformer.text import TARGETS_OWN
 
 from .base import ClusterformerPreTrainedModel
@@ -147,10 +148,11 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     except ValueError:
         known = False
     if not known or getattr(task, "is_siamese", False):
-        what = "siamese pairs" if known else f"an architecture {architecture}"
-        raise bad_option(
-            "CHECKPOINT", loaded.path, f"a model of {', '.join(KINDS)}", f"has {what}"
-        )
+        what = "has siamese pairs" if known else f"has an architecture {architecture}"
+        if isinstance(loaded.model, WordReader):
+            what = f"a reader of words ({architecture}), which transformers has no place for"
+        allowed = f"a model of {', '.join(KINDS)}; clusterformer bundle takes every model"
+        raise bad_option("CHECKPOINT", loaded.path, allowed, what)
     config.task, config.criterion = sections.pop("task"), sections.pop("criterion", {})
     config.others = {"namespaces": namespaces, "sections": sections}
     config.updates = loaded.updates

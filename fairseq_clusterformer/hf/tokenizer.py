@@ -42,7 +42,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         form: of :data:`FORMS`. A "text" begins with ``</s>`` (unless it is bytes), "masked" and
             "sentence" are framed by ``<s>`` and ``</s>``, "translation" ends in ``</s>``; of the
             pair of a "reader", the question is framed, and each line of the document, a
-            paragraph, begins with ``<s>``.
+            paragraph, begins with ``<s>``. If the training had titles, the first line of several
+            is the document's title, which stands behind each ``<s>``; it may be empty.
         languages: source and target of a translation model.
         kwargs: see `transformers.PreTrainedTokenizer`.
 
@@ -120,6 +121,14 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         return subwords.load_prepared(self.folder)
 
     @cached_property
+    def titles(self) -> bool:
+        """Whether a reader's paragraphs are led by the title of their document."""
+        if not (self.folder / RECORD).is_file():
+            return False
+        record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+        return bool(record["recipe"].get("titles"))
+
+    @cached_property
     def words(self) -> dict:
         """How the texts of a classifier become words: the arguments of `split_words`."""
         record = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))
@@ -146,10 +155,14 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         if self.form == "sentence":
             return split_words(text, **self.words)[0]
         if self.form == "reader":
+            title, lines = "", text.split("\n")
+            if self.titles and len(lines) > 1:
+                title, *lines = lines
             found = []
-            for line in filter(None, text.split("\n")):
+            for line in filter(None, lines):
                 found += [self.bos_token] if found else []
-                found += [self.subwords.symbols[i] for i in self.subwords.encode(line).ids]
+                ids = [*self.subwords.encode(title).ids, *self.subwords.encode(line).ids]
+                found += [self.subwords.symbols[i] for i in ids]
             return found
         return [self.coding.dictionary[i] for i in self.coding.encode(text).tolist()]
 

@@ -23,6 +23,7 @@ import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.inference.bundle import SHIPPED  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from tests.cli.in_process import CLASSIFICATION, QUESTIONS, assert_equal_states, train  # noqa: E402
+from tests.cli.towns import squad  # noqa: E402
 from tests.inference.commands import error, run, usage_error  # noqa: E402
 
 TRANSLATOR = "multi30k-de-en"
@@ -190,6 +191,43 @@ def test_a_reader_reads_as_ours(towns_data: Path, tmp_path: Path) -> None:
     assert_equal_states(*states)
 
 
+def test_a_reader_of_titles(tmp_path: Path) -> None:
+    """The tokenizer puts the title, a document's first line, before each paragraph, as the
+    preparation does; tokenizer.json, which could not, is not there."""
+    source = squad(12, 3)
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(source))
+    line = ["prepare", "qa", "squad2", tmp_path / "data", "--source", tmp_path, "--titles"]
+    assert run(*line) == 0
+    train(tmp_path / "data", QUESTIONS, tmp_path / "run", "--max-update", 1)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 0
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    loaded = load_checkpoint(checkpoint)
+    loaded.task.load_dataset("valid")
+    dataset, title = loaded.task.dataset("valid"), source["data"][0]["title"]
+    for i, paragraph in enumerate(source["data"][0]["paragraphs"]):
+        wanted = dataset.collater([dataset[i]])["net_input"]
+        given = tokenizer(paragraph["qas"][0]["question"], f"{title}\n{paragraph['context']}")
+        parts = [
+            [
+                t
+                for t, part in zip(given["input_ids"], given["token_type_ids"], strict=True)
+                if part == side
+            ]
+            for side in (0, 1)
+        ]
+        assert parts == [
+            wanted["question_tokens"][0].tolist(),
+            wanted["document_tokens"][0].tolist(),
+        ]
+    assert parts[1] != tokenizer("", paragraph["context"])["input_ids"][2:]
+    untitled = tokenizer("?", "\nA b.\nC.")["input_ids"]
+    assert untitled.count(tokenizer.bos_token_id) == 3
+    assert title not in tokenizer.decode(untitled)
+
+
 def test_cards(checkpoint: Path, exported: Path, language_model: Path, tmp_path: Path) -> None:
     card = (exported / "README.md").read_text()
     assert "\npipeline_tag: translation\n" in card
@@ -206,6 +244,8 @@ def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
     assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to)
+    line = error(capsys, "export", "bidaf-en", tmp_path / "o", *to)
+    assert "a reader of words (bidaf_reader_tiny), which transformers has no place for" in line
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     assert "something else" in error(capsys, "export", TRANSLATOR, tmp_path / "full", *to)
