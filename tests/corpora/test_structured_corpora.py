@@ -8,6 +8,7 @@ import pytest
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.corpora.question_answering.babi import babi
 from fairseq_clusterformer.corpora.question_answering.corpora import several_hops
+from fairseq_clusterformer.corpora.question_answering.own import own_questions
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Mention,
@@ -185,6 +186,48 @@ def test_a_candidate_that_no_mention_links_is_named(tmp_path: Path) -> None:
     path, drops = queries(tmp_path, answer="rome")
     assert list(wikihop(path, drops)) == []
     assert "answer is no candidate: " in drops.summary()
+
+
+OWN = {"question": "Who?", "paragraphs": ["Ada sang. Bob ran.", "Eve."], "answers": ["Bob"]}
+
+
+def own(tmp_path: Path, **changes) -> tuple[list[Record], Drops]:
+    path, drops = tmp_path / "train.jsonl", Drops()
+    path.write_text(json.dumps(OWN | changes) + "\n")
+    return list(own_questions(path, drops)), drops
+
+
+def test_the_structure_of_own_questions(tmp_path: Path) -> None:
+    (record,), _ = own(tmp_path, supporting=[1])
+    assert shown(record) == ["Ada sang.", "Bob ran.", "Eve."]
+    assert (record.supporting, record.candidates) == ((1,), ())
+    (record,), _ = own(tmp_path, sentences=[[0, 0, 18], [1, 0, 4]], supporting=[0])
+    assert shown(record) == ["Ada sang. Bob ran.", "Eve."]
+    (record,), _ = own(tmp_path, candidates=["Ada", "Bob"])
+    assert record.mentions == (Mention(0, 0, 0, 3), Mention(1, 0, 10, 13))
+    assert record.sentences is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sentences": [[0, 0, 20]]}, "sentence across paragraphs: sentence 0 is characters"),
+        ({"sentences": [[0, 0]]}, "no sentence: "),
+        ({"supporting": [3]}, "no such sentence: "),
+        ({"supporting": ["1"]}, "no such sentence: "),
+        ({"candidates": ["Ada", "Bob", "Zoe"]}, "a candidate that no mention links: "),
+        ({"candidates": ["Ada"]}, "answer is no candidate: "),
+        ({"candidates": []}, "no candidates: "),
+    ],
+)
+def test_own_questions_of_a_bad_structure_are_named(
+    tmp_path: Path, changes: dict, reason: str
+) -> None:
+    records, drops = own(tmp_path, **changes)
+    assert records == []
+    where, _, detail = reason.partition(": ")
+    assert drops.summary().startswith(f"left out: {where}: {tmp_path / 'train.jsonl'}: line 1: ")
+    assert detail in drops.summary()
 
 
 PARTS = (Paragraph("", "One. Two."), Paragraph("", "Three."))

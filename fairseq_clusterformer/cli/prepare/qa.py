@@ -41,6 +41,10 @@ A longer document has "paragraphs": ["...", {"title": "...", "text": "..."}] ins
 counted from 0. Otherwise they are searched in the document. An empty list means that the document
 has no answer. "id" and "title" may be missing. .gz, .bz2 and .xz are unpacked.
 
+For etc_reader, "sentences": [[paragraph, start, end], ...] are the sentences, in characters (else
+they are found by their punctuation). "supporting": [0, 2] are the numbers of those that one needs
+for the answer. "candidates": ["Ada", ...] are texts of which the answer is one.
+
 With --cloze the files hold plain text, of which questions are made: a sentence with "what" in the
 place of a name or a number that stands elsewhere in the passage.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.question_answering.records import (
     GoldAnswer,
+    Mention,
     Paragraph,
     Record,
     Unusable,
@@ -47,12 +48,32 @@ def find_answers(
     return tuple(found)
 
 
-def find_each(
-    texts: Sequence[str], paragraphs: Sequence[Paragraph]
-) -> list[tuple[GoldAnswer, ...]]:
-    """Return the places of each of `texts` by itself, as :func:`find_answers`; they may overlap
-    those of another."""
-    return [find_answers([text], paragraphs) for text in texts]
+def mentions_of(
+    id_: str,
+    candidates: Sequence[str],
+    paragraphs: Sequence[Paragraph],
+    *,
+    keep_unfound: bool = False,
+) -> tuple[Mention, ...]:
+    """Return the places of each candidate by itself, as :func:`find_answers`; they may overlap
+    those of another.
+
+    Args:
+        id_: of the question.
+        keep_unfound: some candidates may stand nowhere.
+
+    Raises:
+        Unusable: if there is none, or one stands nowhere.
+    """
+    if not candidates or not all(isinstance(text, str) for text in candidates):
+        raise Unusable("no candidates", f"question {id_}")
+    mentions = []
+    for number, text in enumerate(candidates):
+        places = find_answers([text], paragraphs)
+        if not places and not keep_unfound:
+            raise Unusable("a candidate that no mention links", f"{text!r} of question {id_}")
+        mentions += [Mention(number, place.paragraph, place.start, place.end) for place in places]
+    return tuple(mentions)
 
 
 def distant_record(

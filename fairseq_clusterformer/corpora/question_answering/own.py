@@ -6,22 +6,28 @@ The files hold SQuAD's JSON, or one question per line as JSON.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.question_answering.corpora import squad_records
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
+    distant_record,
+    mentions_of,
+)
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     GoldAnswer,
     Paragraph,
     Record,
+    Sentence,
     Unusable,
     convert,
     foreign,
     get,
     json_file,
     json_lines,
+    sentences_of,
 )
 from fairseq_clusterformer.corpora.splits import draw
 from fairseq_clusterformer.errors import UserError
@@ -58,10 +64,54 @@ def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool) -> Reco
     ``answers`` is a list of texts, which are searched in the document, or of objects ``{text,
     answer_start}``, which may name their ``paragraph``; or such an object of two lists. An empty
     list says that there is no answer; without ``answers`` this is unknown.
+
+    The object may also have the structure of a `Record`: ``sentences``, ``supporting`` ones,
+    and ``candidates``, whose mentions are searched.
     """
     number, item = item_and_number
     id_ = str(get(item, "id", (str, int)) if "id" in item else number)
-    question, paragraphs = get(item, "question"), _paragraphs(item)
+    paragraphs = _paragraphs(item)
+    structure = _structure(id_, item, paragraphs, keep_unfound)
+    record = _answered(id_, item, paragraphs, keep_unfound or bool(structure.get("candidates")))
+    if (
+        structure.get("candidates")
+        and record.texts
+        and not {*record.texts} & {*structure["candidates"]}
+    ):
+        raise Unusable("answer is no candidate", f"{record.texts[0]!r} of question {id_}")
+    return replace(record, **structure) if structure else record
+
+
+def _structure(
+    id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], keep_unfound: bool
+) -> dict[str, tuple]:
+    found: dict[str, tuple] = {}
+    if "sentences" in item:
+        found["sentences"] = tuple(_sentence(part) for part in get(item, "sentences", list))
+    if "supporting" in item:
+        found.setdefault("sentences", tuple(sentences_of(paragraphs)))
+        supporting = get(item, "supporting", list)
+        if not all(type(number) is int for number in supporting):
+            raise Unusable("no such sentence", f"supporting is {supporting}; allowed: numbers")
+        found["supporting"] = tuple(sorted({*supporting}))
+    if "candidates" in item:
+        found["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
+        found["mentions"] = mentions_of(
+            id_, found["candidates"], paragraphs, keep_unfound=keep_unfound
+        )
+    return found
+
+
+def _sentence(part: list) -> Sentence:
+    if not isinstance(part, list) or [type(number) for number in part] != [int] * 3:
+        raise Unusable("no sentence", f"{str(part)[:80]}; allowed: [paragraph, start, end]")
+    return Sentence(*part)
+
+
+def _answered(
+    id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], keep_unfound: bool
+) -> Record:
+    question = get(item, "question")
     if "answers" not in item:
         return Record(id_, question, paragraphs, answerable=None)
     answers = list(map(_answer, _entries(get(item, "answers", (list, dict)))))

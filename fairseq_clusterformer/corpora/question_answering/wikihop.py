@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import find_each
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import mentions_of
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
-    Mention,
     Paragraph,
     Record,
     Unusable,
@@ -34,13 +33,7 @@ def wikihop(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator
         id_ = get(item, "id")
         paragraphs = tuple(Paragraph("", t) for t in get(item, "supports", list) if t.strip())
         candidates = tuple(dict.fromkeys(get(item, "candidates", list)))
-        if not candidates or not all(isinstance(text, str) for text in candidates):
-            raise Unusable("no candidates", f"question {id_}")
-        places = find_each(candidates, paragraphs)
-        without = [text for text, found in zip(candidates, places, strict=True) if not found]
-        if without and not keep_unfound:
-            detail = f"{without[0]!r} of question {id_}"
-            raise Unusable("a candidate that no mention links", detail)
+        mentions = mentions_of(id_, candidates, paragraphs, keep_unfound=keep_unfound)
         known = "answer" in item
         if known and get(item, "answer") not in candidates:
             raise Unusable("answer is no candidate", f"{item['answer']!r} of question {id_}")
@@ -51,11 +44,7 @@ def wikihop(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator
             texts=(item["answer"],) if known else (),
             answerable=True if known else None,
             candidates=candidates,
-            mentions=tuple(
-                Mention(number, place.paragraph, place.start, place.end)
-                for number, found in enumerate(places)
-                for place in found
-            ),
+            mentions=mentions,
         )
 
     items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
