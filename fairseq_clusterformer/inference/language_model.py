@@ -119,12 +119,16 @@ class LanguageModel(Pretrained):
         if self.coding.unit != "byte":
             special.remove(self.dictionary.eos())  # the end of a line
         forbidden = torch.tensor(sorted(special))
-        for end in range(1, len(given) + more):
+        first = len(given) if getattr(decoder, "reads_prompts", False) else 1
+        for end in range(first, len(given) + more):
             # all rows read the same until the first token is drawn
             alive = rows if end > len(given) else 1
-            out = decoder(tokens[:alive, :end], incremental_state=state)
+            features, extra = decoder(
+                tokens[:alive, :end], incremental_state=state, features_only=True
+            )
             if end < len(given):
                 continue
+            out = decoder.output_layer(features[:, -1:]), extra
             log_probs = self.model.get_normalized_probs(out, log_probs=True)[:, -1].float().cpu()
             log_probs[:, forbidden] = -torch.inf
             if end == len(given) and rows > 1:

@@ -109,6 +109,12 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """Whether later tokens change earlier outputs, so that nothing can be generated."""
         return any(not layer.self_attn.can_step for layer in self.all_layers())
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether a first call with an empty state may have many tokens, which it reads at once;
+        with several documents in a text it goes token by token."""
+        return not self.separate_documents
+
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return self.build_layer(ClusterformerDecoderLayer, cfg, no_encoder_attn)
 
@@ -177,7 +183,13 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     def _embed(
         self, tokens: Tensor, incremental_state: IncrementalState | None
     ) -> tuple[Tensor, Batch]:
-        """Input of the first layer [N, B, D], and what the layers know of its tokens."""
+        """Input of the first layer [N, B, D], and what the layers know of its tokens.
+
+        With a state, that is the newest token alone; or all of them, if the state is empty: the
+        beginning of a text is read at once.
+        """
+        if not incremental_state:
+            incremental_state = None
         documents = None
         if self.separate_documents:  # an end-of-sentence symbol stands before what follows it
             documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)

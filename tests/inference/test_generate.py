@@ -43,6 +43,25 @@ def test_the_likeliest_are_those_of_a_pass_over_each_prefix(
     assert text == "The with" + model.coding.decode(wanted, int(given[-1]))
 
 
+def test_a_prompt_is_read_at_once(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its tokens one by one, which a decoder that does not say so gets."""
+    calls = []
+    decoder = type(model.model.decoder)
+    forward = decoder.forward
+
+    def counted(self, tokens, **options):
+        calls.append(tokens.size(1))
+        return forward(self, tokens, **options)
+
+    monkeypatch.setattr(decoder, "forward", counted)
+    prompt = "The cat and the dog with " * 4
+    at_once = model.generate(prompt, 12, temperature=0, num_samples=2)
+    assert len(calls) == 12
+    monkeypatch.setattr(decoder, "reads_prompts", False)
+    assert model.generate(prompt, 12, temperature=0, num_samples=2) == at_once
+    assert len(calls) > 12 + 12 + 90
+
+
 def test_seeds_streams_and_samples(model: LanguageModel) -> None:
     text = model.generate("The ", 50, seed=3)
     assert text.startswith("The ")
