@@ -9,6 +9,13 @@ At each of these the model names the value of its pair. A model that does not se
 right in 1 of 16 cases. A model that sees which values there are, but not which key each belongs
 to, is right in 2 of 16.
 
+    python -m scripts.experiments.recall near+taught --task mqar --length 512 --pairs 64
+
+This is multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based", figure
+2): 8,192 words, of which half are keys; the pairs come first, the keys again anywhere behind them,
+seldom far away, among random words. It trains on rows of 64 to 256 tokens with 4 to 64 pairs, and
+is tested on rows of --length. ``state`` is how many numbers decoding keeps of such a row.
+
 KIND is an attention spec as --attention takes it. `near`, which importing this module registers,
 is a window of 8, for local heads next to clustered ones.
 
@@ -21,7 +28,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,13 +42,17 @@ from fairseq_clusterformer.attention import (
     parse_attention,
 )
 from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, write_aside
 
-WIDTH, HEADS, LAYERS, NEAR = 64, 2, 2, 8
+HEADS, LAYERS, NEAR = 2, 2, 8
 BATCH, LEARNING_RATE, WARMUP = 32, 1e-3, 100
 TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
+MQAR_WORDS, MQAR_POWER = 8192, 0.01
+#: of Zoology: tokens, pairs and rows of its training data
+MQAR_TRAINING = ((64, 4, 5), (128, 8, 1), (256, 16, 1), (256, 32, 1), (256, 64, 1))
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class Setting:
     there are ``symbols`` different keys, as many values, and as many noise tokens."""
 
     kind: str
+    task: str = "recall"
+    width: int = 64
     length: int = 96
     pairs: int = 8
     pairs_end: int = 40
@@ -65,12 +78,27 @@ class Setting:
     seed: int = 1
 
     def __post_init__(self):
-        if self.pairs > min(self.symbols, self.pairs_end // 2):
+        if self.task not in TASKS:
+            raise UserError(f"--task is {self.task}; allowed: {', '.join(TASKS)}")
+        if self.task == "mqar":
+            if 4 * self.pairs > self.length:
+                raise UserError(f"--length is {self.length}; allowed: 4 times --pairs or more")
+        elif self.pairs > min(self.symbols, self.pairs_end // 2):
             raise UserError(
                 f"--pairs is {self.pairs}; allowed: up to --symbols, and up to half --pairs-end"
             )
-        if self.pairs + self.pairs_end > self.length:
+        elif self.pairs + self.pairs_end > self.length:
             raise UserError(f"--length is {self.length}; allowed: --pairs + --pairs-end or more")
+
+    @property
+    def words(self) -> int:
+        """Different tokens."""
+        return MQAR_WORDS if self.task == "mqar" else 3 * self.symbols
+
+    @property
+    def values(self) -> int:
+        """Different answers."""
+        return MQAR_WORDS // 2 if self.task == "mqar" else self.symbols
 
     def layers(self) -> list[tuple[Heads, ...]]:
         """The kinds of each layer; ``near`` is a window of 8."""
@@ -85,14 +113,16 @@ class Rows(NamedTuple):
     """Rows of the task, int64.
 
     Attributes:
-        tokens: [B, N]; values are 0 up to ``symbols``, then come keys, then noise.
-        answers: the value that belongs to each query, [B, Q]; the queries are the last Q tokens.
+        tokens: [B, N]; values come first, then keys, then noise.
+        answers: the value that belongs to each query, [B, Q].
         pairs_at: position of the second token of that pair, which can know both, [B, Q].
+        queries_at: positions of the queries, [B, Q].
     """
 
     tokens: Tensor
     answers: Tensor
     pairs_at: Tensor
+    queries_at: Tensor
 
 
 def make_rows(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
@@ -109,23 +139,53 @@ def make_rows(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     tokens = torch.randint(*noise, (rows, setting.length), generator=generator)
     tokens.scatter_(1, first, keys).scatter_(1, first + 1, values)
     tokens[:, -pairs:] = keys.gather(1, asked)
-    return Rows(tokens, values.gather(1, asked), first.gather(1, asked) + 1)
+    queries = torch.arange(setting.length - pairs, setting.length).expand(rows, -1)
+    return Rows(tokens, values.gather(1, asked), first.gather(1, asked) + 1, queries)
+
+
+def make_mqar(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
+    """Draw rows as Zoology does. A query's distance from the pairs follows a power law."""
+    pairs, half = setting.pairs, MQAR_WORDS // 2
+    keys, values = (
+        torch.rand(rows, half, generator=generator).argsort(-1)[:, :pairs] for _ in range(2)
+    )
+    places = (setting.length - 2 * pairs) // 2
+    share = torch.arange(1, places + 1).double() ** (MQAR_POWER - 1)
+    gaps = torch.multinomial(share.expand(rows, -1), pairs, generator=generator)
+    queries = 2 * pairs + 2 * gaps
+    tokens = torch.randint(MQAR_WORDS, (rows, setting.length), generator=generator)
+    tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys + half, values
+    tokens.scatter_(1, queries, keys + half)
+    pairs_at = (2 * torch.arange(pairs) + 1).expand(rows, -1)
+    return Rows(tokens, values, pairs_at, queries)
+
+
+def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
+    """Draw a batch to learn from."""
+    if setting.task == "mqar":
+        share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
+        size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
+        setting = replace(setting, length=size[0], pairs=size[1])
+    return TASKS[setting.task](setting, BATCH, generator)
+
+
+TASKS = {"recall": make_rows, "mqar": make_mqar}
 
 
 class Layer(nn.Module):
     """A pre-norm Transformer layer over ``MultiheadAttention``."""
 
-    def __init__(self, kinds: tuple[Heads, ...], short_convolution: int):
+    def __init__(self, kinds: tuple[Heads, ...], width: int, short_convolution: int):
         super().__init__()
         self.attention = MultiheadAttention(
-            WIDTH, HEADS, kinds=kinds, causal=True, short_convolution=short_convolution
+            width, HEADS, kinds=kinds, causal=True, short_convolution=short_convolution
         )
-        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.attention_norm = nn.LayerNorm(width)
         self.feed_forward = nn.Sequential(
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
             nn.ReLU(),
-            nn.Linear(4 * WIDTH, WIDTH),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, list]:
@@ -140,22 +200,31 @@ class Model(nn.Module):
     def __init__(self, setting: Setting):
         super().__init__()
         self.setting = setting
-        self.embed = nn.Embedding(3 * setting.symbols, WIDTH)  # variance 1, as fairseq's
-        rate = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
+        width, near = setting.width, setting.short_convolution
+        self.embed = nn.Embedding(setting.words, width)  # variance 1, as fairseq's
+        rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
         angle = torch.arange(setting.length).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
-        width = setting.short_convolution
-        self.layers = nn.ModuleList(Layer(kinds, width) for kinds in setting.layers())
-        self.norm = nn.LayerNorm(WIDTH)
-        self.classify = nn.Linear(WIDTH, setting.symbols)
+        self.layers = nn.ModuleList(Layer(kinds, width, near) for kinds in setting.layers())
+        self.norm = nn.LayerNorm(width)
+        self.classify = nn.Linear(width, setting.values)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, list[list]]:
-        """Logits of the values at the queries [B, Q, symbols], and each layer's reports."""
-        x, reports = self.embed(tokens) + self.positions, []
+    def forward(self, tokens: Tensor, queries_at: Tensor) -> tuple[Tensor, list[list]]:
+        """Logits of the values at the queries [B, Q, values], and each layer's reports."""
+        x, reports = self.embed(tokens) + self.positions[: tokens.size(1)], []
         for layer in self.layers:
             x, of_layer = layer(x)
             reports.append(of_layer)
-        return self.classify(self.norm(x[:, -self.setting.pairs :])), reports
+        x = x.gather(1, queries_at.unsqueeze(-1).expand(-1, -1, x.size(-1)))
+        return self.classify(self.norm(x)), reports
+
+    @torch.no_grad()
+    def state_size(self) -> int:
+        """Numbers that decoding keeps of a row of ``length``."""
+        x = torch.zeros(1, self.setting.length, self.setting.width)
+        states = [prefill(layer.attention, x)[1] for layer in self.layers]
+        kept = (t for state in states for t in state.values() if t.is_floating_point())
+        return sum(t.numel() for t in kept)
 
 
 def train(setting: Setting) -> dict:
@@ -169,8 +238,8 @@ def train(setting: Setting) -> dict:
     for step in (progress := tqdm(range(1, setting.steps + 1), desc=about, mininterval=1)):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
-        rows = make_rows(setting, BATCH, rows_drawn)
-        logits, reports = model(rows.tokens)
+        rows = training_rows(setting, rows_drawn)
+        logits, reports = model(rows.tokens, rows.queries_at)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())
         total = loss + clustering_losses(reports, setting)
         optimizer.zero_grad()
@@ -199,16 +268,18 @@ def clustering_losses(reports: list[list], setting: Setting) -> Tensor | float:
 @torch.no_grad()
 def evaluate(model: Model) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
-    rows = make_rows(model.setting, TEST_ROWS, torch.Generator().manual_seed(TEST_SEED))
-    logits, reports = model.eval()(rows.tokens)
+    drawn = torch.Generator().manual_seed(TEST_SEED)
+    rows = TASKS[model.setting.task](model.setting, TEST_ROWS, drawn)
+    logits, reports = model.eval()(rows.tokens, rows.queries_at)
     by_layer: dict[str, list[Tensor]] = {}
-    for name, seen in tokens_seen(model, rows.tokens).items():
+    for name, seen in tokens_seen(model, rows.tokens, rows.queries_at).items():
         by_layer.setdefault(name.rpartition(".routers.")[0], []).append(seen)
     model.train()
     sizes = [r.cluster_sizes for rs in reports for r in rs if r.cluster_sizes is not None]
     pairs = [pairs_seen(of_layer, rows) for of_layer in by_layer.values()]
     return {
         "accuracy": (logits.argmax(-1) == rows.answers).float().mean().item(),
+        "state": model.state_size(),
         "effective clusters": [cluster_use(s).effective.item() for s in sizes],
         "sees its pair": [own for own, _ in pairs],
         "sees another pair": [other for _, other in pairs],
@@ -225,7 +296,7 @@ def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
     seen = torch.zeros(count, length, length, dtype=torch.bool)
     for of_heads in seen_by_heads:
         seen |= of_heads.any(1)
-    seen = seen[:, -pairs:]
+    seen = seen.gather(1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length))
     at = rows.pairs_at.unsqueeze(1).expand(-1, pairs, -1)
     seen = seen.gather(-1, at).float()  # [B, Q, Q]
     own = seen.diagonal(dim1=1, dim2=2).mean()

@@ -30,7 +30,7 @@ def rows_of(task, count=200, **setting):
 
 def test_answers_are_the_values_of_the_asked_keys(task):
     rows = rows_of(task)
-    for row, answers, pairs_at in zip(*(t.tolist() for t in rows), strict=True):
+    for row, answers, pairs_at in zip(*(t.tolist() for t in rows[:3]), strict=True):
         value_of, place_of = {}, {}
         for i in range(PAIRS_END):
             if SYMBOLS <= row[i] < 2 * SYMBOLS:  # a key
@@ -44,6 +44,30 @@ def test_answers_are_the_values_of_the_asked_keys(task):
         assert pairs_at == [place_of[query] for query in queries]
         noise = row[PAIRS_END:-PAIRS]
         assert min(noise) >= 2 * SYMBOLS
+
+
+def test_rows_of_zoology(task):
+    setting = task.Setting("full", task="mqar", length=256, pairs=16)
+    rows = task.make_mqar(setting, 400, torch.Generator().manual_seed(3))
+    half = task.MQAR_WORDS // 2
+    keys = rows.tokens[:, :32:2]
+    assert int(keys.min()) >= half
+    assert all(len(set(row)) == 16 for row in keys.tolist())
+    assert torch.equal(rows.tokens.gather(1, rows.pairs_at), rows.answers)
+    assert torch.equal(rows.tokens.gather(1, rows.pairs_at - 1), keys)
+    assert torch.equal(rows.tokens.gather(1, rows.queries_at), keys)
+    assert int(rows.answers.max()) < half
+    at = rows.queries_at
+    assert int(at.min()) == 32
+    assert int(at.max()) < 256
+    assert all(len(set(row)) == 16 for row in at.tolist())
+    near = (at < 32 + 28).float().mean()  # without the power law, an eighth
+    assert 0.4 < near < 0.8
+    sizes = {
+        task.training_rows(setting, torch.Generator().manual_seed(i))[0].shape[1]
+        for i in range(30)
+    }
+    assert sizes == {64, 128, 256}
 
 
 def test_rows_of_another_size(task):
@@ -74,11 +98,11 @@ def test_no_window_of_the_defaults_reaches_a_pair(task):
     reach = task.LAYERS * (task.Setting("full").attention_window - 1)
     assert first_query - last_of_pairs > LENGTH - PAIRS - PAIRS_END >= reach
 
-    changed = rows.tokens.clone()
+    changed, at = rows.tokens.clone(), rows.queries_at
     changed[:, :PAIRS_END] = rows.tokens.roll(1, 0)[:, :PAIRS_END]
     for kind, moves in (("window", False), ("near", False), ("full", True)):
         net = task.Model(task.Setting(kind))
-        same = torch.equal(net(rows.tokens)[0], net(changed)[0])
+        same = torch.equal(net(rows.tokens, at)[0], net(changed, at)[0])
         assert same != moves, kind
 
 
@@ -111,6 +135,15 @@ def test_the_command_trains_and_writes_its_result(task, tmp_path, capsys, monkey
     assert f"accuracy {result['accuracy']:.3f} after 2 updates" in capsys.readouterr().out
 
 
+def test_what_decoding_keeps(task, monkeypatch):
+    """Keys and values of two layers: all of them, or those that windows and clusters show."""
+    monkeypatch.setattr(task, "TEST_ROWS", 2)
+    for kind, tokens in (("full", 96), ("window", 24), ("near+neural", (8 + 8 * 24) / 2)):
+        model = task.Model(task.Setting(kind))
+        assert model.state_size() // (2 * 2 * 64) == tokens
+        assert task.evaluate(model)["state"] == model.state_size()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -119,6 +152,8 @@ def test_the_command_trains_and_writes_its_result(task, tmp_path, capsys, monkey
         ("near --steps 0", "1 or more"),
         ("near --pairs 17", "--pairs is 17"),
         ("near --length 47", "--length is 47"),
+        ("near --task mqar --length 31", "4 times --pairs or more"),
+        ("near --task mqr", "--task is mqr; allowed: recall, mqar"),
         ("near --seed one", "a whole number"),
         ("neural --cluster-temperature 0", "above 0"),
         ("neural --cluster-normalizer best", "running"),
