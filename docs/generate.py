@@ -26,6 +26,7 @@ TABLES = {
     "etc pre-training": "tasks.etc_masked_lm:ETCMaskedLMTaskConfig"
     " criterions.etc_masked_lm:ETCMaskedLMLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
+    "etc reader": "-models.etc_lift:LiftOptions models.etc_reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
     "bidaf": "models.bidaf_reader:BidafReaderConfig",
