@@ -208,16 +208,19 @@ class StructureHeads(nn.Module):
         paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraph)
         # a question with candidates has no global token for all
         plain = types[:, :1].eq(OF_ALL)
-        sentences = candidates = None
+        of_types = in_float32(self.answer_type, of_global[:, 0]) * plain
+        sentences = None
         if self.supporting is not None:
             sentences = _chosen(in_float32(self.supporting, of_global), types.eq(OF_SENTENCE))
-        if (is_candidate := types.eq(OF_CANDIDATE)).any():
-            candidates = _chosen(in_float32(self.candidate, of_global), is_candidate)
+        candidates = _chosen(in_float32(self.candidate, of_global), types.eq(OF_CANDIDATE))
+        if not candidates.size(1):
+            # workers of a distributed training expect a gradient, of 0, for each parameter
+            of_types, candidates = of_types + candidates.sum(), None
         return StructureLogits(
             start=start.masked_fill(~text, -torch.inf),
             end=end.masked_fill(~text, -torch.inf),
             paragraph=paragraph,
-            type=in_float32(self.answer_type, of_global[:, 0]) * plain,
+            type=of_types,
             sentences=sentences,
             candidates=candidates,
         )
