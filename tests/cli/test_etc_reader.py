@@ -11,6 +11,7 @@ import pytest
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.metrics import hotpotqa
@@ -108,6 +109,26 @@ def test_answers_from_a_text_show_what_supports_them(
     assert shown.startswith(f"1. {line['texts'][0]}\n")
     assert shown.count("supported by (") == 1
     assert f": {fact.rstrip('.')}.\n" in shown.split("supported by (")[1]
+
+
+def test_sentences_of_a_text_are_those_of_its_tokens(
+    learned: tuple[Path, Run], stories: Path
+) -> None:
+    """Whole, and in pieces that cut them."""
+    reader = Reader(load_checkpoint(learned[0], data=stories, task="clusterformer_qa"))
+    source = text_source("Ada is in the hall. Bob is in the park.\n\nEve is in the shop.", "text")
+    whole = ["Ada is in the hall.", "Bob is in the park.", "Eve is in the shop."]
+    (section,) = reader.sections(source)
+    document = section.document
+    assert [document.sentence_text(number) for number in range(3)] == whole
+    parts = reader.sections(source, 5)
+    assert len(parts) > 4
+    for part in parts:
+        found = part.document
+        texts = [found.sentence_text(number) for number in range(len(found.sentences))]
+        assert texts
+        assert all(any(text in sentence for sentence in whole) for text in texts)
+        assert (found.sentences[:, 1] <= len(part.tokens)).all()
 
 
 def test_a_bundle_answers_as_its_checkpoint(

@@ -230,6 +230,24 @@ def test_own_questions_of_a_bad_structure_are_named(
     assert detail in drops.summary()
 
 
+def test_sentences_of_any_corpus_are_found_by_lines_and_punctuation(tmp_path: Path) -> None:
+    text = 'Ada sang. Bob ran at 3.5 m/s!\n \nA heading\nEve said: "Go." She left.'
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(OWN | {"paragraphs": [text, "Tom. "]}) + "\n")
+    folder = tmp_path / "data"
+    words = ["prepare", "qa", "text", path, folder, "--valid", path]
+    assert main(list(map(str, words))) == 0
+    data = QAData(folder, "train")
+    outline, document = data.outline(0), data.document(0)
+    found = [document.sentence_text(number) for number in range(len(outline.sentences))]
+    assert found == [
+        *("Ada sang.", "Bob ran at 3.5 m/s!", "A heading"),
+        *('Eve said: "Go."', "She left.", "Tom."),
+    ]
+    assert outline.supporting is None
+    outline.check(data[0].paragraph_starts, len(data[0].document), linked=True)
+
+
 PARTS = (Paragraph("", "One. Two."), Paragraph("", "Three."))
 
 
