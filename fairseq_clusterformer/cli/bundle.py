@@ -13,7 +13,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_output,
+    add_places,
+    megabytes,
+    number,
+    read_card,
+    whole_number,
+)
 from fairseq_clusterformer.errors import UserError, bad_option
 
 
@@ -28,10 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="of fairseq, or a bundle")
     add("out", metavar="OUT", type=Path, help="the folder to make")
     add_places(parser)
-    about = "of the weights in the file (default: float32, which changes no output)"
-    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
-    about = "a Markdown file that says what the model is, of what data, and how good"
-    add("--card", metavar="FILE", type=Path, help=about)
+    add_output(parser, "a bundle")
     about = (
         "a reader of words knows the words of this file (of the space that it was trained with)"
     )
@@ -41,7 +46,6 @@ def main(arguments: Sequence[str]) -> int:
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
     finite = number("that is finite", math.isfinite)
     add("--no-answer-bias", metavar="B", type=finite, help=about)
-    add("--force", action="store_true", help="replace a bundle, nothing else")
     args = parser.parse_args(arguments)
     if args.max_words is not None and args.word_vectors is None:
         raise bad_option("--max-words", args.max_words, "with --word-vectors")
@@ -52,12 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
-    card = None
-    if args.card is not None:
-        try:
-            card = args.card.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise bad_option("--card", args.card, "a file of UTF-8 text", str(error)) from None
+    card = read_card(args.card)
     bias = args.no_answer_bias
     task = None if bias is None else "clusterformer_qa"
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
@@ -73,6 +72,6 @@ def main(arguments: Sequence[str]) -> int:
         except ValueError as error:
             raise UserError(str(error)) from None
     write_bundle(loaded, args.out, dtype=args.dtype, card=card, force=args.force)
-    size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
-    print(f"{args.out}: {type(loaded.model).__name__}, {size / 1e6:.1f} MB in {args.dtype}")
+    kind = type(loaded.model).__name__
+    print(f"{args.out}: {kind}, {megabytes(args.out)} in {args.dtype}")
     return 0

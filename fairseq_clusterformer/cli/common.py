@@ -223,3 +223,35 @@ def prepare_folder(options: dict) -> int:
         print(f"{split:5}", *(f"{number:>13,} {what}" for what, number in counts.items()))
     print(f"prepared {options['dest']} in {time.monotonic() - start:.0f} s")
     return 0
+
+
+def add_output(parser: Parser, replaced: str) -> None:
+    """Add the options of commands that write a model into a folder OUT.
+
+    Args:
+        replaced: what --force replaces, such as "a bundle".
+    """
+    add = parser.add_argument
+    about = "of the weights in the file (default: float32, which changes no output)"
+    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
+    about = "a Markdown file that says what the model is, of what data, and how good"
+    add("--card", metavar="FILE", type=Path, help=about)
+    add("--force", action="store_true", help=f"replace {replaced}, nothing else")
+
+
+def read_card(path: Path | None) -> str | None:
+    """The text of --card; None: none was given.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise bad_option("--card", path, "a file of UTF-8 text", str(error)) from None
+
+
+def megabytes(folder: Path) -> str:
+    """The size of all files of a folder, such as "3.3 MB"."""
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return f"{size / 1e6:.1f} MB"

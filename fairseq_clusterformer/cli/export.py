@@ -5,14 +5,21 @@
 
 The folder holds config.json, model.safetensors, the tokenizer, generation_config.json and a card.
 AutoModelForCausalLM.from_pretrained (AutoModelForSeq2SeqLM, ...) reads it after
-`import fairseq_clusterformer.hf`. --to fairseq also takes what was fine-tuned there.
+`import fairseq_clusterformer.hf`. --to fairseq also takes what was fine-tuned there, and a folder
+of GPT-2, RoBERTa, Marian or BART.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_output,
+    add_places,
+    megabytes,
+    read_card,
+)
+from fairseq_clusterformer.errors import UserError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,20 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     add("out", metavar="OUT", type=Path, help="the folder to make")
     add("--to", choices=("transformers", "fairseq"), required=True, help="what OUT is for")
     add_places(parser)
-    about = "of the weights in the file (default: float32, which changes no output)"
-    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
-    about = "a Markdown file that says what the model is, of what data, and how good"
-    add("--card", metavar="FILE", type=Path, help=about)
-    add("--force", action="store_true", help="replace what this command wrote, nothing else")
+    add_output(parser, "what this command wrote")
     args = parser.parse_args(arguments)
     if args.to == "fairseq" and (args.card or args.data):
         parser.error("--card and --data are for --to transformers; allowed: without them")
-    card = None
-    if args.card is not None:
-        try:
-            card = args.card.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise bad_option("--card", args.card, "a file of UTF-8 text", str(error)) from None
+    card = read_card(args.card)
     try:
         from fairseq_clusterformer.hf import folder, no_progress_bars
     except ImportError as error:
@@ -57,6 +55,5 @@ def main(arguments: Sequence[str]) -> int:
         folder.check_out(args.out, args.force)
         loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
         folder.export(loaded, args.out, card=card, **how)
-    size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
-    print(f"{args.out}: for {args.to}, {size / 1e6:.1f} MB in {args.dtype}")
+    print(f"{args.out}: for {args.to}, {megabytes(args.out)} in {args.dtype}")
     return 0

@@ -1,6 +1,6 @@
 """What all our models share with ``transformers``: building, loading, tying, checkpointing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from weakref import WeakSet
 
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
@@ -122,8 +123,13 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if inputs_embeds is not None:
             raise ValueError("inputs_embeds is given; allowed: input_ids, which are embedded here")
         if self.training and torch.is_grad_enabled():
-            _TRAINED.add(self)
-            self.model.set_num_updates(self.config.updates + self._steps + 1)
+            self._begin_update()
+
+    @torch.compiler.disable
+    def _begin_update(self) -> None:
+        """Apply what was observed before the last step of an optimizer, if it was not yet."""
+        _TRAINED.add(self)
+        self.model.set_num_updates(self.config.updates + self._steps + 1)
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, *args, **kwargs
@@ -148,6 +154,10 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if attention_mask is None:
             return input_ids
         return input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+
+    def _wants_states(self, output_hidden_states: bool | None) -> bool:
+        """Whether the input and each layer's output are to be returned."""
+        return bool(output_hidden_states or self.config.output_hidden_states)
 
     def _with_clustering(self, loss: Tensor, reports: dict[str, list]) -> Tensor:
         """In training, the task's loss and those of the clusters (CF22 eq. 17)."""
@@ -180,6 +190,16 @@ def _count(optimizer: Optimizer, *_: object) -> None:
 
 
 register_optimizer_step_post_hook(_count)
+
+
+def batch_first(states: Iterable[Tensor] | None) -> tuple[Tensor, ...] | None:
+    """States [B, N, D] of fairseq's [N, B, D]; None of none."""
+    return None if states is None else tuple(state.transpose(0, 1) for state in states)
+
+
+def as_asked(out: ModelOutput, return_dict: bool | None) -> ModelOutput | tuple:
+    """The output, or a tuple where ``return_dict`` is False."""
+    return out.to_tuple() if return_dict is False else out
 
 
 def _tied(model: nn.Module) -> dict[str, str]:

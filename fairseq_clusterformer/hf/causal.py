@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .base import ClusterformerPreTrainedModel
+from .base import ClusterformerPreTrainedModel, as_asked, batch_first
 from .cache import ClusterformerCache
 from .decoding import decode
 
@@ -77,8 +77,8 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             tokens = self._masked(input_ids, attention_mask)
             x, extra = decoder.extract_features(tokens, None)
             reports = extra["reports"]
-            if output_hidden_states or self.config.output_hidden_states:
-                states = tuple(state.transpose(0, 1) for state in extra["inner_states"])
+            if self._wants_states(output_hidden_states):
+                states = batch_first(extra["inner_states"])
         logits = self._logits(x[:, keep])
         loss = None
         if labels is not None:
@@ -87,7 +87,7 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=states
         )
-        return out if return_dict is not False else out.to_tuple()
+        return as_asked(out, return_dict)
 
     def _logits(self, x: Tensor) -> Tensor:
         """[B, N, vocabulary]; of an adaptive softmax, log-probabilities."""

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from .base import ClusterformerPreTrainedModel
+from .base import ClusterformerPreTrainedModel, as_asked, batch_first
 from .configuration import ClusterformerConfig
 
 
@@ -53,16 +53,16 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         """
         self._begin(output_attentions, inputs_embeds)
         tokens = self._masked(input_ids, attention_mask)
-        wanted = bool(output_hidden_states or self.config.output_hidden_states)
+        wanted = self._wants_states(output_hidden_states)
         if self.config.family == "clusterformer_lm":
             x, extra = self.model.decoder.extract_features(tokens, None)
             states = extra["inner_states"]
         else:
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
             x, states = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_states"]
-        states = tuple(state.transpose(0, 1) for state in states) if wanted else None
+        states = batch_first(states if wanted else None)
         out = BaseModelOutput(last_hidden_state=x, hidden_states=states)
-        return out if return_dict is not False else out.to_tuple()
+        return as_asked(out, return_dict)
 
 
 class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
@@ -97,18 +97,16 @@ class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
             labels: int64 [B, N], -100 where there is no loss.
         """
         self._begin(output_attentions, inputs_embeds)
-        wanted = bool(output_hidden_states or self.config.output_hidden_states)
+        wanted = self._wants_states(output_hidden_states)
         tokens = self._masked(input_ids, attention_mask)
         encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
         logits = self.model.lm_head(encoded["encoder_out"][0].transpose(0, 1))
-        states, loss = None, None
-        if wanted:
-            states = tuple(state.transpose(0, 1) for state in encoded["encoder_states"])
+        states, loss = batch_first(encoded["encoder_states"] if wanted else None), None
         if labels is not None:
             loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
             loss = self._with_clustering(loss, {"encoder": encoded["reports"]})
         out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
-        return out if return_dict is not False else out.to_tuple()
+        return as_asked(out, return_dict)
 
 
 class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
@@ -145,4 +143,4 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
             loss = self.loss_function(pooled_logits=logits, labels=labels, config=self.config)
             loss = self._with_clustering(loss, extra["reports"])
         out = SequenceClassifierOutput(loss=loss, logits=logits)
-        return out if return_dict is not False else out.to_tuple()
+        return as_asked(out, return_dict)

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from fairseq_clusterformer.answers import TYPES, best_spans
 
-from .base import ClusterformerPreTrainedModel
+from .base import ClusterformerPreTrainedModel, as_asked
 
 
 @dataclass
@@ -95,7 +95,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
                     loss = loss + cross_entropy(logits[~none], right[~none]) / 2
             loss = self._with_clustering(loss, extra["reports"])
         out = ReaderOutput(loss=loss, start_logits=start, end_logits=end, type_logits=found.type)
-        return out if return_dict is not False else out.to_tuple()
+        return as_asked(out, return_dict)
 
     @torch.no_grad()
     def spans(self, max_length: int = 30, **inputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .base import ClusterformerPreTrainedModel
+from .base import ClusterformerPreTrainedModel, as_asked, batch_first
 from .cache import ClusterformerCache
 from .decoding import decode
 
@@ -132,8 +132,8 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         else:
             x, extra = decoder.extract_features(tokens, encoded)
             by_side = extra["reports"] | {"encoder": reports}
-            if output_hidden_states or self.config.output_hidden_states:
-                states = tuple(state.transpose(0, 1) for state in extra["inner_states"])
+            if self._wants_states(output_hidden_states):
+                states = batch_first(extra["inner_states"])
         logits, loss = decoder.output_layer(x), None
         if labels is not None:
             loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
@@ -145,7 +145,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             decoder_hidden_states=states,
             encoder_last_hidden_state=source,
         )
-        return out if return_dict is not False else out.to_tuple()
+        return as_asked(out, return_dict)
 
     def _encode(
         self, input_ids: Tensor, attention_mask: Tensor | None, reports: list

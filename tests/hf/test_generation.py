@@ -1,6 +1,7 @@
 """Generation with our bounded cache: the same tokens as without it, and as fairseq writes."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -226,10 +227,46 @@ def test_a_conversation_goes_on_from_a_cache() -> None:
     assert torch.equal(found, model.generate(more, max_new_tokens=6, eos_token_id=None))
 
 
+COMPILED = [
+    pytest.param("eager", "window"),
+    pytest.param("aot_eager", "window+taught"),
+    pytest.param("aot_eager", "gated(exploration=0)"),
+    pytest.param(
+        "inductor",
+        "window",
+        marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+    ),
+]
+
+
 @pytest.mark.slow
-def test_compiled() -> None:
-    """With the eager backend: what is traced is the model, what runs needs no compiler."""
-    model, ids = language_model(decoder_layers=1, attention="window"), tokens(2, 9)
-    compiled = torch.compile(model, backend="eager")
+@pytest.mark.parametrize(("backend", "kind"), COMPILED)
+def test_compiled(backend: str, kind: str) -> None:
+    """The same logits and gradients, also when an optimizer's step has begun an update."""
+    options = {"decoder_layers": 1, "attention": kind, "dropout": 0.0}
+    model, ids = language_model(**options, scouts=0), tokens(2, 9)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(other, backend=backend)
     with torch.no_grad():
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+    if backend == "inductor":
+        return  # its training takes minutes on a processor
+    model.train(), other.train()
+    for _ in range(2):
+        losses = [each(ids, labels=ids).loss for each in (model, compiled)]
+        torch.testing.assert_close(*losses)
+        for each, loss in zip((model, other), losses, strict=True):
+            loss.backward()
+            torch.optim.SGD(each.parameters(), 0.1).step()
+            assert each.model.decoder.num_updates in (1, 2)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.slow
+def test_compiled_generation() -> None:
+    """Steps as well, whose state grows and then comes round."""
+    model, ids = language_model(decoder_layers=1, attention="window"), tokens(2, 5)
+    wanted = written(model, ids)
+    model.compile(backend="aot_eager", dynamic=True)
+    assert torch.equal(written(model, ids), wanted)
