@@ -273,19 +273,17 @@ def ranked_answers(
     if within_long:
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
         start, end = (x.masked_fill(elsewhere, -torch.inf) for x in (start, end))
-    within, supporting = numbers, [None] * len(documents)
-    sentences = getattr(logits, "sentences", None)
-    if sentences is not None:
-        likely = sentences.sigmoid().cpu()
-        rows = zip(likely, documents, strict=True)
-        supporting = [_supporting(*row, supporting_threshold) for row in rows]
-        rows = zip(supporting, documents, numbers, start, strict=True)
-        within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
-        start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+    within, supporting, of_candidates = numbers, [None] * len(documents), None
+    if isinstance(logits, StructureLogits):
+        if logits.sentences is not None:
+            rows = zip(logits.sentences.sigmoid().cpu(), documents, strict=True)
+            supporting = [_supporting(*row, supporting_threshold) for row in rows]
+            rows = zip(supporting, documents, numbers, start, strict=True)
+            within, hidden = map(torch.stack, zip(*(_in_facts(*row) for row in rows), strict=True))
+            start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
+        if logits.candidates is not None:
+            of_candidates = logits.candidates.log_softmax(-1).cpu()
     spans = best_spans(start, end, within, max_length=max_answer_length, top=_CANDIDATES * top)
-    of_candidates = getattr(logits, "candidates", None)
-    if of_candidates is not None:
-        of_candidates = of_candidates.log_softmax(-1).cpu()
     paragraphs = paragraph.topk(min(top, paragraph.size(1)))
     found = []
     for row, document in enumerate(documents):

@@ -19,7 +19,8 @@ one item per question, all in the same order:
                           ``answers`` ([paragraph, start, end]) and ``texts``, the accepted
                           answers. A paragraph is [title, text]. In Natural Questions it is
                           [title, text, [start, end), words]: the third are its tokens in the
-                          document, and the last has the token of each of its words.
+                          document, and the last has the token of each of its words. Where an
+                          answer is one of some, ``candidates`` has their texts.
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ``SPLIT.structure``       .bin, .idx (int32): sentences, supporting sentences, candidates and their
                           mentions; see `Outline.item`. Older folders have none
