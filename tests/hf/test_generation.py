@@ -173,18 +173,20 @@ def test_a_translator_with_a_cache_as_without() -> None:
         assert torch.equal(written(model, ids, **how), written(model, ids, use_cache=False, **how))
 
 
-def test_a_long_text_keeps_a_cache_of_constant_size() -> None:
+@pytest.mark.parametrize("length", [240, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_long_text_keeps_a_cache_of_constant_size(length: int) -> None:
     """Once the rings are full, nothing grows, whatever the length."""
     sizes = {"decoder_layers": 1, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8}
     model = language_model(attention="window+taught", decoder_attention_heads=2, **sizes)
     cache, token, seen = ClusterformerCache(), tokens(1, 1), []
     with torch.inference_mode():
-        for length in (40, 120, 240):
-            while cache.get_seq_length() < length:
+        for until in (40, length // 2, length):
+            while cache.get_seq_length() < until:
                 out = model(token, past_key_values=cache)
                 token = out.logits[:, -1, 4:].argmax(-1, keepdim=True) + 4
             seen.append(cache.num_bytes)
-    assert seen[0] == seen[1] == seen[2]
+        at_once = model(tokens(1, length), use_cache=True).past_key_values
+    assert seen[0] == seen[1] == seen[2] == at_once.num_bytes
     keys = 4 * (1 + 3)  # of a window, and of the rings of three clusters, 4 each
     assert seen[0] < 2 * keys * (4 + 4 + 1) * 4  # key, value and bias of floats
 
