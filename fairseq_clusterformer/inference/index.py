@@ -26,6 +26,7 @@ from .found import Section
 logger = logging.getLogger(__name__)
 
 MARK = ".clusterformer-index"
+_AT_ONCE = 256  # sections, of whole documents
 _FORMAT = b"1"  # of what a hash stands for: another one makes older files unknown
 _ALLOWED = "a new or empty folder, or one that clusterformer has made as an index"
 
@@ -63,13 +64,27 @@ class Encodings:
             UserError: an index that cannot be written.
         """
         absent = [section for section in sections if section not in self._kept]
-        unread = self._from_folder(absent) if self.folder else []
-        absent = [section for section in absent if section not in self._kept]
-        for section, states in zip(absent, self._encode(absent), strict=True):
-            self._kept[section] = states.to("cpu", torch.float16)
-        for file, document in unread:
-            self._write(file, [self._kept[section] for section in document])
+        if self.folder is None:
+            self._add(absent)
+            return [self._kept[section] for section in sections]
+        waiting: list[tuple[Path, list[Section]]] = []
+        for file, document in self._from_folder(absent):
+            waiting.append((file, document))
+            if sum(len(document) for _, document in waiting) >= _AT_ONCE:
+                self._add_documents(waiting)
+                waiting = []
+        self._add_documents(waiting)
         return [self._kept[section] for section in sections]
+
+    def _add(self, sections: Sequence[Section]) -> None:
+        for section, states in zip(sections, self._encode(sections), strict=True):
+            self._kept[section] = states.to("cpu", torch.float16)
+
+    def _add_documents(self, documents: Sequence[tuple[Path, list[Section]]]) -> None:
+        """Encode documents and write their files, so that an end in between loses little."""
+        self._add([section for _, document in documents for section in document])
+        for file, document in documents:
+            self._write(file, [self._kept[section] for section in document])
 
     def _from_folder(self, sections: Sequence[Section]) -> list[tuple[Path, list[Section]]]:
         """Read what is there; return the files that are not, and the sections of each."""

@@ -265,6 +265,28 @@ class TestIndex:
         assert len(after) == len(before) == 3
         assert len(after - before) == 1
 
+    def test_what_was_encoded_before_an_end_is_kept(
+        self, towns_reader: Path, document: Path, tmp_path: Path, monkeypatch
+    ) -> None:
+        """An interruption between documents costs those that were not written."""
+        monkeypatch.setattr(index, "_AT_ONCE", 1)
+        folder, other = tmp_path / "index", tmp_path / "other.txt"
+        other.write_text("Kim 2nd rules Lund.")
+        write, written = index.Encodings._write, []
+
+        def stop(self, file, states):
+            if written:
+                raise KeyboardInterrupt
+            written.append(file)
+            write(self, file, states)
+
+        monkeypatch.setattr(index.Encodings, "_write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            self.ask(towns_reader, folder, document, other)
+        monkeypatch.setattr(index.Encodings, "_write", write)
+        assert written == list(folder.glob("*.safetensors"))
+        assert self.ask(towns_reader, folder, document, other)[1] == 1
+
     def test_another_model_has_its_own(
         self, towns_reader: Path, document: Path, tmp_path: Path
     ) -> None:
