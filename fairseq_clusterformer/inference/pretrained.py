@@ -104,7 +104,7 @@ def load(
 ) -> Pretrained:
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
     from .classify import Classifier
-    from .encoders import MaskedLanguageModel
+    from .encoders import DocumentModel, MaskedLanguageModel
     from .language_model import LanguageModel
     from .read import Reader
     from .translate import Translator
@@ -115,6 +115,8 @@ def load(
         "clusterformer_qa": Reader,
         "clusterformer_sentence": Classifier,
         "masked_lm": MaskedLanguageModel,
+        "clusterformer_masked_lm": MaskedLanguageModel,
+        "etc_masked_lm": DocumentModel,
     }
     loaded = load_checkpoint(path, data=data, task=list(kinds), option="path")
     return kinds[loaded.cfg.task._name](loaded, device=device, dtype=dtype)

@@ -91,24 +91,27 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
         """
         if parts is None:
             return super().forward(src_tokens, masked_tokens=masked_tokens)
+        streams = self.read(src_tokens, parts)
+        extra = {"reports": {"encoder": []}}
+        if self.contrast is not None:
+            expected = self.contrast["context"](streams.of_global[parts["hidden"]])
+            extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
+        return self.lm_head(streams.of_long, masked_tokens), extra
+
+    def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> etc.Streams:
+        """What the encoder makes of documents with their parts; see `forward`."""
         words = self.encoder.dictionary
-        padding = src_tokens.eq(words.pad())
         structure = Structure(
             parts["spans"],
             src_tokens.size(1),
-            long_padding=padding,
+            long_padding=src_tokens.eq(words.pad()),
             global_padding=parts["global_examples"].eq(NO_EXAMPLE),
             long_examples=parts["long_examples"],
             global_examples=parts["global_examples"],
         )
         hidden = parts["hidden"]
         begin, mask = (hidden.new_full((), words.index(w), dtype=torch.long) for w in _GLOBAL)
-        streams = self.encoder(src_tokens, structure, torch.where(hidden, mask, begin))
-        extra = {"reports": {"encoder": []}}
-        if self.contrast is not None:
-            expected = self.contrast["context"](streams.of_global[hidden])
-            extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
-        return self.lm_head(streams.of_long, masked_tokens), extra
+        return self.encoder(src_tokens, structure, torch.where(hidden, mask, begin))
 
     def _alone(self, parts: Tensor) -> Tensor:
         """States of the global tokens of parts that stand alone, [S, D]."""

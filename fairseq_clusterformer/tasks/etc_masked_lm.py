@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
+from torch import Tensor
 
 from fairseq_clusterformer.data.masked_parts import PARTS, MaskedParts
 from fairseq_clusterformer.data.subwords import texts_of
@@ -96,21 +98,12 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
-        texts = texts_of(path.parent, self.dictionary)
-        begins = [not text or text[0].isspace() for text in texts]
-        dataset = MaskedParts(
+        dataset = self._in_rows(
             lines,
-            self.dictionary,
-            np.array(begins),
             most=self.cfg.tokens_per_sample,
             most_parts=self.cfg.max_parts,
-            parts=self.cfg.parts,
-            block=self.cfg.part_tokens,
             hidden_parts=self.cfg.hide_parts,
             guessed=self.cfg.mask_prob,
-            kept=self.cfg.leave_unmasked_prob,
-            replaced=self.cfg.random_token_prob,
-            seed=self.cfg.seed,
         )
         if not len(dataset):
             raise ValueError(f"{path} has no word; allowed: one or more")
@@ -120,6 +113,33 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
         )
         self.datasets[split] = dataset
         return dataset
+
+    def _in_rows(self, lines, **options) -> MaskedParts:
+        texts = texts_of(Path(self.cfg.data), self.dictionary)
+        return MaskedParts(
+            lines,
+            self.dictionary,
+            np.array([not text or text[0].isspace() for text in texts]),
+            parts=self.cfg.parts,
+            block=self.cfg.part_tokens,
+            kept=self.cfg.leave_unmasked_prob,
+            replaced=self.cfg.random_token_prob,
+            seed=self.cfg.seed,
+            **options,
+        )
+
+    def document(self, sentences: list[Tensor]) -> dict:
+        """What the model reads of one document, of any length, with nothing hidden.
+
+        Args:
+            sentences: words of each, int64 [n].
+        """
+        lines = _Lines(
+            torch.cat([words, words.new_tensor([self.dictionary.eos()])]) for words in sentences
+        )
+        most = sum(map(len, lines))
+        rows = self._in_rows(lines, most=most, most_parts=most, hidden_parts=0, guessed=0)
+        return rows.collater([rows[0]])["net_input"]
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -132,6 +152,14 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
     def max_positions(self) -> int:
         """Tokens of a row."""
         return self.cfg.tokens_per_sample
+
+
+class _Lines(list):
+    """Items, with their sizes as fairseq's data sets have them."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([len(item) for item in self])
 
 
 def _flag(name: str) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import fairseq_clusterformer
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import last_line
 from tests.cli.in_process import HERE, assert_equal_states, load_state, train, validate
 from tests.corpora.commands import run
@@ -17,6 +20,7 @@ LINE = (
     " --criterion etc_masked_lm --tokens-per-sample 64 --max-parts 16 --hide-parts 0.3"
     f" --batch-size 4 --optimizer adam --lr 0.005 --clip-norm 1 --seed 1 --dropout 0 {HERE}"
 )
+PARTS_OF_TEXT = ("One two three.", "Red green.", "Iron gold tin lead.")
 TOPICS = ("one two three four", "red green blue black", "cat dog cow hen", "iron gold tin lead")
 
 
@@ -77,6 +81,21 @@ def test_validates_the_same_each_time(sentences: Path, trained) -> None:
     shown = validate(sentences, path, line, "--hide-parts", 0)
     assert "parts_loss" not in shown
     assert shown["loss"] != found[0]["loss"]
+
+
+def test_encodes_texts(sentences: Path, trained, tmp_path: Path) -> None:
+    """From Python, also as a bundle; a sentence has a global token, which others see."""
+    path = trained[0] / "checkpoint_last.pt"
+    model = fairseq_clusterformer.load(path, device="cpu")
+    text = "One two three. Red green.\n\nIron gold tin lead."
+    (states,) = model.encode(text)
+    assert len(states) == sum(len(model.coding.encode(part)) for part in PARTS_OF_TEXT)
+    assert model.encode([text, "One."], pooled=True).shape == (2, 32)
+    assert main(["bundle", str(path), str(tmp_path / "bundle")]) == 0
+    again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
+    torch.testing.assert_close(again.encode(text)[0], states)
+    with pytest.raises(UserError, match="a word or more"):
+        model.encode(" ")
 
 
 @pytest.mark.parametrize("parts", ["blocks --part-tokens 8", "none"])
