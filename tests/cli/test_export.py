@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
+from fairseq.models import MODEL_DATACLASS_REGISTRY  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -22,6 +23,7 @@ from transformers import (  # noqa: E402
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.inference.bundle import SHIPPED  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
+from fairseq_clusterformer.models.options import defaults_of  # noqa: E402
 from tests.cli.in_process import CLASSIFICATION, QUESTIONS, assert_equal_states, train  # noqa: E402
 from tests.cli.towns import squad  # noqa: E402
 from tests.inference.commands import error, run, usage_error  # noqa: E402
@@ -99,6 +101,10 @@ def test_there_and_back_is_the_same_bundle(exported: Path, tmp_path: Path) -> No
     one, other = (json.loads(p.read_text()) for p in (out / "bundle.json", shipped["bundle.json"]))
     for record in (one, other):
         del record["made by"]
+    model, shipped_model = (record["cfg"]["model"] for record in (one, other))
+    newer = model.keys() - shipped_model.keys()  # options that came since, at their defaults
+    defaults = defaults_of(MODEL_DATACLASS_REGISTRY["clusterformer"])
+    assert {name: model.pop(name) for name in newer} == {name: defaults[name] for name in newer}
     assert one == other
 
 
