@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything that needs a GPU, in under ten minutes: the tests of the Triton kernels, of flex_attention, of the
-# operator and of torch.compile, of TF32 and half precision; and the times of attention, of training whole models and
-# of generating with them. A part that takes longer than its share is stopped.
+# operator and of torch.compile, of TF32 and half precision; and the times of attention, of training whole models, of
+# generating with them and of encoders. A part that takes longer than its share is stopped.
 #
 #   bash scripts/gpu_suite.sh OUT                  on a machine with an NVIDIA GPU
 #   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels in DIR, for a machine without network
@@ -47,6 +47,7 @@ if [[ -n $rehearse ]]; then
   training=(--device cpu --impl blocks --lengths 64 --layers 1 --embed-dim 32 --heads 2 --ffn 32 --window 16
     --attention window+gated --updates 1 --repeats 1)
   generation=(--lengths 20 --sentences 1 --beam 1 --repeats 1)
+  encoders=(--device cpu --impl blocks --size tiny --parts 4 --lengths 64 --repeats 1 --models etc)
 else
   "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
     die "torch sees no GPU; allowed: a machine with one, or --rehearse"
@@ -57,6 +58,7 @@ else
   training=(--device cuda --dtype bfloat16 --batch 2 --lengths 2048 8192 16384 --window 256 --updates 10
     --attention 'window*2,window+gated')
   generation=(--lengths 512 2048)
+  encoders=(--device cuda --lengths 4096 8192 16384 32768 --models full etc window+taught)
 fi
 
 part() { # NAME SECONDS COMMAND ...
@@ -74,4 +76,5 @@ part attention 170 "$python" -m scripts.benchmarks.attention "${attention[@]}" -
 part training 110 "$python" -m scripts.benchmarks.training "${training[@]}" --json "$out/training.json" \
   --plot "$out/training.png"
 part generation 60 "$python" -m scripts.benchmarks.generation "${generation[@]}" --json "$out/generation.json"
+part encoders 40 "$python" -m scripts.benchmarks.encoders "${encoders[@]}" --json "$out/encoders.json"
 "$python" -m scripts.benchmarks.verdict "$out"
