@@ -62,7 +62,8 @@ class ETCMaskedLMLoss(FairseqCriterion):
             total = total + self.parts_weight * size * parts / max(len(own), 1)
             log |= {
                 "parts_loss": parts.detach(),
-                "parts_right": (alike.argmax(-1) == own).sum() if len(own) else 0,
+                # a tensor in each worker: fairseq adds up numbers and tensors apart
+                "parts_right": _right(alike),
                 "parts": len(own),
             }
         return total, size, log
@@ -88,3 +89,9 @@ class ETCMaskedLMLoss(FairseqCriterion):
     def logging_outputs_can_be_summed() -> bool:
         """They can."""
         return True
+
+
+def _right(alike: Tensor) -> Tensor:
+    """How many rows [S, S] are largest in their own column."""
+    own = torch.arange(len(alike), device=alike.device)
+    return (alike.argmax(-1) == own).sum() if len(own) else own.sum()

@@ -14,6 +14,7 @@ from .by_size import BySize
 
 PARTS = ("sentences", "blocks", "none")
 NO_EXAMPLE = -1  # of a global token that is padding
+_ALONE = 512  # tokens of a row of hidden parts, or those of the longest
 
 
 def pieces_of(sizes: np.ndarray, most: int, most_lines: int) -> list[tuple[int, int]]:
@@ -42,7 +43,8 @@ def pieces_of(sizes: np.ndarray, most: int, most_lines: int) -> list[tuple[int, 
 
 
 def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) -> list[list[int]]:
-    """Rows of short pieces: each, the longest first, joins the row that it fills best.
+    """Rows of short pieces: each, the longest first, joins the row that it fills best among those
+    that surely have room for its parts.
 
     Args:
         tokens: of each piece, int [n], ``most`` or less.
@@ -52,18 +54,25 @@ def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) ->
         Numbers of pieces for each row, rising.
     """
     rows: list[list[int]] = []
-    free: list[tuple[int, int, int]] = []  # tokens, parts, row
+    # by powers of 2 of the parts that are left: tokens that are left, parts that are, and the row
+    free: list[list[tuple[int, int, int]]] = [[] for _ in range(most_parts.bit_length() + 1)]
     for piece in np.argsort(-tokens, kind="stable").tolist():
         size, count = int(tokens[piece]), int(parts[piece])
-        at = bisect_left(free, (size, count, 0))
-        while at < len(free) and free[at][1] < count:
-            at += 1
-        room, left, row = free.pop(at) if at < len(free) else (most, most_parts, len(rows))
-        if row == len(rows):
-            rows.append([])
-        rows[row].append(piece)
-        if room > size and left > count:
-            insort(free, (room - size, left - count, row))
+        found = []
+        for level in range((max(count, 1) - 1).bit_length(), len(free)):
+            at = bisect_left(free[level], (size, 0, 0))
+            if at < len(free[level]):
+                found.append((free[level][at], level, at))
+        if found:
+            (room, left, row), level, at = min(found)
+            free[level].pop(at)
+            rows[row].append(piece)
+        else:
+            room, left, row = most, most_parts, len(rows)
+            rows.append([piece])
+        room, left = room - size, left - count
+        if room and left:
+            insort(free[left.bit_length() - 1], (room, left, row))
     return [sorted(row) for row in rows]
 
 
@@ -119,8 +128,10 @@ class MaskedParts(BySize):
         most_lines = most_parts if parts == "sentences" else len(self._lengths)
         self.pieces = pieces_of(self._lengths, most, most_lines)
         self._tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
+        #: tokens of lines that are too long for a row
+        self.lost = int((np.asarray(lines.sizes) - 1 - self._lengths).sum())
         counts = np.array([len(self._ends(piece)) for piece in range(len(self.pieces))], int)
-        self.rows = packed(self._tokens, counts, most, most_parts)
+        self.rows = packed(self._tokens, counts.clip(min=1), most, most_parts)
         self.sizes = np.array([self._tokens[row].sum() for row in self.rows], int)
 
     def _ends(self, piece: int) -> np.ndarray:
@@ -194,31 +205,64 @@ class MaskedParts(BySize):
         """A batch: ``src_tokens`` and ``target``, int64 [B, N], and ``parts``: their ``spans``
         [B, G, 2], whether they are ``hidden`` [B, G], ``long_examples`` [B, N] and
         ``global_examples`` [B, G] (:data:`NO_EXAMPLE` for padding), and all hidden ones
-        ``alone``, int64 [S, n]."""
+        ``alone``: rows of them, which do not see each other, as ``src_tokens`` and the same
+        fields, and where each of the S global tokens is, ``at`` int64 [S, 2]."""
         if not samples:
             return {}
 
-        def column(name: str, pad: int) -> Tensor:
-            return collate_tokens([sample[name] for sample in samples], pad)
-
-        pad = self.dictionary.pad()
-        spans = torch.stack(
-            [collate_tokens([s["spans"][:, side] for s in samples], 0) for side in range(2)], -1
-        )
         alone = [tokens for sample in samples for tokens in sample["alone"]]
+        tokens, target = (
+            collate_tokens([sample[name] for sample in samples], self.dictionary.pad())
+            for name in ("tokens", "target")
+        )
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "net_input": {
-                "src_tokens": column("tokens", pad),
-                "parts": {
-                    "spans": spans,
-                    "hidden": column("hidden", False),
-                    "long_examples": column("long_examples", 0),
-                    "global_examples": column("global_examples", NO_EXAMPLE),
-                    "alone": collate_tokens(alone, pad) if alone else spans.new_empty(0, 1),
-                },
+                "src_tokens": collate_tokens(
+                    [s["tokens"] for s in samples], self.dictionary.pad()
+                ),
+                "parts": {**_parts_of(samples), "alone": self._alone(alone)},
             },
-            "target": column("target", pad),
+            "target": target,
             "nsentences": len(samples),
             "ntokens": sum(len(sample["tokens"]) for sample in samples),
         }
+
+    def _alone(self, parts: list[Tensor]) -> dict[str, Tensor]:
+        """Parts as examples of rows, each of which has one global token."""
+        sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        samples, at = [], torch.zeros(len(parts), 2, dtype=torch.int64)
+        if not parts:
+            return {"at": at}
+        most = max(int(sizes.max()), _ALONE)
+        rows = packed(sizes.numpy(), np.ones(len(parts), int), most, len(parts))
+        for row, numbers in enumerate(rows):
+            ends = sizes[numbers].cumsum(0)
+            number = torch.arange(len(numbers))
+            at[numbers] = torch.stack([torch.full_like(number, row), number], -1)
+            samples.append(
+                {
+                    "tokens": torch.cat([parts[part] for part in numbers]),
+                    "spans": torch.stack([ends - sizes[numbers], ends], -1),
+                    "hidden": torch.zeros_like(number, dtype=torch.bool),
+                    "long_examples": number.repeat_interleave(sizes[numbers]),
+                    "global_examples": number,
+                }
+            )
+        tokens = collate_tokens([sample["tokens"] for sample in samples], self.dictionary.pad())
+        return {"src_tokens": tokens, "at": at, **_parts_of(samples)}
+
+
+def _parts_of(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Fields of a batch that say what parts are in it."""
+
+    def column(name: str, pad: int) -> Tensor:
+        return collate_tokens([sample[name] for sample in samples], pad)
+
+    sides = [collate_tokens([s["spans"][:, side] for s in samples], 0) for side in range(2)]
+    return {
+        "spans": torch.stack(sides, -1),
+        "hidden": column("hidden", False),
+        "long_examples": column("long_examples", 0),
+        "global_examples": column("global_examples", NO_EXAMPLE),
+    }

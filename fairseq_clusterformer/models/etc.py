@@ -177,6 +177,17 @@ class ETCEncoder(nn.Module):
             if getattr(args, name) < least:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {least} or more")
+        if args.num_labels < 2 * args.max_distance + 4:
+            raise ValueError(
+                f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}; "
+                f"allowed: {(args.num_labels - 4) // 2} or less, or {2 * args.max_distance + 4} "
+                "labels"
+            )
+        kernels = ("auto", *IMPLEMENTATIONS)
+        if args.attention_kernel not in kernels:
+            raise ValueError(
+                f"--attention-kernel is {args.attention_kernel}; allowed: {', '.join(kernels)}"
+            )
         if args.projections not in PROJECTIONS:
             raise ValueError(
                 f"--projections is {args.projections}; allowed: {', '.join(PROJECTIONS)}"
@@ -250,7 +261,10 @@ class ETCEncoder(nn.Module):
                 streams = layer(*streams, structure)
         if self.norms:
             streams = [norm(x) for norm, x in zip(self.norms, streams, strict=True)]
-        return Streams(*streams, structure)
+        of_global, of_long = streams
+        if self.training:  # workers that exchange gradients expect one of each parameter
+            of_long = of_long + 0.0 * of_global.sum()
+        return Streams(of_global, of_long, structure)
 
     def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
         if kinds is None:

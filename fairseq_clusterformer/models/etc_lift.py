@@ -76,10 +76,11 @@ class Lifts:
 def lifted(
     given: dict[str, Tensor], mine: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The parameters of a dense encoder as those of an ETC encoder, one by one: queries,
-    keys and values go to every copy of theirs, norms to both streams, words and feed-forward
-    layers as they are. Positions have no place here; labels and types are 0, which is exact where
-    the radius covers the text. Those of another ETC encoder stay as they are.
+    """The parameters of a dense encoder as those of an ETC encoder, one by one: queries, keys and
+    values go to every copy of theirs, norms to both streams, words and feed-forward layers as
+    they are. Positions have no place here; labels and types are 0. Where the radius covers the
+    text, that is exact, but for the epsilon of the norm behind words that a dense encoder scales.
+    Parameters of another ETC encoder stay as they are.
 
     Args:
         given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.

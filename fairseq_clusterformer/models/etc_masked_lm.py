@@ -52,6 +52,12 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
             ValueError: an option that is not allowed.
         """
         complete(args, ETCMaskedLMConfig)
+        parts = getattr(getattr(task, "cfg", None), "parts", "none")
+        if args.clusters and parts != "none":
+            raise ValueError(
+                f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
+                "--clusters 0"
+            )
         return cls(args, task)
 
     @classmethod
@@ -113,15 +119,12 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
         begin, mask = (hidden.new_full((), words.index(w), dtype=torch.long) for w in _GLOBAL)
         return self.encoder(src_tokens, structure, torch.where(hidden, mask, begin))
 
-    def _alone(self, parts: Tensor) -> Tensor:
+    def _alone(self, alone: dict[str, Tensor]) -> Tensor:
         """States of the global tokens of parts that stand alone, [S, D]."""
-        if not len(parts):
+        rows, places = alone["at"].unbind(-1)
+        if not len(rows):
             return self.lm_head.dense.weight.new_empty(0, self.args.encoder_embed_dim)
-        length = parts.ne(self.encoder.dictionary.pad()).sum(-1)
-        spans = torch.stack([torch.zeros_like(length), length], -1).unsqueeze(1)
-        padding = parts.eq(self.encoder.dictionary.pad())
-        structure = Structure(spans, parts.size(1), long_padding=padding)
-        return self.encoder(parts, structure).of_global.squeeze(1)
+        return self.read(alone["src_tokens"], alone).of_global[rows, places]
 
     def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""

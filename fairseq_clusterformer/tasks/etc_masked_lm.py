@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,10 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
         default=4096,
         metadata={"help": "tokens of a row: of a piece of a long document, or of short ones"},
     )
-    max_parts: int = field(default=256, metadata={"help": "most global tokens of a row"})
+    max_parts: int = field(
+        default=256,
+        metadata={"help": "most global tokens of a row; of --parts none, most documents"},
+    )
     parts: ChoiceEnum(PARTS) = field(
         default="sentences",
         metadata={
@@ -50,6 +54,10 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
     )
     random_token_prob: float = field(
         default=0.1, metadata={"help": "share of the guessed tokens that become another"}
+    )
+    # else fairseq's workers live on, and never hear that an epoch has other words to guess
+    persistent_workers: bool = field(
+        default=False, metadata={"help": "keep data workers, which then guess the same words"}
     )
     seed: int = II("common.seed")
 
@@ -77,6 +85,11 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
         for name in ("hide_parts", "mask_prob", "leave_unmasked_prob", "random_token_prob"):
             if not 0 <= (value := getattr(cfg, name)) <= 1:
                 raise ValueError(f"{_flag(name)} is {value}; allowed: 0 to 1")
+        if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
+            raise ValueError(
+                f"--random-token-prob is {cfg.random_token_prob}, and --leave-unmasked-prob "
+                f"{cfg.leave_unmasked_prob}; allowed: a sum of 1 or less"
+            )
         path = Path(cfg.data) / "dict.txt"
         if not path.is_file():
             raise FileNotFoundError(
@@ -98,6 +111,11 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
+        if not (lines.sizes == 1).any():
+            raise ValueError(
+                f"{path} has no empty line, which ends a document; allowed: a folder that "
+                "`clusterformer prepare lm text --sentences` made"
+            )
         dataset = self._in_rows(
             lines,
             most=self.cfg.tokens_per_sample,
@@ -111,15 +129,16 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
             f"{split}: {len(dataset.pieces)} pieces of documents in {len(dataset)} rows of "
             f"{dataset.sizes.mean():.0f} tokens"
         )
+        if dataset.lost:
+            logger.info(f"{split}: {dataset.lost} tokens at the ends of long lines are left out")
         self.datasets[split] = dataset
         return dataset
 
     def _in_rows(self, lines, **options) -> MaskedParts:
-        texts = texts_of(Path(self.cfg.data), self.dictionary)
         return MaskedParts(
             lines,
             self.dictionary,
-            np.array([not text or text[0].isspace() for text in texts]),
+            self._begins_word,
             parts=self.cfg.parts,
             block=self.cfg.part_tokens,
             kept=self.cfg.leave_unmasked_prob,
@@ -127,6 +146,14 @@ class ETCMaskedLMTask(InitialWeights, FairseqTask):
             seed=self.cfg.seed,
             **options,
         )
+
+    @cached_property
+    def _begins_word(self) -> np.ndarray:
+        """Whether each symbol begins a word; pieces of a letter, which have no text, do not."""
+        texts = texts_of(Path(self.cfg.data), self.dictionary)
+        begins = np.array([text[:1].isspace() for text in texts])
+        begins[: self.dictionary.nspecial] = True
+        return begins
 
     def document(self, sentences: list[Tensor]) -> dict:
         """What the model reads of one document, of any length, with nothing hidden.

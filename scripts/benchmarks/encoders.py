@@ -3,12 +3,12 @@
     python -m scripts.benchmarks.encoders --models etc full window+taught --lengths 1024 2048 4096
 
 One forward and backward pass over one row of random words. ``etc`` is ``etc_masked_lm`` of
-``--size``, with ``--parts`` global tokens whatever the length. ``etc, blocks`` has one for each
-block of 97 tokens, as the paper's fixed blocks. All others are specs of ``--encoder-attention`` of
-``clusterformer_masked_lm`` with the same sizes. Seconds are of the processor, to which other
-programs do not add; on CUDA they are of the clock. The best of several counts. Each measurement
-has a process of its own; the memory at the peak includes all that was loaded (on CUDA: tensors
-only).
+``--size``, with up to ``--parts`` global tokens whatever the length. ``etc, blocks`` has one for
+each block of 97 tokens, as the paper's fixed blocks. All others are specs of
+``--encoder-attention`` of ``clusterformer_masked_lm`` with the same sizes. Seconds are of the
+processor, to which other programs do not add; on CUDA they are of the clock. The best of several
+counts. Each measurement has a process of its own; the memory at the peak includes all that was
+loaded (on CUDA: tensors only).
 """
 
 import logging
@@ -47,7 +47,7 @@ def make_model(name: str, args: Namespace, length: int) -> nn.Module:
     options = Namespace(attention_kernel=args.impl, dropout=0.0)
     SIZES[args.size](options)
     if name.startswith("etc"):
-        options.block = 97 if name == BLOCKS else max(1, length // args.parts)
+        options.block = 97 if name == BLOCKS else -(-length // args.parts)
         return ETCMaskedLM.build_model(options, task)
     options.encoder_attention, options.max_positions = name, length
     return ClusterformerMaskedLM.build_model(options, task)

@@ -28,6 +28,7 @@ OPERATORS = {
     "[SM": lambda values: sum(values) % 10,
 }
 SHARE, DEPTH, ARGUMENTS = 0.25, 10, 10
+PATIENCE = 100_000  # draws without a new expression
 
 
 def expression(draw: random.Random, most: int, depth: int = 1) -> tuple[list[str], int]:
@@ -47,13 +48,21 @@ def expression(draw: random.Random, most: int, depth: int = 1) -> tuple[list[str
 
 
 def expressions(draw: random.Random, least: int, most: int) -> Iterator[tuple[int, str]]:
-    """Values and expressions of ``least`` to ``most`` tokens, each once, without end."""
-    seen = set()
-    while True:
+    """Values and expressions of ``least`` to ``most`` tokens, each once.
+
+    Raises:
+        UserError: there seem to be no more.
+    """
+    seen, since = set(), 0
+    while since < PATIENCE:
         tokens, value = expression(draw, most)
+        since += 1
         if least <= len(tokens) <= most and (text := " ".join(tokens)) not in seen:
             seen.add(text)
             yield value, text
+            since = 0
+    problem = f"only {len(seen):,} expressions of up to {most} tokens were found"
+    raise bad_option("--shortest", least, "less, or a larger --longest", problem)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.longest < args.shortest or args.shortest < 4:
             allowed = "4 or more, up to --longest"
             raise bad_option("--shortest", args.shortest, allowed, f"--longest is {args.longest}")
+        if args.dest.exists() and not args.dest.is_dir():
+            raise bad_option("DEST", args.dest, "a new folder, or an empty one", "is a file")
         if args.dest.exists() and any(args.dest.iterdir()):
             raise bad_option("DEST", args.dest, "a new folder, or an empty one", "has files")
         drawn = expressions(random.Random(args.seed), args.shortest, args.longest)
@@ -79,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = (next(drawn) for _ in tqdm(number, desc=split, disable=None))
             lines = "".join(f"{value}\t{text}\n" for value, text in rows)
             write_aside(Path(args.dest, f"{split}.tsv"), lines)
-    except (UserError, NotADirectoryError) as error:
+    except UserError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -80,6 +80,8 @@ class Setting:
     def __post_init__(self):
         if self.task not in TASKS:
             raise UserError(f"--task is {self.task}; allowed: {', '.join(TASKS)}")
+        if self.pairs < 2:
+            raise UserError(f"--pairs is {self.pairs}; allowed: 2 or more")
         if self.task == "mqar":
             if 4 * self.pairs > self.length:
                 raise UserError(f"--length is {self.length}; allowed: 4 times --pairs or more")
@@ -203,7 +205,8 @@ class Model(nn.Module):
         width, near = setting.width, setting.short_convolution
         self.embed = nn.Embedding(setting.words, width)  # variance 1, as fairseq's
         rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
-        angle = torch.arange(setting.length).unsqueeze(-1) * rate
+        longest = max(setting.length, *(size for size, *_ in MQAR_TRAINING))
+        angle = torch.arange(longest).unsqueeze(-1) * rate
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
         self.layers = nn.ModuleList(Layer(kinds, width, near) for kinds in setting.layers())
         self.norm = nn.LayerNorm(width)

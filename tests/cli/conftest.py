@@ -20,6 +20,7 @@ from tests.cli.in_process import (
 )
 from tests.cli.qa_data import write_questions
 from tests.cli.sentence_data import write_pairs, write_texts
+from tests.cli.topics import prepare_documents
 from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 
 
@@ -148,3 +149,8 @@ def no_update(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("training began")
 
     monkeypatch.setattr("fairseq.trainer.Trainer.train_step", train_step)
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_documents(tmp_path_factory.mktemp("documents"))

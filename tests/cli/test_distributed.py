@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.in_process import CLUSTERFORMER, RESET, assert_equal_states, load_state, train
+from tests.cli.topics import LINE as ETC
 from tests.conftest import RunCli
 
 # Batches in order, so that two of 2 are one of 4; no dropout, for its mask depends on the batch.
@@ -109,3 +110,15 @@ def test_two_processes_move_the_centroids_of_routing_heads(
     assert len(centroids) == 4
     both = load_state(two)["model"]
     assert_equal_states({name: both[name] for name in centroids}, centroids, **CLOSE)
+
+
+@pytest.mark.parametrize("hidden", ["0.1", "0"])
+def test_two_processes_pre_train_etc(
+    hidden: str, sentences: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """Also where only one of them has a hidden part to tell."""
+    line = ETC.replace("--cpu --distributed-world-size 1", "--cpu").replace("size 4", "size 2")
+    line += f" --hide-parts {hidden} --max-update 6 --disable-validation"
+    saved = in_two_processes(run_cli, sentences, line, tmp_path)
+    found = load_state(saved)["model"]
+    assert any(name.startswith("contrast.") for name in found) == (hidden != "0")

@@ -1,45 +1,22 @@
 """ETC's pre-training by fairseq's commands, on text that `clusterformer prepare lm` has read."""
 
 import math
-import random
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import last_line
 from tests.cli.in_process import HERE, assert_equal_states, load_state, train, validate
+from tests.cli.topics import LINE
 from tests.corpora.commands import run
 
-LINE = (
-    "--task etc_masked_lm --arch etc_masked_lm --encoder-layers 1 --encoder-embed-dim 32"
-    " --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --radius 4 --max-distance 3"
-    " --criterion etc_masked_lm --tokens-per-sample 64 --max-parts 16 --hide-parts 0.3"
-    f" --batch-size 4 --optimizer adam --lr 0.005 --clip-norm 1 --seed 1 --dropout 0 {HERE}"
-)
 PARTS_OF_TEXT = ("One two three.", "Red green.", "Iron gold tin lead.")
-TOPICS = ("one two three four", "red green blue black", "cat dog cow hen", "iron gold tin lead")
-
-
-@pytest.fixture(scope="session")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of three sentences on one topic each."""
-    folder = tmp_path_factory.mktemp("documents")
-    draw = random.Random(1)
-    (folder / "text").mkdir()
-    for split, number in (("train", 120), ("valid", 24), ("test", 4)):
-        lines = []
-        for _ in range(number):
-            words = draw.choice(TOPICS).split()
-            lines += [" ".join(draw.choices(words, k=5)).capitalize() + "." for _ in range(3)]
-            lines.append("##")
-        (folder / "text" / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    options = "--sentencepiece 300 --sentences --document-separator ##"
-    assert run("prepare lm text", folder / "text", folder / "data", options) == 0
-    return folder / "data"
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +75,24 @@ def test_encodes_texts(sentences: Path, trained, tmp_path: Path) -> None:
         model.encode(" ")
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_epoch_has_other_words_to_guess(sentences: Path, workers: int) -> None:
+    parser = options.get_training_parser()
+    words = [str(sentences), *LINE.replace("--num-workers 0", "").split()]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("valid")
+    epochs = task.get_batch_iterator(
+        task.dataset("valid"), max_sentences=8, num_workers=workers, seed=1
+    )
+    found = []
+    for _ in range(2):
+        batches = {int(b["id"][0]): b["target"] for b in epochs.next_epoch_itr(shuffle=False)}
+        found.append(batches)
+    assert found[0].keys() == found[1].keys()
+    assert any(not torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
 @pytest.mark.parametrize("parts", ["blocks --part-tokens 8", "none"])
 def test_other_parts(parts: str, sentences: Path, tmp_path: Path) -> None:
     log = train(sentences, f"{LINE} --max-update 2 --parts {parts}", tmp_path)
@@ -129,6 +124,13 @@ def test_starts_from_a_dense_model(sentences: Path, tmp_path: Path) -> None:
         ("--max-parts 0", "--max-parts is 0; allowed: 1 or more"),
         ("--hide-parts 1.5", "--hide-parts is 1.5; allowed: 0 to 1"),
         ("--valid-subset dev", "dev.idx: no such file; allowed: a split of DATA"),
+        (
+            "--random-token-prob 0.6 --leave-unmasked-prob 0.6",
+            "--random-token-prob is 0.6, and --leave-unmasked-prob 0.6; allowed: a sum of 1",
+        ),
+        ("--clusters 4", "--clusters is 4, and --parts sentences; allowed: --parts none"),
+        ("--max-distance 15", "--num-labels 32; allowed: 14 or less, or 34 labels"),
+        ("--attention-kernel some", "--attention-kernel is some; allowed: auto, "),
         ("--words-weight -1", "--words-weight is -1.0; allowed: 0 or more"),
     ],
 )
@@ -136,6 +138,15 @@ def test_mistakes(option: str, message: str, sentences: Path, tmp_path: Path) ->
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         train(sentences, f"{LINE} {option}", tmp_path)
     assert message in last_line(caught.value)
+
+
+def test_text_without_documents(sentences: Path, tmp_path: Path) -> None:
+    source = sentences.parent / "text"
+    plain = tmp_path / "plain"
+    assert run("prepare lm text", source, plain, "--words --document-separator ##") == 0
+    with pytest.raises(ValueError, match="no empty line, which ends a document") as caught:
+        train(plain, LINE, tmp_path / "out")
+    assert "--sentences" in last_line(caught.value)
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_rows_are_documents_in_parts() -> None:
     assert parts["global_examples"].tolist() == [[0, 0, 1], [0, NO_EXAMPLE, NO_EXAMPLE]]
     assert (batch["target"] == 1).all()
     assert not parts["hidden"].any()
-    assert parts["alone"].shape == (0, 1)
+    assert parts["alone"]["at"].shape == (0, 2)
 
 
 def test_blocks_and_none() -> None:
@@ -97,6 +97,32 @@ def test_hidden_parts_show_nothing_and_stand_alone() -> None:
         assert sample["target"].tolist() == expected
         assert found[0]["tokens"].equal(sample["tokens"])
     assert len(seen) > 5
+
+
+def test_hidden_parts_share_rows() -> None:
+    """Of any lengths, in rows of as many tokens as the longest of them, or 512."""
+    lines = [[4 + i % WORDS] * (1 + 37 * i % 600) for i in range(40)]
+    found = make(Lines(*lines), most=20_000, most_parts=40, hidden_parts=1)
+    batch = found.collater([found[0]])
+    alone = batch["net_input"]["parts"]["alone"]
+    assert alone["src_tokens"].numel() < 1.3 * sum(map(len, lines))
+    assert len(alone["at"]) == 40
+    for words, (row, place) in zip(found[0]["alone"], alone["at"].tolist(), strict=True):
+        begin, end = alone["spans"][row, place].tolist()
+        assert torch.equal(alone["src_tokens"][row, begin:end], words)
+        assert (alone["long_examples"][row, begin:end] == place).all()
+        assert alone["global_examples"][row, place] == place
+
+
+def test_packing_many_takes_no_time() -> None:
+    tokens, parts = np.full(20_000, 30), np.full(20_000, 3)
+    rows = packed(tokens, parts, 4096, 4)
+    assert sorted(piece for row in rows for piece in row) == [*range(20_000)]
+
+
+def test_ends_that_are_lost_are_counted() -> None:
+    assert make(Lines([4] * 20, [5] * 3)).lost == 8
+    assert make(Lines([4] * 12, [5] * 3)).lost == 0
 
 
 def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:

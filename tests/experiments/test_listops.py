@@ -61,6 +61,7 @@ def test_the_command_and_what_reads_it(tmp_path) -> None:
     [
         ("--shortest 90 --longest 80", "--shortest is 90: --longest is 80; allowed: 4 or more"),
         ("--train none", "--train"),
+        ("--train 500 --shortest 4 --longest 4", "only 400 expressions of up to 4 tokens"),
     ],
 )
 def test_mistakes(line: str, said: str, tmp_path, capsys) -> None:

@@ -151,6 +151,7 @@ def test_what_decoding_keeps(task, monkeypatch):
         ("full+window+neural", "divides 2"),
         ("near --steps 0", "1 or more"),
         ("near --pairs 17", "--pairs is 17"),
+        ("near --pairs 1", "--pairs is 1; allowed: 2 or more"),
         ("near --length 47", "--length is 47"),
         ("near --task mqar --length 31", "4 times --pairs or more"),
         ("near --task mqr", "--task is mqr; allowed: recall, mqar"),

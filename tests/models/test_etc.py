@@ -9,6 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_clusterformer.attention.global_local import Structure
 from fairseq_clusterformer.data.masked_parts import MaskedParts
 from fairseq_clusterformer.models import etc
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
@@ -266,6 +267,27 @@ def test_a_hidden_part_is_expected_from_its_context_alone() -> None:
         assert grad.abs().sum() > 0
 
 
+@torch.no_grad()
+def test_hidden_parts_alone_are_batches_of_one() -> None:
+    built = model_of_parts()
+    parts = [[5, 6], [7, 8, 9], [10]]
+    given = batch_of(parts, hidden_parts=1)["parts"]["alone"]
+    for words, state in zip(parts, built._alone(given), strict=True):
+        structure = Structure(torch.tensor([[[0, len(words)]]]), len(words))
+        alone = built.encoder(torch.tensor([words]), structure).of_global[0, 0]
+        torch.testing.assert_close(state, alone, **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{}, {"clusters": 3}])
+def test_every_parameter_has_a_gradient(options: dict) -> None:
+    """Of the last layer's global tokens, too, which nothing reads: workers expect it."""
+    built = model_of_parts(**options).train()
+    built.contrast = None
+    none = {"parts": "none", "hidden_parts": 0} if options else {"hidden_parts": 0}
+    built(**batch_of([[5, 6], [7]], **none))[0].sum().backward()
+    assert [name for name, p in built.named_parameters() if p.grad is None] == []
+
+
 def test_without_hidden_parts_the_maps_still_have_gradients() -> None:
     """As workers that exchange gradients need."""
     built = model_of_parts()
@@ -287,6 +309,11 @@ def test_clusters_of_packed_documents_are_those_of_documents_alone() -> None:
 
 
 def test_clusters_and_parts_at_once() -> None:
+    task = task_of_parts()
+    task.cfg = Namespace(parts="sentences")
+    args = Namespace(**SIZES, clusters=3)
+    with pytest.raises(ValueError, match="--clusters is 3, and --parts sentences; allowed"):
+        ETCMaskedLM.build_model(args, task)
     built = model_of_parts(clusters=3)
     with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
         built(**batch_of([[5, 6], [7]], hidden_parts=0))
