@@ -28,6 +28,11 @@ OPTIONS = {
         **{"encoder_attention": "window+neural", "attention_window": 4, "num_clusters": 3},
     },
 }
+OPTIONS["clusterformer_reader_tiny"] = {
+    **{f"encoder_{name}": size for name, size in SIZES.items()},
+    **{"window_size": 16, "window_stride": 8, "window_positions": 40, "cluster_layers": "1"},
+    **{"cluster_attention": "taught", "attention_window": 4, "num_clusters": 3, "scouts": 8},
+}
 OPTIONS["clusterformer_classifier_tiny"] = OPTIONS["clusterformer_masked_lm_tiny"]
 VOCABULARY = 40
 

@@ -9,11 +9,13 @@ pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 from transformers import (  # noqa: E402
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     Trainer,
     TrainingArguments,
 )
 
+from fairseq_clusterformer.answers import TYPES  # noqa: E402
 from tests.hf.small import config, language_model, tokens, translator  # noqa: E402
 
 
@@ -87,6 +89,26 @@ def test_a_classifier_is_fine_tuned(tmp_path: Path) -> None:
     rows = [{"input_ids": tokens(1, 9)[0], "labels": i % 2} for i in range(8)]
     losses = fine_tuned(model, rows, tmp_path)
     assert losses[-1] < losses[0] / 2
+
+
+def test_a_reader_is_fine_tuned(tmp_path: Path) -> None:
+    """On one question with an answer and one without: both are learned by heart."""
+    model = AutoModelForQuestionAnswering.from_config(
+        config("clusterformer_reader_tiny", dropout=0.0)
+    )
+    bos, eos = model.config.bos_token_id, model.config.eos_token_id
+    rows = []
+    for start, end in ((30, 31), (0, 0)):
+        ids = torch.cat([tokens(1, 7)[0], tokens(1, 41)[0]])
+        ids[[0, 6, 7]] = torch.tensor([bos, eos, bos])
+        types = (torch.arange(48) >= 7).long()
+        rows.append({"input_ids": ids, "token_type_ids": types})
+        rows[-1] |= {"start_positions": start, "end_positions": end}
+    losses = fine_tuned(model, rows * 4, tmp_path, max_steps=30)
+    assert losses[-1] < losses[0] / 3
+    answered, none = ({name: row[name][None] for name in list(row)[:2]} for row in rows)
+    assert model.eval().spans(**answered).tolist() == [[30, 32]]
+    assert model(**none).type_logits.argmax() == TYPES.index("none")
 
 
 def test_clustering_losses_are_in_the_loss() -> None:
