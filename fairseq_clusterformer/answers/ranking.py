@@ -63,7 +63,7 @@ class StructureLogits(NamedTuple):
 
     Attributes:
         start, end, paragraph, type: as there.
-        sentences: of each supporting the answer, each by itself, [B, S]; -inf where there are no
+        sentences: of each supporting the answer, each on its own, [B, S]; -inf where there are no
             more; None: it does not say.
         candidates: of each being the answer, [B, C]; -inf where there are no more; None: no
             question of the batch has candidates.

@@ -25,9 +25,9 @@ class ETCMaskedLMLossConfig(FairseqDataclass):
 class ETCMaskedLMLoss(FairseqCriterion):
     """Cross-entropy of guessed words, and InfoNCE (van den Oord et al. 2018) of hidden parts.
 
-    Each hidden part is told from the other hidden parts of the batch by the dot product of what
-    its context expects and what it is, over sqrt(D). Both losses are means, of words and of parts,
-    so that the weights mean the same in any batch.
+    Each hidden part is to be recognised among the hidden parts of the batch, by the dot product of
+    what its context expects and what it is, over sqrt(D). Both losses are means, of words and of
+    parts, so that the weights mean the same in any batch.
 
     Raises:
         ValueError: a weight below 0.
@@ -71,7 +71,7 @@ class ETCMaskedLMLoss(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
         """Log ``loss`` in bits a guessed word, ``ppl``, and of hidden parts ``parts_loss`` in bits
-        and the share that are told, ``parts_accuracy``."""
+        and the share that are recognised, ``parts_accuracy``."""
 
         def total(name: str) -> float:
             return sum(log.get(name, 0) for log in logging_outputs)

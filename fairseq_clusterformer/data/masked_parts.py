@@ -80,9 +80,9 @@ class MaskedParts(BySize):
     """Rows of documents' parts. A row holds one piece of a long document, or several short ones,
     which do not see each other.
 
-    Of a share of the parts all tokens are hidden: the model tells these parts by their global
-    tokens. Of the others, a share of the words is guessed: 8 in 10 of their tokens are hidden,
-    and by default 1 becomes another one and 1 stays. What is hidden differs between epochs.
+    In a share of the parts, all tokens are hidden. The model is to recognise these parts by their
+    global tokens. In the other parts, a share of the words is guessed. By default, of 10 of their
+    tokens 8 are hidden, 1 becomes another word and 1 stays. What is hidden differs between epochs.
 
     Args:
         lines: one binarised sentence an item; one without a word ends a document.

@@ -142,7 +142,7 @@ class GlobalTokens(NamedTuple):
     """The global tokens of a question and its document.
 
     Attributes:
-        words: symbols, ``<s>`` but for those of the question, int64 [G].
+        words: symbols, ``<s>`` except for those of the question, int64 [G].
         types: of the constants above, int64 [G].
         spans: tokens [first, last) of the long input, the question before the document, that each
             stands for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal where

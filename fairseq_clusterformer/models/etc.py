@@ -263,7 +263,7 @@ class ETCEncoder(nn.Module):
             streams = [norm(x) for norm, x in zip(self.norms, streams, strict=True)]
         of_global, of_long = streams
         if self.training:  # workers that exchange gradients expect one of each parameter
-            of_long = of_long + 0.0 * of_global.sum()
+            of_long = of_long + of_global[:, :0].sum()  # 0, whatever the states are
         return Streams(of_global, of_long, structure)
 
     def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:

@@ -1,7 +1,7 @@
 """``--arch etc_masked_lm``: masked words, by ETC's encoder (Ainslie et al. 2020).
 
-The task ``etc_masked_lm`` trains it on documents with their sentences as parts, and to tell hidden
-parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
+The task ``etc_masked_lm`` trains it on documents with their sentences as parts, and to recognise
+hidden parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
 """
 
 from dataclasses import dataclass

@@ -64,7 +64,7 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
 
 @register_task("etc_masked_lm", dataclass=ETCMaskedLMTaskConfig)
 class ETCMaskedLMTask(InitialWeights, FairseqTask):
-    """Words that are masked are guessed, and hidden sentences are told from each other."""
+    """Words that are masked are guessed, and hidden sentences are recognised."""
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
         super().__init__(cfg)

@@ -55,7 +55,7 @@ def mentions_of(
     *,
     keep_unfound: bool = False,
 ) -> tuple[Mention, ...]:
-    """Return the places of each candidate by itself, as :func:`find_answers`; they may overlap
+    """Return the places of each candidate on its own, as :func:`find_answers`; they may overlap
     those of another.
 
     Args:
