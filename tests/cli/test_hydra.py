@@ -13,7 +13,6 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
-from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReaderConfig
 from tests.cli.in_process import load_state
 from tests.conftest import REPO_ROOT, RunCli
 
@@ -61,23 +60,32 @@ def test_model_is_the_named_architecture(name: str) -> None:
     assert differences == {}
 
 
-def test_reader_of_the_paper() -> None:
-    """Every option is there, and the model is --arch clusterformer_reader_large."""
-    given = OmegaConf.load(EXAMPLES / "question_answering" / "config" / "quasar_t.yaml")
+@pytest.mark.parametrize(
+    ("folder", "name", "architecture", "batch"),
+    [
+        ("question_answering", "quasar_t", "clusterformer_reader_large", 160),
+        ("etc", "pretraining", "etc_masked_lm_base", 512),
+        ("etc", "hotpotqa", "etc_reader_base", 32),
+    ],
+)
+def test_recipe_of_a_paper(folder: str, name: str, architecture: str, batch: int) -> None:
+    """Every option is there; the model is the architecture, and 8 GPUs have the paper's batch."""
+    given = OmegaConf.load(EXAMPLES / folder / "config" / f"{name}.yaml")
     dataclasses = {name: of["dataclass_registry"] for name, of in REGISTRIES.items()}
     dataclasses |= {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}
     common = vars(FairseqConfig())
     del given.hydra
     for name, section in given.items():
         chosen = section.pop("_name", None)
+        if name == "model":
+            config = MODEL_DATACLASS_REGISTRY[chosen]()
         known = dataclasses[name][chosen] if chosen else common[name]
         assert section.keys() <= known.__dataclass_fields__.keys(), name
-    config = ClusterformerReaderConfig()
     vars(config).update(given.model)
-    architecture = Namespace()
-    ARCH_CONFIG_REGISTRY["clusterformer_reader_large"](architecture)
-    assert vars(architecture).items() <= vars(config).items()
-    assert 8 * given.dataset.batch_size * given.optimization.update_freq[0] == 160
+    expected = Namespace()
+    ARCH_CONFIG_REGISTRY[architecture](expected)
+    assert vars(expected).items() <= vars(config).items()
+    assert 8 * given.dataset.batch_size * given.optimization.update_freq[0] == batch
 
 
 @pytest.mark.parametrize("name", ["enwik8", "wikitext103"])
@@ -123,6 +131,27 @@ def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> No
         for tensor in (model["decoder.layers.0.fc1.weight"], *clustered.values())
     ]
     assert in_half == [bool(read(name).common.get("bf16")), False]
+
+
+def test_etc_pretrains(sentences: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """As its file says, smaller and in float32: words and hidden sentences."""
+    smaller = (
+        "model.encoder_layers=1 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=32"
+        " model.encoder_attention_heads=2 model.radius=4 task.tokens_per_sample=64"
+        " task.max_parts=16 optimization.update_freq=[1] optimization.max_update=3"
+        " dataset.num_workers=0 common.cpu=true common.bf16=false common.log_interval=1"
+        " common.log_format=json distributed_training.distributed_world_size=1"
+    ).split()
+    run = run_cli(
+        *("fairseq-hydra-train", "--config-dir", "examples/etc/config"),
+        *("--config-name", "pretraining", f"task.data={sentences}"),
+        *(f"checkpoint.save_dir={tmp_path}", *smaller),
+        user_dir=None,
+        cwd=REPO_ROOT,
+    )
+    assert len(re.findall(r'"loss": "[\d.]+"', run.stdout)) == 3
+    assert '"parts_loss"' in run.stdout
+    assert (tmp_path / "checkpoint_last.pt").exists()
 
 
 def written_by_hydra() -> set[Path]:

@@ -1,10 +1,12 @@
 """A reader of words that has learned who rules which town, and what it learned from."""
 
 import json
+import os
 import random
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from fairseq_clusterformer.cli.main import main
 from tests.cli.in_process import HERE, train
@@ -46,16 +48,23 @@ def squad(number: int, seed: int) -> dict:
     return {"version": "v2.0", "data": [{"title": "Towns", "paragraphs": paragraphs}]}
 
 
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """The same for all of pytest's workers."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+
+
 @pytest.fixture(scope="session")
 def towns_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As ``clusterformer prepare qa`` makes it; once for all folders of tests."""
-    folder = tmp_path_factory.getbasetemp() / "towns"
-    if not folder.exists():
-        folder.mkdir()
-        for split, (number, seed) in {"train": (600, 1), "dev": (60, 2)}.items():
-            (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
-        line = ["squad2", folder / "data", "--source", folder]
-        assert main(["prepare", "qa", *map(str, line)]) == 0
+    """As ``clusterformer prepare qa`` makes it; once for all folders of tests and all workers."""
+    folder = shared_folder(tmp_path_factory, "towns")
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            for split, (number, seed) in {"train": (600, 1), "dev": (60, 2)}.items():
+                (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
+            line = ["squad2", folder / "data", "--source", folder]
+            assert main(["prepare", "qa", *map(str, line)]) == 0
     return folder / "data"
 
 
@@ -63,10 +72,11 @@ def towns_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def towns_reader(towns_data: Path) -> Path:
     """A ``bidaf_reader`` that finds who rules a town, and when nobody says so."""
     folder = towns_data.parent / "reader"
-    if not folder.exists():
-        folder.mkdir()
-        path = vectors(folder, ["Who", "rules", *TOWNS, *" ".join(NAMES).split()])
-        line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
-        line += " --disable-validation --no-epoch-checkpoints --dropout 0.1"
-        train(towns_data, line, folder)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            path = vectors(folder, ["Who", "rules", *TOWNS, *" ".join(NAMES).split()])
+            line = f"{BIDAF} --word-vectors {path} --batch-size 32 --lr 0.01 --max-update 320"
+            line += " --disable-validation --no-epoch-checkpoints --dropout 0.1"
+            train(towns_data, line, folder)
     return folder / "checkpoint_last.pt"
