@@ -188,9 +188,7 @@ class MultiheadAttention(nn.Module):
         q, k, v = self._placed(i, q, k, v, batch.positions(x))
         report = routing.report
         if routing.scouts is not None:
-            loss = routing_loss(
-                q, k, routing.of_scouts, routing.scouts, window=router.by_cluster, impl=self.impl
-            )
+            loss = routing_loss(q, k, routing.of_scouts, routing.scouts, impl=self.impl)
             report = report._replace(routing_loss=loss)
         dropout = self.dropout if self.training else 0.0
         parts = [

@@ -106,15 +106,13 @@ def routing_loss(
     layouts: Sequence[Layout],
     scouts: Scouts,
     *,
-    window: int | None,
     impl: str,
 ) -> Tensor:
-    """L above, over scouts that see more than W keys; 0 where there are none.
+    """L above, over scouts that see a key; 0 where there are none.
 
     Args:
         q, k: as they are attended, [B, H, N, E]; they get no gradient.
         layouts: of the scouts.
-        window: W, keys that a query sees by its cluster; None: all.
     """
     q, k = (at_least_float32(t.detach()) for t in (q, k))
     width, shares = q.size(-1), scouts.key_shares
@@ -131,7 +129,7 @@ def routing_loss(
     total, seen = _sums(shares, layouts)
     lands = (attended * scouts.query_shares).sum(-1)
     chance = (total * scouts.query_shares).sum(-1) / seen.clamp(min=1)
-    teaches = scouts.queries & (seen > (0 if window is None else window))
+    teaches = scouts.queries & (seen > 0)
     gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
     return -gain.masked_fill(~teaches, 0.0).sum() / teaches.sum().clamp(min=1)
 

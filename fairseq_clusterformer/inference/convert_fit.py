@@ -234,5 +234,4 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     scouts = Scouts(queries, *router.shares(*routing, batch.padding_mask))
     layouts = scout_layouts(queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
-    impl = pupil.attention.impl
-    return routing_loss(q, k, layouts, scouts, window=router.by_cluster, impl=impl)
+    return routing_loss(q, k, layouts, scouts, impl=pupil.attention.impl)

@@ -16,6 +16,12 @@ This is multi-query associative recall with the data of Zoology (Arora et al. 20
 seldom far away, among random words. It trains on rows of 64 to 256 tokens with 4 to 64 pairs, and
 is tested on rows of --length. ``state`` is how many numbers decoding keeps of such a row.
 
+    python -m scripts.experiments.recall near+taught --task phonebook --length 384 --pairs 32
+
+This is a phone book (after Jelassi et al. 2024): entries of a first name, a last name and four
+digits, each of 64 names and 10 digits; then names of entries again. The model says their digits,
+one by one, each after those before it. Names share their parts; a guess is right in 1 of 10.
+
 KIND is an attention spec as --attention takes it. `near`, which importing this module registers,
 is a window of 8, for local heads next to clustered ones.
 
@@ -27,7 +33,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +59,7 @@ TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
 MQAR_WORDS, MQAR_POWER = 8192, 0.01
 #: of Zoology: tokens, pairs and rows of its training data
 MQAR_TRAINING = ((64, 4, 5), (128, 8, 1), (256, 16, 1), (256, 32, 1), (256, 64, 1))
+NAMES, DIGITS, ENTRY = 64, 10, 6  # of a phone book
 
 
 @dataclass(frozen=True)
@@ -82,25 +89,18 @@ class Setting:
             raise UserError(f"--task is {self.task}; allowed: {', '.join(TASKS)}")
         if self.pairs < 2:
             raise UserError(f"--pairs is {self.pairs}; allowed: 2 or more")
-        if self.task == "mqar":
-            if 4 * self.pairs > self.length:
-                raise UserError(f"--length is {self.length}; allowed: 4 times --pairs or more")
-        elif self.pairs > min(self.symbols, self.pairs_end // 2):
-            raise UserError(
-                f"--pairs is {self.pairs}; allowed: up to --symbols, and up to half --pairs-end"
-            )
-        elif self.pairs + self.pairs_end > self.length:
-            raise UserError(f"--length is {self.length}; allowed: --pairs + --pairs-end or more")
+        if problem := TASKS[self.task].problem(self):
+            raise UserError(problem)
 
     @property
     def words(self) -> int:
         """Different tokens."""
-        return MQAR_WORDS if self.task == "mqar" else 3 * self.symbols
+        return TASKS[self.task].words(self)
 
     @property
     def values(self) -> int:
         """Different answers."""
-        return MQAR_WORDS // 2 if self.task == "mqar" else self.symbols
+        return TASKS[self.task].values(self)
 
     def layers(self) -> list[tuple[Heads, ...]]:
         """The kinds of each layer; ``near`` is a window of 8."""
@@ -162,16 +162,68 @@ def make_mqar(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     return Rows(tokens, values, pairs_at, queries)
 
 
+def make_phonebook(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
+    """Draw books; no two entries of a book have the same name."""
+    pairs, digits = setting.pairs, torch.arange(2, ENTRY)
+    queries = setting.length // ENTRY - pairs
+    names = torch.rand(rows, NAMES * NAMES, generator=generator).argsort(-1)[:, :pairs]
+    numbers = torch.randint(DIGITS, (rows, pairs, ENTRY - 2), generator=generator)
+    first, last = DIGITS + names // NAMES, DIGITS + NAMES + names % NAMES
+    book = torch.cat([first.unsqueeze(-1), last.unsqueeze(-1), numbers], dim=-1)
+    asked = torch.randint(pairs, (rows, queries), generator=generator)
+    found = book.gather(1, asked.unsqueeze(-1).expand(-1, -1, ENTRY))
+    start = ENTRY * (pairs + torch.arange(queries)).unsqueeze(-1)
+    return Rows(
+        torch.cat([book, found], dim=1).flatten(1),
+        found[..., 2:].flatten(1),
+        (ENTRY * asked.unsqueeze(-1) + digits).flatten(1),
+        (start + digits - 1).flatten().expand(rows, -1),
+    )
+
+
 def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
     """Draw a batch to learn from."""
     if setting.task == "mqar":
         share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
         size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
         setting = replace(setting, length=size[0], pairs=size[1])
-    return TASKS[setting.task](setting, BATCH, generator)
+    return TASKS[setting.task].make(setting, BATCH, generator)
 
 
-TASKS = {"recall": make_rows, "mqar": make_mqar}
+class Task(NamedTuple):
+    """Rows, how many words and answers they have, and what a setting has wrong, if anything."""
+
+    make: Callable[[Setting, int, torch.Generator], Rows]
+    words: Callable[[Setting], int]
+    values: Callable[[Setting], int]
+    problem: Callable[[Setting], str]
+
+
+def _recall_problem(setting: Setting) -> str:
+    if setting.pairs > min(setting.symbols, setting.pairs_end // 2):
+        return f"--pairs is {setting.pairs}; allowed: up to --symbols, and up to half --pairs-end"
+    short = setting.pairs + setting.pairs_end > setting.length
+    return f"--length is {setting.length}; allowed: --pairs + --pairs-end or more" * short
+
+
+def _mqar_problem(setting: Setting) -> str:
+    short = 4 * setting.pairs > setting.length
+    return f"--length is {setting.length}; allowed: 4 times --pairs or more" * short
+
+
+def _phonebook_problem(setting: Setting) -> str:
+    least = ENTRY * (setting.pairs + 1)
+    wrong = setting.length < least or setting.length % ENTRY
+    return f"--length is {setting.length}; allowed: {least} or more, by {ENTRY}" * bool(wrong)
+
+
+TASKS = {
+    "recall": Task(make_rows, lambda s: 3 * s.symbols, lambda s: s.symbols, _recall_problem),
+    "mqar": Task(make_mqar, lambda _: MQAR_WORDS, lambda _: MQAR_WORDS // 2, _mqar_problem),
+    "phonebook": Task(
+        make_phonebook, lambda _: DIGITS + 2 * NAMES, lambda _: DIGITS, _phonebook_problem
+    ),
+}
 
 
 class Layer(nn.Module):
@@ -272,7 +324,7 @@ def clustering_losses(reports: list[list], setting: Setting) -> Tensor | float:
 def evaluate(model: Model) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
     drawn = torch.Generator().manual_seed(TEST_SEED)
-    rows = TASKS[model.setting.task](model.setting, TEST_ROWS, drawn)
+    rows = TASKS[model.setting.task].make(model.setting, TEST_ROWS, drawn)
     logits, reports = model.eval()(rows.tokens, rows.queries_at)
     by_layer: dict[str, list[Tensor]] = {}
     for name, seen in tokens_seen(model, rows.tokens, rows.queries_at).items():

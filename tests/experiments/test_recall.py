@@ -70,6 +70,23 @@ def test_rows_of_zoology(task):
     assert sizes == {64, 128, 256}
 
 
+def test_rows_of_a_phone_book(task):
+    setting = task.Setting("full", task="phonebook", length=96, pairs=12)
+    rows = task.make_phonebook(setting, 50, torch.Generator().manual_seed(3))
+    for row, *of_row in zip(*(t.tolist() for t in rows), strict=True):
+        entries = [row[i : i + 6] for i in range(0, 96, 6)]
+        numbers = {tuple(entry[:2]): entry[2:] for entry in entries[:12]}
+        assert len(numbers) == 12
+        assert all(10 <= first < 74 <= last < 138 for first, last in numbers)
+        asked = [numbers[tuple(entry[:2])] for entry in entries[12:]]
+        answers, pairs_at, queries_at = of_row
+        assert answers == sum(asked, [])
+        assert [row[at] for at in pairs_at] == answers
+        assert max(pairs_at) < 72
+        assert [row[at + 1] for at in queries_at] == answers
+        assert queries_at == [72 + 6 * i + j for i in range(4) for j in range(1, 5)]
+
+
 def test_rows_of_another_size(task):
     rows = rows_of(task, length=1024, pairs=64, pairs_end=512, symbols=64)
     assert rows.tokens.shape == (200, 1024)
@@ -154,7 +171,9 @@ def test_what_decoding_keeps(task, monkeypatch):
         ("near --pairs 1", "--pairs is 1; allowed: 2 or more"),
         ("near --length 47", "--length is 47"),
         ("near --task mqar --length 31", "4 times --pairs or more"),
-        ("near --task mqr", "--task is mqr; allowed: recall, mqar"),
+        ("near --task mqr", "--task is mqr; allowed: recall, mqar, phonebook"),
+        ("near --task phonebook --length 60 --pairs 10", "--length is 60; allowed: 66 or more"),
+        ("near --task phonebook --length 67 --pairs 10", "--length is 67; allowed: 66 or more"),
         ("near --seed one", "a whole number"),
         ("neural --cluster-temperature 0", "above 0"),
         ("neural --cluster-normalizer best", "running"),
