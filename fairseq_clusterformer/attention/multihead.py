@@ -293,7 +293,7 @@ class MultiheadAttention(nn.Module):
                     "rows of several documents: a kind that does not"
                 )
             out, own = self._step(
-                router, i, x, (q, k, v), exact, real, position, restart, _under(state, f"{i}.")
+                router, i, x, (q, k, v), exact, real, position, restart, under(state, f"{i}.")
             )
             outputs.append(out)
             new_state.update({f"{i}.{name}": t for name, t in own.items()})
@@ -315,14 +315,14 @@ class MultiheadAttention(nn.Module):
         attend to [B, H, 1, E], and the kind's state."""
         q, few_k, few_v, of_kind = self._few(router, i, heads, exact)
         tokens = Tokens(x, of_kind, batch, lambda: position, decoding=True)
-        assignment, routing = router.assign(tokens, _under(state, "routing."))
+        assignment, routing = router.assign(tokens, under(state, "routing."))
         rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
         if rings[0].key.size(1) > few_k.size(1):
             few_k, few_v = (self._share(i, self._repeated(t)) for t in heads[1:])
         out, kept = attend_step(
             *self._placed(i, q, few_k, few_v, position),
             rings,
-            _under(state, "kept."),
+            under(state, "kept."),
             num_rings=router.num_clusters,
             window=router.by_cluster,
             gap=router.gap,
@@ -478,5 +478,5 @@ def _places(assignment: Assignment, x: Tensor) -> Iterator[tuple[Tensor, Tensor]
         yield queries, queries if keys is None else keys.squeeze(-1)
 
 
-def _under(state: State, prefix: str) -> State:
+def under(state: State, prefix: str) -> State:
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}

@@ -84,6 +84,16 @@ class ShortConvolution(nn.Module):
             return out, seen[:, 1:]
         return out, torch.where(batch.padding_mask.unsqueeze(-1), before, seen[:, 1:])
 
+    def following(self, x: Tensor, before: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+        """More tokens [B, N, C] behind those that :meth:`step` keeps, None: the first; and what it
+        keeps behind them."""
+        if before is None:
+            return self(x, batch), self.latest(x, batch)
+        if batch.padding_mask is not None:
+            batch = Batch(torch.nn.functional.pad(batch.padding_mask, (before.size(1), 0)))
+        x = torch.cat([before, x], dim=1)
+        return self(x, batch)[:, before.size(1) :], self.latest(x, batch)
+
     def latest(self, x: Tensor, batch: Batch) -> Tensor:
         """What :meth:`step` keeps behind the tokens [B, N, C]: the ``width - 1`` latest real ones
         of each row, after zeros if there are fewer."""

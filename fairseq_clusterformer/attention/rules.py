@@ -68,8 +68,8 @@ def own_bias(kind: Kind) -> float:
 
 def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
     """The layouts of a batch."""
-    of_rule = _recent if kind.rule == "recent" else _chunk
-    by_cluster, near, own = of_rule(kind, tokens, assignment)
+    of_rule = recent if kind.rule == "recent" else _chunk
+    by_cluster, near, own = of_rule(kind, tokens, assignment, kind.num_clusters)
     if assignment.key_bias is not None:
         by_cluster = [replace(layout, key_bias=assignment.key_bias) for layout in by_cluster]
     scouts, of_scouts = assignment.scouts, ()
@@ -84,9 +84,13 @@ def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
 _Seen = tuple[Sequence[Layout], Sequence[Layout], Own | None]  # by cluster, by position, itself
 
 
-def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
+def recent(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int) -> _Seen:
     """The latest keys of its cluster that are ``gap`` tokens back or more, and those that are
-    nearer by position; not causal: on either side."""
+    nearer by position; not causal: on either side.
+
+    Args:
+        num_clusters: that the assignment names.
+    """
     x, batch, gap = tokens.x, tokens.batch, kind.gap
     if assignment.query is None:
         return window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch), (), None
@@ -94,7 +98,7 @@ def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
     for queries, keys in assignment.pairs():
         layouts += recent_layouts(
             queries,
-            kind.num_clusters,
+            num_clusters,
             kind.by_cluster,
             causal=kind.causal,
             gap=gap,
@@ -119,7 +123,7 @@ def _recent(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
     return layouts, sides[:1] if kind.causal else sides, Own(LAST_RESORT)
 
 
-def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
+def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int) -> _Seen:
     """A chunk of the tokens sorted by cluster: not causal, for where it begins depends on all."""
     layouts: list[Layout] = []
     options = {"padding_mask": tokens.padding_mask, "impl": tokens.impl}
@@ -127,12 +131,10 @@ def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment) -> _Seen:
         if kind.chunks == "top":
             layouts.append(top_layout(queries, assignment.similarity, **options))
         elif kind.chunks == "own":
-            layouts.append(own_chunk_layout(queries, kind.num_clusters, kind.window, **options))
+            layouts.append(own_chunk_layout(queries, num_clusters, kind.window, **options))
         else:
             causal = kind.causal
-            layouts.append(
-                chunk_layout(queries, kind.num_clusters, earlier_only=causal, **options)
-            )
+            layouts.append(chunk_layout(queries, num_clusters, earlier_only=causal, **options))
     if kind.own != "last" or kind.chunks == "top":
         return layouts, (), None
     return [side for layout in layouts for side in without_own(layout)], (), Own(LAST_RESORT)

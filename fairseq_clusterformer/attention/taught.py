@@ -81,10 +81,11 @@ class Taught(Kind):
         if self.convolution is not None and tokens.decoding:
             x, before = self.convolution.step(x, state.get("before"), tokens.batch, None)
             state = {"before": before}
-        elif self.convolution is not None:
-            if not self.training:
-                state = {"before": self.convolution.latest(x, tokens.batch)}
+        elif self.convolution is not None and self.training:
             x = self.convolution(x, tokens.batch)
+        elif self.convolution is not None:
+            x, before = self.convolution.following(x, state.get("before"), tokens.batch)
+            state = {"before": before}
         q, k = (self._heads(x, projection) for projection in (self.query_proj, self.key_proj))
         found = assign_both(
             q,

@@ -13,6 +13,7 @@ prefix anew instead: what it gains from later tokens in one pass shows as the di
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_model, whole_number
@@ -28,6 +29,12 @@ def _parser() -> Parser:
     add("--tokens-per-sample", metavar="N", type=whole_number, help="of a block, as trained")
     add("--max-blocks", metavar="N", type=whole_number, help="score the first N blocks")
     add("--teacher-forced", action="store_true", help="one pass only, which is much faster")
+    add(
+        "--stream",
+        action="store_true",
+        help="also read all blocks as one text: each behind what the layers keep of those before, "
+        "which is bounded, so a text may have any length",
+    )
     add(
         "--breakdown",
         action="store_true",
@@ -86,13 +93,19 @@ def main(arguments: Sequence[str]) -> int:
         has_training = (loaded.folder / "train.idx").is_file()
         training = perplexity.training_items(loaded) if has_training else ()
         breakdown = Breakdown(coding, training, args.rare)
+    bar = partial(tqdm, unit="block", disable=not sys.stderr.isatty())
+    streamed = {}
+    if args.stream:
+        blocks = list(blocks)
+        streamed = perplexity.as_one_text(model, bar(blocks), args.max_blocks)
     result = perplexity.compare(
         model,
-        tqdm(blocks, unit="block", disable=not sys.stderr.isatty()),
+        bar(blocks),
         stepwise=not args.teacher_forced,
         most=args.max_blocks,
         breakdown=breakdown,
     )
+    result |= streamed
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
     if args.text and whole:
         bits = result["teacher-forced bits"] * result["tokens"]

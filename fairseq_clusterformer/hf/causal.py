@@ -5,9 +5,10 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from fairseq_clusterformer.models.decoding import decode
+
 from .base import ClusterformerPreTrainedModel, as_asked, batch_first
 from .cache import ClusterformerCache
-from .decoding import decode
 
 
 class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):

@@ -6,9 +6,10 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from fairseq_clusterformer.models.decoding import decode
+
 from .base import ClusterformerPreTrainedModel, as_asked, batch_first
 from .cache import ClusterformerCache
-from .decoding import decode
 
 
 class Encoder:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.decoder import ClusterformerDecoder
+from fairseq_clusterformer.models.decoding import DecoderState, decode
 
 from .breakdown import Breakdown
 from .load import Loaded
@@ -113,6 +114,53 @@ def compare(
     result = {"tokens": tokens, **{f"{name} bits": value for name, value in bits.items()}}
     result |= {f"{name} perplexity": 2**value for name, value in bits.items()}
     return result | ({"largest difference of a log-probability": largest} if stepwise else {})
+
+
+@torch.no_grad()
+def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = None) -> dict:
+    """Score blocks that follow each other, each behind what the layers keep of those before.
+
+    What is kept is bounded (but for the kind ``full``), as in writing: so is the memory, for a
+    text of any length. Transformer-XL (Dai et al. 2019) is evaluated so.
+
+    Args:
+        model: a language model of ours, in evaluation mode.
+        most: how many blocks to score; None: all.
+
+    Returns:
+        Bits per token, perplexity, and how many bytes are kept.
+
+    Raises:
+        UserError: a model of fairseq's own, one that leaks, or with learned positions.
+    """
+    decoder = model.decoder
+    problem = ""
+    if not isinstance(decoder, ClusterformerDecoder):
+        problem = "it keeps every token"
+    elif decoder.leaks_future:
+        problem = "later tokens change its earlier outputs"
+    elif isinstance(decoder.embed_positions, nn.Embedding):
+        problem = f"it has {decoder.max_positions()} positions, which were learned"
+    if problem:
+        allowed = (
+            "a clusterformer_lm that is causal, with rotary, relative or sinusoidal positions"
+        )
+        raise bad_option("--stream", type(model).__name__, allowed, problem)
+    device = next(model.parameters()).device
+    state, total, tokens = DecoderState(), 0.0, 0
+    for source, target in islice(blocks, most):
+        source, target = source[None].to(device), target[None].to(device)
+        out = decoder.output_layer(decode(decoder, source, state)), None
+        probs = model.get_normalized_probs(out, log_probs=True)
+        total -= probs.gather(-1, target.unsqueeze(-1)).double().sum().item()
+        tokens += target.numel()
+    kept = [t for module in state.state.values() for t in module.values() if t is not None]
+    bits = total / tokens / math.log(2)
+    return {
+        "streamed bits": bits,
+        "streamed perplexity": 2**bits,
+        "bytes kept": sum(t.numel() * t.element_size() for t in kept),
+    }
 
 
 def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:

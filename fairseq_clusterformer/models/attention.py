@@ -29,8 +29,7 @@ class SelfAttention(MultiheadAttention):
         """Self-attention.
 
         Args:
-            query: [N, B, D]; with ``incremental_state``, the newest token alone, N = 1, or
-                several at a text's beginning, in evaluation.
+            query: [N, B, D]; with ``incremental_state``, the newest tokens alone, in evaluation.
             key, value: None or ``query`` itself.
             key_padding_mask: bool [B, N], True where a token is padding; or the batch, which also
                 says what belongs to which document.
@@ -42,7 +41,7 @@ class SelfAttention(MultiheadAttention):
             matrix, a report for each kind (none when decoding step by step).
 
         Raises:
-            ValueError: keys other than the queries, or several tokens in one decoding step.
+            ValueError: keys other than the queries.
         """
         if any(t is not None and t is not query for t in (key, value)):
             raise ValueError("key or value is not query: this is self-attention only")
@@ -53,11 +52,8 @@ class SelfAttention(MultiheadAttention):
             state = self.get_incremental_state(incremental_state, "attention") or {}
             if x.size(1) == 1:
                 out, state = self.step(x, state, key_padding_mask)
-            elif state:
-                problem = "tokens in one decoding step; allowed: 1 behind others"
-                raise ValueError(f"{x.size(1)} {problem}")
             else:
-                out, state = prefill(self, x, key_padding_mask)
+                out, state = prefill(self, x, key_padding_mask, state)
             self.set_incremental_state(incremental_state, "attention", state)
             reports = []
         return out.transpose(0, 1), reports

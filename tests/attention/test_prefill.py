@@ -53,6 +53,39 @@ def test_every_kind(kind: str, padding: str, length: int) -> None:
     check(build(kind, causal=True), length, padding)
 
 
+@every_causal_kind(padding=["none", "left", "right"], portions=[(3, 9, 7), (1, 1, 17), (12, 4, 6)])
+def test_in_portions(kind: str, padding: str, portions: tuple[int, ...]) -> None:
+    """Each behind what the ones before left; the second may be one step."""
+    check_portions(build(kind, causal=True), portions, padding)
+
+
+def check_portions(module, portions: tuple[int, ...], padding: str) -> None:
+    length = sum(portions)
+    x = torch.randn(BATCH, length + AFTER, WIDTH, dtype=module.q_proj.weight.dtype)
+    hidden = hidden_of(padding, length)
+    if hidden is None:
+        hidden = torch.zeros(BATCH, length, dtype=torch.bool)
+    wanted, state = [], {}
+    for t in range(length):
+        out, state = module.step(x[:, t : t + 1], state, hidden[:, t : t + 1])
+        wanted.append(out)
+    found, filled, begin = [], {}, 0
+    for size in portions:
+        part = slice(begin, begin := begin + size)
+        mask = hidden[:, part] if padding != "none" else None
+        by_step = size == 1 and begin > 1
+        read = module.step if by_step else lambda x, state, mask: prefill(module, x, mask, state)
+        out, filled = read(x[:, part], filled, mask)
+        found.append(out)
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    found, wanted = torch.cat(found, dim=1), torch.cat(wanted, dim=1)
+    torch.testing.assert_close(found[~hidden], wanted[~hidden], **close)
+    for t in range(length, length + AFTER):
+        wanted, state = module.step(x[:, t : t + 1], state)
+        found, filled = module.step(x[:, t : t + 1], filled)
+        torch.testing.assert_close(found, wanted, **close)
+
+
 @every_causal_kind_once()
 @pytest.mark.parametrize("length", [3, 20])
 def test_every_kind_padded(kind: str, length: int) -> None:
@@ -67,6 +100,7 @@ def test_options_of_the_layer(kind: str, of: str, length: int) -> None:
     module = build(kind, causal=True, of=OPTIONS[of])
     for padding in ("none", "left"):
         check(module, length, padding)
+        check_portions(module, (length, 5, 8), padding)
 
 
 def test_half_precision() -> None:

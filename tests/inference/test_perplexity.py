@@ -1,13 +1,16 @@
 """``clusterformer perplexity``: what fairseq-eval-lm says, step by step as in one pass."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_clusterformer.data.coding import TextCoding
-from fairseq_clusterformer.inference.perplexity import tokens_of
+from fairseq_clusterformer.inference.language_model import LanguageModel
+from fairseq_clusterformer.inference.load import load_checkpoint
+from fairseq_clusterformer.inference.perplexity import in_one_pass, split_blocks, tokens_of
 from tests.cli.in_process import CLUSTERFORMER, eval_lm, train
 from tests.inference.commands import error, run, usage_error
 
@@ -65,6 +68,25 @@ def test_the_leaking_rule_is_measured_by_prefixes(
     assert result["tokens"] == 3 * 64
     assert result["largest difference of a log-probability"] > 1e-3
     assert "leaking-chunk" in error(capsys, "generate", *last, "a", "--cpu")
+
+
+def test_a_stream_is_one_pass_over_all_of_it(
+    tmp_path: Path, byte_data: Path, checkpoint: Path, dense_checkpoint: Path, capsys
+) -> None:
+    """Blocks behind blocks see what one block of all would; nothing grows that need not."""
+    result = numbers(tmp_path, "--checkpoint", checkpoint, "--gen-subset", "test", "--stream")
+    language = LanguageModel(load_checkpoint(checkpoint, data=byte_data), device="cpu")
+    source, target = map(torch.cat, zip(*split_blocks(language.loaded, "test"), strict=True))
+    with torch.no_grad():
+        whole = in_one_pass(language.model, source[None], target[None])
+    bits = -whole.double().mean().item() / math.log(2)
+    assert result["streamed bits"] == pytest.approx(bits, abs=1e-5)
+    assert result["streamed bits"] != pytest.approx(result["teacher-forced bits"], abs=1e-3)
+    words = ["--checkpoint", checkpoint, "--gen-subset", "train", "--stream", "--teacher-forced"]
+    sizes = {numbers(tmp_path, *words, "--max-blocks", n)["bytes kept"] for n in (8, 16)}
+    assert len(sizes) == 1
+    line = error(capsys, "perplexity", "--checkpoint", dense_checkpoint, "--stream", "--cpu")
+    assert "--stream is TransformerLanguageModel: it keeps every token; allowed: " in line
 
 
 @pytest.mark.parametrize("text", ["a b\nc", "a b\nc\n", "a", "\n"])

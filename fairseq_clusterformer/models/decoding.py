@@ -1,25 +1,48 @@
-"""More tokens for each row, by the layers of our decoder: a prompt at once, others one by one."""
+"""More tokens for each row, by the layers of our decoder and what they keep of those before."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from fairseq_clusterformer.attention import Batch
-from fairseq_clusterformer.models.decoder import ClusterformerDecoder
 
-from .cache import ClusterformerCache
+from .decoder import ClusterformerDecoder
 
 State = dict[str, dict[str, Tensor | None]]
+
+
+class Kept(Protocol):
+    """What layers keep of the tokens before.
+
+    Attributes:
+        state: of fairseq's modules, by their names; the batch comes first in each tensor.
+        tokens: how many were seen, padding included.
+    """
+
+    state: State
+    tokens: int
+
+
+@dataclass
+class DecoderState:
+    """:class:`Kept`, empty at first."""
+
+    state: State = field(default_factory=dict)
+    tokens: int = 0
 
 
 @torch.no_grad()
 def decode(
     decoder: ClusterformerDecoder,
     tokens: Tensor,
-    cache: ClusterformerCache,
+    cache: Kept,
     encoder_out: dict[str, list[Tensor]] | None = None,
 ) -> Tensor:
-    """Features [B, n, D] of n more tokens, which the cache then holds.
+    """Features [B, n, D] of n more tokens, which the cache then holds; read at once, or one by one
+    by a decoder that keeps documents apart.
 
     fairseq's own step takes the same position for all rows; here each row counts its own real
     tokens, so that a row padded on the left is the row alone.
@@ -37,12 +60,11 @@ def decode(
             "cannot generate; allowed: recent"
         )
     hidden = tokens.eq(decoder.padding_idx)
-    begins = cache.tokens == 0
     # A step on a GPU is too short to wait for its answer.
     padded = tokens.is_cuda or bool(hidden.any())
     places, documents = _places(decoder, tokens, ~hidden, padded, cache)
     most = cache.tokens + tokens.size(1)
-    if begins and documents is None:
+    if documents is None:
         x = _embed(decoder, tokens, places, most)
         batch = Batch(hidden if padded else None)
         cache.tokens = most
@@ -50,9 +72,7 @@ def decode(
     steps = []
     for i in range(tokens.size(1)):
         one = slice(i, i + 1)
-        batch = Batch(
-            hidden[:, one] if padded else None, None if documents is None else documents[:, one]
-        )
+        batch = Batch(hidden[:, one] if padded else None, documents[:, one])
         x = _embed(decoder, tokens[:, one], places[:, one], most)
         steps.append(_through(decoder, x, batch, cache.state, encoder_out))
     cache.tokens = most
@@ -64,7 +84,7 @@ def _places(
     tokens: Tensor,
     real: Tensor,
     padded: bool,
-    cache: ClusterformerCache,
+    cache: Kept,
 ) -> tuple[Tensor, Tensor | None]:
     """Numbers of the tokens in their rows or documents, from 0, int64 [1 or B, n]; and those of
     the documents [B, n], where an end-of-sentence symbol begins one."""
