@@ -25,6 +25,9 @@ TABLES = {
     "etc": "-models.encoder_only:EncoderOptions models.etc_masked_lm:ETCMaskedLMConfig",
     "etc pre-training": "tasks.etc_masked_lm:ETCMaskedLMTaskConfig"
     " criterions.etc_masked_lm:ETCMaskedLMLossConfig",
+    "etc keyphrases": "-models.etc_lift:LiftOptions models.etc_keyphrases:ETCKeyphrasesConfig",
+    "keyphrases": "tasks.etc_keyphrases:ETCKeyphrasesTaskConfig"
+    " criterions.etc_keyphrases:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "etc reader": "-models.etc_lift:LiftOptions models.etc_reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
@@ -76,6 +79,8 @@ def command_line() -> str:
             if isinstance(corpora, argparse._SubParsersAction):
                 own, *others = corpora.choices
                 parts += [f"\n`{name} {own}`:\n\n", *_arguments(corpora.choices[own])]
+                if not others:
+                    continue
                 parts.append(f"\n`{name} NAME --help` lists what is different for other corpora: ")
                 parts.append(f"{', '.join(others)}.\n")
     return re.sub("\n{3,}", "\n\n", "".join(parts))

@@ -20,6 +20,7 @@ COMMANDS = {
     "prepare translation": "pairs of sentences: your own, Multi30k, IWSLT14, WMT14",
     "prepare classification": "labelled texts and pairs: your own, and eleven known data sets",
     "prepare qa": "questions and documents: your own, SQuAD, HotpotQA, and others",
+    "prepare keyphrases": "web pages and their keyphrases: OpenKP",
     "vectors": "learn vectors of words from plain text",
     "generate": "continue a prompt with a language model",
     "translate": "translate raw text",

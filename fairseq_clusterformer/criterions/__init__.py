@@ -7,5 +7,6 @@ from . import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_qa,
     clusterformer_sentence_prediction,
+    etc_keyphrases,
     etc_masked_lm,
 )

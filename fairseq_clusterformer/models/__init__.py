@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     clusterformer_lm,
     clusterformer_masked_lm,
     clusterformer_reader,
+    etc_keyphrases,
     etc_masked_lm,
     etc_reader,
     qanet_reader,

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     clusterformer_masked_lm,
     clusterformer_qa,
     clusterformer_sentence,
+    etc_keyphrases,
     etc_masked_lm,
 )
 

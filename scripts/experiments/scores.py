@@ -307,6 +307,16 @@ class ClassificationTask(Task):
         }
 
 
+class KeyphrasesTask(Task):
+    """Precision, recall and F1 of the validation with the best F1 of three phrases."""
+
+    made_by = "clusterformer prepare keyphrases"
+
+    def read(self, place: Place) -> dict:
+        best = max(json_records(place.log, "valid"), key=lambda r: float(r["valid_f1_at_3"]))
+        return super().read(place) | numbers(best, "valid_")
+
+
 class RecallTask(Task):
     """A model and a training of its own."""
 
@@ -351,6 +361,7 @@ TASKS: dict[str, Task] = {
     "qa": AnswersTask(),
     "distance": DistanceTask(),
     "classification": ClassificationTask(),
+    "keyphrases": KeyphrasesTask(),
     "clustering": ClusteringTask(),
     "recall": RecallTask(),
 }
