@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
 from fairseq_clusterformer.attention.global_local import Structure
@@ -111,7 +112,7 @@ class PageEncoder(etc.ETCEncoder):
 
 
 class PhraseHead(nn.Module):
-    """Logits of n-grams from the states of subwords, computed in float32 or more.
+    """Logits of n-grams from the states of subwords.
 
     Args:
         embed_dim: D.
@@ -200,9 +201,11 @@ class ETCKeyphrases(Lifts, EncoderOnlyModel):
         """
         states = self.encoded(src_tokens, page)
         padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
+        own = {name: at_least_float32(p) for name, p in self.head.named_parameters()}
         with torch.autocast(states.device.type, enabled=False):
             states = at_least_float32(states).masked_fill(padding, 0.0)
-            logits = self.head(states, page["words"], page["num_words"])
+            given = (states, page["words"], page["num_words"])
+            logits = functional_call(self.head, own, given)
         return logits, {"reports": {"encoder": []}}
 
     def encoded(self, src_tokens: Tensor, page: dict[str, Tensor]) -> Tensor:

@@ -109,6 +109,17 @@ def test_every_parameter_has_a_gradient(options: dict, only: slice) -> None:
     assert all(p.grad.isfinite().all() for p in built.parameters())
 
 
+def test_in_half_precision() -> None:
+    """The head is computed in float32, as pixels are."""
+    built, batch = model().float().train(), batch_of_pages(pages(), 1)
+    expected = built(**batch)[0]
+    found = built.bfloat16()(**batch)[0]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.01)
+    found.flatten(1).logsumexp(1).sum().backward()
+    assert all(p.grad.dtype == torch.bfloat16 for p in built.parameters())
+
+
 @torch.no_grad()
 def test_logits_are_those_of_loops() -> None:
     head = PhraseHead(6).double()
