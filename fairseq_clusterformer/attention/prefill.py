@@ -167,6 +167,7 @@ def _attended(
         assignment = Assignment(torch.cat([nothing, queries], dim=-1), written)
     tokens = Tokens(q[:, 0], lambda: (q, k), Batch(hidden), lambda: None, impl=attention.impl)
     layouts, near, own = recent(router, tokens, assignment, spare + 1)
+    asks = torch.arange(q.size(2), device=q.device).view(1, 1, -1) >= past
     if latest is not None:
         most = torch.nn.functional.pad(latest, (past, 0)).unsqueeze(1)
         layouts = [replace(one, lo=one.lo.maximum(one.hi - _at(most, one))) for one in layouts]
@@ -174,7 +175,10 @@ def _attended(
         layouts = [replace(one, key_bias=bias) for one in layouts]
     if number:
         near, own = (), None
-    parts = [ranged_attention(q, k, v, one, impl=attention.impl) for one in (*layouts, *near)]
+    parts = []
+    for one in (*layouts, *near):
+        one = replace(one, hi=torch.where(_at(asks, one), one.hi, one.lo)) if past else one
+        parts.append(ranged_attention(q, k, v, one, impl=attention.impl))
     if own is not None:
         parts.append(own_part(q, k, v, own, hidden, 0.0))
     return parts
