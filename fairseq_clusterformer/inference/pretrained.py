@@ -11,7 +11,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import Loaded, load_checkpoint
 
-ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "encode")
+ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "keyphrases", "encode")
 
 
 class Unable(UserError, AttributeError):
@@ -105,6 +105,7 @@ def load(
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
     from .classify import Classifier
     from .encoders import DocumentModel, MaskedLanguageModel
+    from .keyphrases import KeyphraseModel
     from .language_model import LanguageModel
     from .read import Reader
     from .translate import Translator
@@ -117,6 +118,7 @@ def load(
         "masked_lm": MaskedLanguageModel,
         "clusterformer_masked_lm": MaskedLanguageModel,
         "etc_masked_lm": DocumentModel,
+        "etc_keyphrases": KeyphraseModel,
     }
     loaded = load_checkpoint(path, data=data, task=list(kinds), option="path")
     return kinds[loaded.cfg.task._name](loaded, device=device, dtype=dtype)

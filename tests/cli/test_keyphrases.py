@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import fairseq_clusterformer
 from fairseq_clusterformer.data.pages import PageData
+from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import HERE, Run, train, validate
 from tests.corpora.commands import run
 from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages
@@ -57,6 +59,45 @@ def test_pages_count_whose_keyphrases_are_known(learned: tuple[Path, Run], pages
     printed = validate(pages, learned[0], f"{TASK} --valid-subset test")
     assert len(PageData(pages, "test")) == 4
     assert printed["f1_at_1"] == printed["recall_at_3"] == 66.67
+
+
+def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(
+    learned: tuple[Path, Run], pages: Path, tmp_path: Path
+) -> None:
+    assert run("bundle", learned[0], tmp_path / "bundle") == 0
+    item = pages_with_headings(3)[2]
+    wanted = " ".join(item.pop("KeyPhrases")[0])
+    found = []
+    for path in (learned[0], tmp_path / "bundle"):
+        model = fairseq_clusterformer.load(path, device="cpu")
+        found.append(model.keyphrases(item))
+        assert [len(states) for states in model.encode([item, item])] == 2 * [
+            len(PageData(pages, "train")[2].tokens)
+        ]
+    assert found[0] == found[1]
+    assert found[0][0][0] == wanted
+    assert len({phrase for phrase, _ in found[0]}) == 5
+    scores = [score for _, score in found[0]]
+    assert scores == sorted(scores, reverse=True)
+    assert model.keyphrases(item, 2) == found[0][:2]
+    with pytest.raises(UserError, match="'red gold': it does not say what its nodes look like"):
+        model.keyphrases("red gold")
+    with pytest.raises(UserError, match=r"page is 'red': no VDOM: VDOM is null; allowed: .*; all"):
+        model.keyphrases({"text": "red"})
+    with pytest.raises(UserError, match="a model of keyphrases: it cannot answer; allowed: keyph"):
+        model.answer("What?", "red")
+
+
+def test_keyphrases_of_a_text(pages: Path, tmp_path: Path) -> None:
+    """Its lines are nodes, as those of a page that looks like nothing."""
+    train(pages, f"{LINE} --no-visual-features --disable-validation", tmp_path)
+    model = fairseq_clusterformer.load(tmp_path / "checkpoint_last.pt", device="cpu")
+    found = model.keyphrases("Red  gold\n\n cat sun dog\n")
+    nodes = [("Red gold", [0] * 20), ("cat sun dog", [0] * 20)]
+    assert found == model.keyphrases(page(nodes, None))
+    assert found != model.keyphrases("Red gold cat sun dog")
+    with pytest.raises(UserError, match=r"page is '\\n': empty text: text of the page; allowed"):
+        model.keyphrases("\n")
 
 
 @pytest.mark.parametrize(
