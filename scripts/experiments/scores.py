@@ -171,7 +171,11 @@ class Task:
 
 
 class LanguageModelTask(Task):
-    """Bits on validation, and on the test set with the options of the grid's ``test``."""
+    """Bits on validation, and on the test set with the options of the grid's ``test``.
+
+    With a ``breakdown`` (options of ``clusterformer perplexity``), also bits on what the text has
+    had before: near, and from ``far`` tokens back on.
+    """
 
     made_by = "clusterformer prepare lm"
 
@@ -187,9 +191,28 @@ class LanguageModelTask(Task):
         if "test" not in place.grid:
             return {}
         options = {**place.grid["test"], "path": place.checkpoint()}
-        return {"test": fairseq("fairseq-eval-lm", place.trained_on, options)}
+        words = {"test": fairseq("fairseq-eval-lm", place.trained_on, options)}
+        if "breakdown" in place.grid:
+            files = {"checkpoint": place.checkpoint(), "data": place.trained_on}
+            files |= {"out": place.folder / "breakdown.json", "teacher-forced": True, "cpu": True}
+            more = {k: v for k, v in place.grid["breakdown"].items() if k != "far"}
+            options = options_of({**files, "breakdown": True, **more})
+            words["breakdown"] = ["clusterformer", "perplexity", *options]
+        return words
 
     def scores(self, place: Place, test: str) -> dict:
+        if test == "breakdown":
+            found = json.loads((place.folder / "breakdown.json").read_text())
+            buckets, far = found["bits on repeats by distance"], place.grid["breakdown"]["far"]
+            record = {"repeats by distance": buckets}
+            for name, of in (
+                ("far", [b for b in buckets if b["from"] >= far]),
+                ("near", [b for b in buckets if b["to"] <= far]),
+            ):
+                tokens = sum(bucket["tokens"] for bucket in of)
+                bits = sum(bucket["bits"] * bucket["tokens"] for bucket in of)
+                record[f"bits on {name} repeats"] = bits / max(tokens, 1)
+            return record
         log = (place.folder / f"{test}.log").read_text()
         return {"test " + BITS: float(log.split("Loss (base 2): ")[1].split(",")[0])}
 

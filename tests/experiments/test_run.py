@@ -225,8 +225,12 @@ def test_with_fairseq_itself(case: Case, tmp_path: Path, monkeypatch) -> None:
     rows = {"neural": {"arch": "clusterformer_lm", "criterion": "clusterformer_cross_entropy"}}
     test = {"gen-subset": "test", "tokens-per-sample": 64, "batch-size": 4}
     case.data = tmp_path / "bytes"
-    case.write(GRID | {"shared": shared, "rows": rows, "test": test, "seeds": [1]})
+    grid = GRID | {"shared": shared, "rows": rows, "test": test, "seeds": [1]}
+    case.write(grid | {"breakdown": {"gen-subset": "test", "rare": 1000, "far": 64}})
     assert case() == 0
     result = case.result("neural@1")
+    buckets = result["repeats by distance"]
+    assert buckets[0]["to"] == 64  # text, line and of come again in the block
+    assert result["bits on near repeats"] == pytest.approx(buckets[0]["bits"])
     assert 0 < result["test bits per symbol"] < 20
     assert result["updates"] == len(result["curve"]) == 3
