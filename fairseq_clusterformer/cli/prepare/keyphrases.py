@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import PATH, Parser, add_dest, prepare_folder
-from fairseq_clusterformer.cli.prepare.qa import _vocabulary
+from fairseq_clusterformer.cli.prepare.qa import vocabulary_of
 from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.keyphrases.build import prepare
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -94,7 +94,7 @@ def prepare_corpus(
     """
     splits = _files(source, {split: options[split] for split in SPLITS})
     subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
-    vocabulary = _vocabulary(*(options[name] for name in subwords))
+    vocabulary = vocabulary_of(*(options[name] for name in subwords))
     if vocabulary.train and "train" not in splits:
         raise UserError(
             "a sentencepiece model to train, but no train; allowed: --train with files, or "

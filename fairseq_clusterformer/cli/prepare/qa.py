@@ -160,7 +160,7 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
         add(f"--{name}", about, **how)
 
 
-def _vocabulary(
+def vocabulary_of(
     gpt2_bpe: Path | None, model: Path | None, pieces: int | None, dictionary: Path | None
 ) -> Vocabulary:
     if given := gpt2_bpe or model:
@@ -262,7 +262,7 @@ def prepare_corpus(
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
     subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
-    vocabulary = _vocabulary(*(options.pop(name) for name in subwords))
+    vocabulary = vocabulary_of(*(options.pop(name) for name in subwords))
     if vocabulary.train:
         vocabulary = replace(vocabulary, whole_words=known.few_words)
     given = {split: options.pop(split) for split in SPLITS}

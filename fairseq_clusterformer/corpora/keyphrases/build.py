@@ -14,8 +14,8 @@ from fairseq_clusterformer.corpora.keyphrases.openkp import PageRecord, openkp
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.build import (
     Vocabulary,
-    _checksums,
-    _copy_model,
+    checksums,
+    copy_model,
 )
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.errors import UserError
@@ -48,15 +48,15 @@ def prepare(
             split: {path.name: path.stat().st_size for path in paths}
             for split, paths in splits.items()
         },
-        "subwords": vocabulary.train or _checksums(vocabulary.model),
+        "subwords": vocabulary.train or checksums(vocabulary.model),
         **({"at most": True} if vocabulary.at_most else {}),
-        "dictionary": vocabulary.dictionary and _checksums(vocabulary.dictionary),
+        "dictionary": vocabulary.dictionary and checksums(vocabulary.dictionary),
     }
 
     def build(work: Path, out: Path) -> dict:
         if vocabulary.train:
             _train(splits["train"], vocabulary, work, out)
-        _copy_model(vocabulary, out)
+        copy_model(vocabulary, out)
         counts, dropped = {}, {}
         for split, paths in splits.items():
             drops = Drops()

@@ -74,10 +74,10 @@ def prepare(
             split: {f"{path.parent.name}/{path.name}": _size(path) for path in paths}
             for split, paths in splits.items()
         },
-        "subwords": vocabulary.train or _checksums(vocabulary.model),
+        "subwords": vocabulary.train or checksums(vocabulary.model),
         **({"at most": True} if vocabulary.at_most else {}),
         **({"whole words": True} if vocabulary.whole_words else {}),
-        "dictionary": vocabulary.dictionary and _checksums(vocabulary.dictionary),
+        "dictionary": vocabulary.dictionary and checksums(vocabulary.dictionary),
         "titles": titles,
         "options": options,
     }
@@ -86,7 +86,7 @@ def prepare(
         if vocabulary.train:
             records = chain.from_iterable(readers["train"](p, Drops()) for p in splits["train"])
             _train(records, vocabulary, work / "train.txt", out)
-        _copy_model(vocabulary, out)
+        copy_model(vocabulary, out)
         return {}
 
     def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:
@@ -129,7 +129,7 @@ def _size(path: Path) -> int:
     return next((part.stat().st_size for part in (path, *path.parents) if part.is_file()), 0)
 
 
-def _checksums(path: Path) -> dict[str, str]:
+def checksums(path: Path) -> dict[str, str]:
     """Return the sha256 of a file, or of GPT-2's files in a folder."""
     from fairseq_clusterformer.data.subwords import GPT2_FILES
 
@@ -183,7 +183,7 @@ def _lines(record: Record) -> Iterator[str]:
         yield from text.splitlines()
 
 
-def _copy_model(vocabulary: Vocabulary, out: Path) -> None:
+def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     """Copy the model and write ``dict.txt``, its own or all its symbols."""
     from fairseq.data import Dictionary
 
