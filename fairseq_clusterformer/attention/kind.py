@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 class Tokens:
-    """What a kind may read: a batch in training, one more token of each row in decoding.
+    """What a kind may read: a batch, or in decoding one more token of each row, or several.
 
     Attributes:
         x: input of the attention layer [B, N, D].
@@ -223,7 +223,7 @@ class Kind(nn.Module, ABC):
 
     @abstractmethod
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        """Assign the tokens of a batch, or one more token of each row.
+        """Assign the tokens of a batch, or one or more tokens behind those that made the state.
 
         Args:
             tokens: what may be read of them.

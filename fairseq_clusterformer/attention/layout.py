@@ -92,8 +92,19 @@ def recent_layouts(
         sides = 1 if causal or gap else 2
         return replace(found, reach=length if window is None else sides * window)
 
+    def tokens_on(number: int) -> Tensor:
+        """The place of the token that is so many real ones behind each query; negative: before."""
+        if padding_mask is None or abs(number) <= 1:  # padding is in no cluster
+            return (query_order + number).clamp(0, length)
+        real, hidden = ~padding_mask, padding_mask.to(torch.uint8)
+        places = batch.once("real first", lambda: hidden.argsort(dim=1, stable=True))
+        rank = real.cumsum(1) - 1 + number
+        place = places.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
+        place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)
+        return place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
+
     begin = slots_below(0)
-    up_to = slots_below((query_order + 1 - gap).clamp(min=0))
+    up_to = slots_below(tokens_on(1 - gap))
     before = begin if window is None else torch.maximum(begin, up_to - window)
     if causal:
         return (layout(before, up_to),)
@@ -104,7 +115,7 @@ def recent_layouts(
             lo = torch.maximum(begin, up_to - 1 - window)
             hi = torch.minimum(end, up_to + window)
         return (layout(lo, hi),)
-    after = slots_below((query_order + gap).clamp(max=length))
+    after = slots_below(tokens_on(gap))
     until = end if window is None else torch.minimum(end, after + window)
     return layout(before, up_to), layout(after, until)
 

@@ -53,6 +53,8 @@ def prefill(
     state, mask = state or {}, Batch.of(batch).padding_mask
     if Batch.of(batch).documents is not None or "document" in state:
         raise ValueError("documents in a prompt; allowed: one document, or step by step")
+    if not x.size(1):
+        return x, state
     real = x.new_ones(x.shape[:2], dtype=torch.long) if mask is None else (~mask).long()
     before = state.get("position", real.new_zeros(len(x), 1))
     positions = before + real.cumsum(1) - 1
@@ -208,11 +210,13 @@ class _Past(NamedTuple):
 
 
 def _past(state: State, layout: int, num_rings: int, k: Tensor, written: Tensor) -> _Past:
-    """Args:
-    state: of :class:`~fairseq_clusterformer.attention.rings.History`, ``Rings`` and ``Near``.
-    layout: which one.
-    num_rings: R.
-    k, written: of the new tokens, for the sizes.
+    """What a state keeps of one layout.
+
+    Args:
+        state: of :class:`~fairseq_clusterformer.attention.rings.History`, ``Rings`` and ``Near``.
+        layout: which one.
+        num_rings: R.
+        k, written: of the new tokens, for the sizes.
     """
     batch, groups, width = len(k), written.size(1), k.size(-1)
     if not state:
@@ -269,7 +273,7 @@ def filled(
     biased: bool = False,
     padding_mask: Tensor | None = None,
 ) -> State:
-    """What is kept of N tokens, the first of their rows.
+    """What is kept of N tokens, before which there are no others.
 
     Args:
         k, v: [B, J, N, E].

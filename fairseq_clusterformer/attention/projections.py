@@ -142,9 +142,7 @@ class RelativePositions(nn.Module):
         """
         half = self.width // 2
         wide = torch.promote_types(q.dtype, torch.float32)
-        rate = 10_000.0 ** (-torch.arange(half, device=q.device, dtype=wide) / half)
-        angle = positions[:, None, :, None].to(wide) * rate
-        sin, cos = angle.sin(), angle.cos()
+        sin, cos = (t.to(wide) for t in _turns(positions, half))
         content, distance = (
             q.to(wide) + bias[heads].unsqueeze(1).to(wide)
             for bias in (self.content_bias, self.distance_bias)
@@ -167,9 +165,15 @@ def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
         positions: int64 [1 or B, N].
     """
     half = x.size(-1) // 2
-    rate = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = positions[:, None, :, None].to(torch.float32) * rate
     wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+    sin, cos = (t.to(wide) for t in _turns(positions, half, base))
     a, b = x.to(wide).split(half, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
+
+
+def _turns(positions: Tensor, half: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half]; in float64, for
+    float32 knows an angle of millions to a tenth only."""
+    rate = base ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
+    angle = positions[:, None, :, None] * rate
+    return angle.sin(), angle.cos()

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_model, whole_number
@@ -33,7 +34,7 @@ def _parser() -> Parser:
         "--stream",
         action="store_true",
         help="also read all blocks as one text: each behind what the layers keep of those before, "
-        "which is bounded, so a text may have any length",
+        "which is bounded but for the kind full",
     )
     add(
         "--breakdown",
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     bar = partial(tqdm, unit="block", disable=not sys.stderr.isatty())
     streamed = {}
     if args.stream:
-        blocks = list(blocks)
+        blocks = list(islice(blocks, args.max_blocks))
         streamed = perplexity.as_one_text(model, bar(blocks), args.max_blocks)
     result = perplexity.compare(
         model,
@@ -108,8 +109,9 @@ def main(arguments: Sequence[str]) -> int:
     result |= streamed
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes
     if args.text and whole:
-        bits = result["teacher-forced bits"] * result["tokens"]
-        result["teacher-forced bits per byte"] = bits / args.text.stat().st_size
+        for way in ("teacher-forced", *(["streamed"] if streamed else [])):
+            bits = result[f"{way} bits"] * result["tokens"]
+            result[f"{way} bits per byte"] = bits / args.text.stat().st_size
     if perplexity.leaks_future(model):
         print("this model lets later tokens change earlier outputs: stepwise is by prefix")
     for name, value in result.items():

@@ -54,7 +54,7 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             past_key_values: what an earlier call returned, which is used up.
             inputs_embeds: refused.
             labels: int64 [B, N], -100 where there is no loss; shifted here by one.
-            use_cache: return a cache, in evaluation: step by step and without gradients.
+            use_cache: return a cache, in evaluation: without gradients.
             output_attentions: refused if True.
             output_hidden_states: also return the input and each layer's output, [B, N, D] each;
                 not with a cache.

@@ -99,7 +99,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             past_key_values: what an earlier call returned, which is used up.
             inputs_embeds: refused.
             labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
-            use_cache: return a cache, in evaluation: step by step and without gradients.
+            use_cache: return a cache, in evaluation: without gradients.
             output_attentions: refused if True.
             output_hidden_states: also return the decoder's, [B, N, D] each; not with a cache.
             return_dict: False: a tuple.

@@ -142,9 +142,7 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
     elif isinstance(decoder.embed_positions, nn.Embedding):
         problem = f"it has {decoder.max_positions()} positions, which were learned"
     if problem:
-        allowed = (
-            "a clusterformer_lm that is causal, with rotary, relative or sinusoidal positions"
-        )
+        allowed = "a clusterformer_lm that is causal, with no learned positions"
         raise bad_option("--stream", type(model).__name__, allowed, problem)
     device = next(model.parameters()).device
     state, total, tokens = DecoderState(), 0.0, 0

@@ -1,11 +1,13 @@
 """More tokens for each row, by the layers of our decoder and what they keep of those before."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from fairseq_clusterformer.attention import Batch
 
@@ -65,7 +67,7 @@ def decode(
     places, documents = _places(decoder, tokens, ~hidden, padded, cache)
     most = cache.tokens + tokens.size(1)
     if documents is None:
-        x = _embed(decoder, tokens, places, most)
+        x = _embed(decoder, tokens, places)
         batch = Batch(hidden if padded else None)
         cache.tokens = most
         return _through(decoder, x, batch, cache.state, encoder_out)
@@ -73,7 +75,7 @@ def decode(
     for i in range(tokens.size(1)):
         one = slice(i, i + 1)
         batch = Batch(hidden[:, one] if padded else None, documents[:, one])
-        x = _embed(decoder, tokens[:, one], places[:, one], most)
+        x = _embed(decoder, tokens[:, one], places[:, one])
         steps.append(_through(decoder, x, batch, cache.state, encoder_out))
     cache.tokens = most
     return torch.cat(steps, dim=1)
@@ -106,21 +108,28 @@ def _places(
     return places.clamp(min=0), documents
 
 
-def _embed(decoder: ClusterformerDecoder, tokens: Tensor, places: Tensor, most: int) -> Tensor:
-    """Input of the first layer [n, B, D]; no place is beyond `most`."""
+def _embed(decoder: ClusterformerDecoder, tokens: Tensor, places: Tensor) -> Tensor:
+    """Input of the first layer [n, B, D]."""
     x = decoder.embed_scale * decoder.embed_tokens(tokens)
     if decoder.project_in_dim is not None:
         x = decoder.project_in_dim(x)
     if (module := decoder.embed_positions) is not None:
+        places = places + module.padding_idx + 1
         learned = isinstance(module, torch.nn.Embedding)
-        first = module.padding_idx + 1
-        if not learned and most + first > len(module.weights):
-            # fairseq's module makes a table as long as the text; twice as long, it is made seldom
-            module(tokens.new_full((1, 2 * most), first))
-        x = x + embedding(places + first, module.weight if learned else module.weights)
+        x = x + (embedding(places, module.weight) if learned else _sinusoids(module, places))
     if decoder.layernorm_embedding is not None:
         x = decoder.layernorm_embedding(x)
     return x.transpose(0, 1)
+
+
+def _sinusoids(module: SinusoidalPositionalEmbedding, places: Tensor) -> Tensor:
+    """What fairseq's module would look up in a table as long as the text, [1 or B, n, D]."""
+    half = module.embedding_dim // 2
+    rate = torch.arange(half, dtype=torch.float32, device=places.device)
+    rate = torch.exp(rate * -(math.log(10_000) / (half - 1)))
+    angle = places.unsqueeze(-1) * rate
+    found = torch.cat([angle.sin(), angle.cos()], dim=-1)
+    return pad(found, (0, module.embedding_dim % 2)).to(module.weights.dtype)
 
 
 def _through(

@@ -212,6 +212,8 @@ def _mqar_problem(setting: Setting) -> str:
 
 
 def _phonebook_problem(setting: Setting) -> str:
+    if setting.pairs > NAMES**2:
+        return f"--pairs is {setting.pairs}; allowed: up to {NAMES**2}, as many as there are names"
     least = ENTRY * (setting.pairs + 1)
     wrong = setting.length < least or setting.length % ENTRY
     return f"--length is {setting.length}; allowed: {least} or more, by {ENTRY}" * bool(wrong)

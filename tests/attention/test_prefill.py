@@ -5,7 +5,7 @@ import torch
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.prefill import prefill
-from tests.kinds import WIDTH, build, every_causal_kind, every_causal_kind_once
+from tests.kinds import CAUSAL, WIDTH, build, every_causal_kind, every_causal_kind_once
 
 BATCH, AFTER = 3, 14
 OPTIONS = {
@@ -21,6 +21,8 @@ def hidden_of(padding: str, length: int) -> torch.Tensor | None:
         return None
     number = torch.tensor([0, length // 2, max(length - 1, 0)]).unsqueeze(-1)
     place = torch.arange(length)
+    if padding == "between":
+        return place % 5 > torch.tensor([4, 2, 1]).unsqueeze(-1)
     return place < number if padding == "left" else place >= length - number
 
 
@@ -53,10 +55,17 @@ def test_every_kind(kind: str, padding: str, length: int) -> None:
     check(build(kind, causal=True), length, padding)
 
 
-@every_causal_kind(padding=["none", "left", "right"], portions=[(3, 9, 7), (1, 1, 17), (12, 4, 6)])
+@every_causal_kind(
+    padding=["none", "left", "right", "between"], portions=[(3, 9, 7), (1, 1, 17), (12, 4, 6)]
+)
 def test_in_portions(kind: str, padding: str, portions: tuple[int, ...]) -> None:
     """Each behind what the ones before left; the second may be one step."""
     check_portions(build(kind, causal=True), portions, padding)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if "gap" in kind])
+def test_padding_does_not_widen_a_gap(kind: str) -> None:
+    check_portions(build(kind, causal=True), (6, 7, 9), "between")
 
 
 def check_portions(module, portions: tuple[int, ...], padding: str) -> None:

@@ -173,6 +173,7 @@ def test_what_decoding_keeps(task, monkeypatch):
         ("near --task mqar --length 31", "4 times --pairs or more"),
         ("near --task mqr", "--task is mqr; allowed: recall, mqar, phonebook"),
         ("near --task phonebook --length 60 --pairs 10", "--length is 60; allowed: 66 or more"),
+        ("near --task phonebook --pairs 5000", "--pairs is 5000; allowed: up to 4096"),
         ("near --task phonebook --length 67 --pairs 10", "--length is 67; allowed: 66 or more"),
         ("near --seed one", "a whole number"),
         ("neural --cluster-temperature 0", "above 0"),
