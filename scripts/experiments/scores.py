@@ -24,6 +24,7 @@ PROGRAMS = {
 BITS = "bits per symbol"
 BESIDES = ("cluster_effective", "cluster_largest", "parts_loss", "parts_accuracy")
 SAVE_EVERY = 200  # updates, with --keep
+AVERAGE = "average"  # a step of the scoring that has no score
 
 
 @dataclass(frozen=True)
@@ -270,18 +271,25 @@ class TranslationTask(Task):
 
 class AnswersTask(Task):
     """Exact match and F1 on the validation sets in the folders of the grid's ``tests``; and what
-    a reader of supporting sentences gets for these."""
+    a reader of supporting sentences gets for these. With ``store-ema``, the average is scored."""
 
     made_by = "clusterformer prepare qa"
 
     def tests(self, place: Place) -> dict[str, list[str]]:
-        words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", place.checkpoint()]
-        return {
-            test: [*words, "--data", str(place.data / folder), "--out", str(place.folder / test)]
-            for test, folder in place.grid["tests"].items()
-        }
+        checkpoint, found = place.checkpoint(), {}
+        if place.run.options.get("store-ema"):
+            words = ["clusterformer", "average", "--ema", "--force", "--inputs", checkpoint]
+            checkpoint = place.checkpoint("average")
+            found[AVERAGE] = [*words, "--output", checkpoint]
+        words = ["clusterformer", "evaluate", "qa", "--cpu", "--checkpoint", checkpoint]
+        for test, folder in place.grid["tests"].items():
+            places = {"data": place.data / folder, "out": place.folder / test}
+            found[test] = words + options_of(places)
+        return found
 
     def scores(self, place: Place, test: str) -> dict:
+        if test == AVERAGE:
+            return {}
         found = json.loads((place.folder / test / "scores.json").read_text())
         if "em" in found:  # HotpotQA's and 2Wiki's scripts have shares
             names = {"EM": "em", "F1": "f1", "support EM": "sp_em", "support F1": "sp_f1"}

@@ -12,6 +12,7 @@ import yaml
 
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from scripts.experiments import run, scores
+from scripts.experiments.grids import Run
 from tests.cli.in_process import SIZES
 
 FAKE = """
@@ -234,3 +235,15 @@ def test_with_fairseq_itself(case: Case, tmp_path: Path, monkeypatch) -> None:
     assert result["bits on near repeats"] == pytest.approx(buckets[0]["bits"])
     assert 0 < result["test bits per symbol"] < 20
     assert result["updates"] == len(result["curve"]) == 3
+
+
+def test_the_average_of_a_training_is_what_is_scored(tmp_path: Path) -> None:
+    options = {"store-ema": True}
+    place = scores.Place(
+        Run("a", "", 1, "squad", options), {"tests": {"SQuAD": "squad"}}, tmp_path, tmp_path / "a"
+    )
+    average, scored = scores.TASKS["qa"].tests(place).items()
+    path = str(tmp_path / "a" / "checkpoint_average.pt")
+    assert average[1][-2:] == ["--output", path]
+    assert scored[1][scored[1].index("--checkpoint") + 1] == path
+    assert scores.TASKS["qa"].scores(place, average[0]) == {}
