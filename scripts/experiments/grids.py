@@ -80,7 +80,8 @@ def runs_of(grid: dict, quick: bool = False) -> list[Run]:
     for data, described in grid.get("data", {"": {}}).items():
         folds = [f"{data}/fold{n}" for n in range(described.get("folds", 0))] or [data]
         seeds = described.get("seeds", grid.get("seeds", [1]))
-        places = list(product(folds, seeds))
+        more = (seed for own in grid["rows"].values() for seed in own.get("seeds", ()))
+        places = list(product(folds, dict.fromkeys([*seeds, *more])))
         for row, own in grid["rows"].items():
             of_row = [place for place in places if place[1] in own.get("seeds", seeds)]
             for fold, seed in of_row[:1] if quick else of_row:

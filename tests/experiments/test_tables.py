@@ -73,6 +73,8 @@ def test_runs_compare_rows_fold_by_fold() -> None:
     assert len(runs) == 2 * (2 + 3)
     assert runs[0].options == {"lr": 2, "attention": "full", "seed": 1}
     assert runs[2].best == "map"
+    more = GRID | {"rows": {**GRID["rows"], "full": {"seeds": [4]}}}
+    assert [(r.row, r.seed) for r in runs_of(more) if r.seed == 4] == [("full", 4)] * 3
     quick = runs_of(GRID, quick=True)
     assert len(quick) == 4
     assert all(run.options["max-update"] == 3 for run in quick)
