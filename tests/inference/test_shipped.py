@@ -59,3 +59,11 @@ def test_a_reader_reads(tmp_path, capsys) -> None:
     assert "[Warsaw]" in capsys.readouterr().out
     reader = fairseq_clusterformer.load("bidaf-en", device="cpu")
     assert reader.answer("What did she discover?", text)[0].text == "polonium"
+
+
+def test_a_writer_of_code_knows_code(capsys) -> None:
+    assert run("generate", "--checkpoint", "python-code", "--cpu", "def read(", "--seed", 1) == 0
+    assert capsys.readouterr().out.startswith("def read(")
+    model = fairseq_clusterformer.load("python-code", device="cpu")
+    code = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n"
+    assert model.perplexity(code) < 4 < 40 < model.perplexity("Zwei Hunde rennen am Strand.")
