@@ -65,5 +65,5 @@ def test_a_writer_of_code_knows_code(capsys) -> None:
     assert run("generate", "--checkpoint", "python-code", "--cpu", "def read(", "--seed", 1) == 0
     assert capsys.readouterr().out.startswith("def read(")
     model = fairseq_clusterformer.load("python-code", device="cpu")
-    code = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n"
+    code = "def total(values):\n    result = 0\n    for value in values:\n        return value\n"
     assert model.perplexity(code) < 4 < 40 < model.perplexity("Zwei Hunde rennen am Strand.")
