@@ -34,7 +34,7 @@ def _parser() -> Parser:
         "--stream",
         action="store_true",
         help="also read all blocks as one text: each behind what the layers keep of those before, "
-        "which is bounded but for the kind full",
+        "which is bounded except for the kind full",
     )
     add(
         "--breakdown",

@@ -16,20 +16,16 @@ one item per page, all in the same order:
 Shape letters: N tokens, W words, G nodes, P keyphrases.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data.indexed_dataset import (
-    MMapIndexedDataset,
-    MMapIndexedDatasetBuilder,
-    best_fitting_int_dtype,
-)
+from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from torch import Tensor
+
+from .stored import RecordData, RecordWriter
 
 #: numbers that say what a node looks like, ten of its own and then ten of its parent: x, width, y
 #: and height in pixels; whether it is a block, inline, a heading, a leaf; the size of its font;
@@ -123,7 +119,7 @@ class Page:
         return places
 
 
-class PageWriter(ExitStack):
+class PageWriter(RecordWriter):
     """Writes the files of a split; used in a ``with`` statement.
 
     Args:
@@ -133,15 +129,8 @@ class PageWriter(ExitStack):
     """
 
     def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
-        super().__init__()
-        self._prefix = folder / split
         dtypes = (best_fitting_int_dtype(vocab_size), np.int32)
-        self._builders = {
-            part: MMapIndexedDatasetBuilder(f"{self._prefix}.{part}.bin", dtype=dtype)
-            for part, dtype in zip(_PARTS, dtypes, strict=True)
-        }
-        self._texts = self.enter_context(open(f"{self._prefix}.jsonl", "wb"))  # noqa: SIM115
-        self._lines = [0]
+        super().__init__(folder, split, dict(zip(_PARTS, dtypes, strict=True)))
 
     def add(self, page: Page, texts: Mapping) -> None:
         """Add a page.
@@ -149,60 +138,16 @@ class PageWriter(ExitStack):
         Args:
             texts: what becomes its line of ``SPLIT.jsonl``.
         """
-        self._builders["document"].add_item(page.tokens)
-        self._builders["page"].add_item(torch.from_numpy(page.item()))
-        line = json.dumps(texts, ensure_ascii=False).encode() + b"\n"
-        self._texts.write(line)
-        self._lines.append(self._lines[-1] + len(line))
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool | None:
-        if kind is None:
-            for part, builder in self._builders.items():
-                builder.finalize(f"{self._prefix}.{part}.idx")
-            np.save(f"{self._prefix}.lines.npy", np.array(self._lines, np.int64))
-        return super().__exit__(kind, *error)
+        self._add((page.tokens, page.item()), texts)
 
 
-class PageData(Sequence):
-    """The pages of a split; only those that are asked for are read into memory.
-
-    Raises:
-        FileNotFoundError: if a file of the split is missing.
-        ValueError: if the files do not hold equally many pages.
-    """
+class PageData(RecordData):
+    """The pages of a split; see :class:`RecordData`."""
 
     def __init__(self, folder: Path | str, split: str) -> None:
-        prefix = Path(folder) / split
-        names = [f"{part}.{end}" for part in _PARTS for end in ("bin", "idx")]
-        for name in (*names, "jsonl", "lines.npy"):
-            if not Path(f"{prefix}.{name}").is_file():
-                raise FileNotFoundError(
-                    f"{prefix}.{name}: no such file; allowed: a folder that `clusterformer "
-                    "prepare keyphrases` made, and a split of it"
-                )
-        self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in _PARTS}
-        self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
-        self._texts = Path(f"{prefix}.jsonl")
-        counts = {part: len(data) for part, data in self._parts.items()}
-        counts |= {"lines": len(self._lines) - 1}
-        if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
-            raise ValueError(f"{prefix}: its files are of different data: {counts}")
-
-    def __len__(self) -> int:
-        return len(self._lines) - 1
+        super().__init__(folder, split, _PARTS, "clusterformer prepare keyphrases")
 
     def __getitem__(self, index: int) -> Page:
         if not 0 <= index < len(self):
             raise IndexError(f"page {index} of {len(self)}")
         return Page.of(*(self._parts[part][index].long() for part in _PARTS))
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """The number of tokens of each page, [len(self)]."""
-        return self._parts["document"].sizes
-
-    def texts(self, index: int) -> dict:
-        """Return the page's line of ``SPLIT.jsonl``."""
-        with open(self._texts, "rb") as file:
-            file.seek(self._lines[index])
-            return json.loads(file.read(self._lines[index + 1] - self._lines[index]))

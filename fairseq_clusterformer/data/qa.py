@@ -29,25 +29,20 @@ one item per question, all in the same order:
 .bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
 """
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import (
-    MMapIndexedDataset,
-    MMapIndexedDatasetBuilder,
-    best_fitting_int_dtype,
-)
+from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from torch import Tensor
 
 from fairseq_clusterformer.answers import Document
 
+from .stored import RecordData, RecordWriter
 from .structure import Outline
 
 PARTS = ("question", "document", "spans", "characters")
@@ -102,7 +97,7 @@ class Example:
         )
 
 
-class QAWriter(ExitStack):
+class QAWriter(RecordWriter):
     """Writes the files of a split; used in a ``with`` statement.
 
     Args:
@@ -112,17 +107,9 @@ class QAWriter(ExitStack):
     """
 
     def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
-        super().__init__()
-        self._prefix = folder / split
         tokens = best_fitting_int_dtype(vocab_size)
         dtypes = dict(zip(PARTS, (tokens, tokens, np.int32, np.int32), strict=True))
-        dtypes[_STRUCTURE] = np.int32
-        self._builders = {
-            part: MMapIndexedDatasetBuilder(f"{self._prefix}.{part}.bin", dtype=dtype)
-            for part, dtype in dtypes.items()
-        }
-        self._texts = self.enter_context(open(f"{self._prefix}.jsonl", "wb"))  # noqa: SIM115
-        self._lines = [0]
+        super().__init__(folder, split, {**dtypes, _STRUCTURE: np.int32})
 
     def add(
         self,
@@ -139,12 +126,7 @@ class QAWriter(ExitStack):
             outline: of the document; None: nothing is known of it.
         """
         items = (example.question, example.document, example.spans(), characters.ravel())
-        items = (*items, (outline or Outline()).item())
-        for part, item in zip((*PARTS, _STRUCTURE), items, strict=True):
-            self._builders[part].add_item(torch.as_tensor(item))
-        line = json.dumps(texts, ensure_ascii=False).encode() + b"\n"
-        self._texts.write(line)
-        self._lines.append(self._lines[-1] + len(line))
+        self._add((*items, (outline or Outline()).item()), texts)
 
     def append(self, folder: Path, split: str) -> None:
         """Add all questions of another split, written with the same ``dict.txt``."""
@@ -161,50 +143,17 @@ class QAWriter(ExitStack):
             shutil.copyfileobj(texts, self._texts)
         self._lines += (np.load(f"{prefix}.lines.npy")[1:] + self._lines[-1]).tolist()
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool | None:
-        if kind is None:
-            for part, builder in self._builders.items():
-                builder.finalize(f"{self._prefix}.{part}.idx")
-            np.save(f"{self._prefix}.lines.npy", np.array(self._lines, np.int64))
-        return super().__exit__(kind, *error)
 
-
-class QAData(Sequence):
-    """The questions of a split; only the questions that are asked for are read into memory.
+class QAData(RecordData):
+    """The questions of a split; see :class:`RecordData`.
 
     Attributes:
         structure_file: of sentences and candidates, which older folders have not.
-
-    Raises:
-        FileNotFoundError: if a file of the split is missing.
-        ValueError: if the files do not hold equally many questions.
     """
 
     def __init__(self, folder: Path | str, split: str) -> None:
-        prefix = Path(folder) / split
-        names = [f"{part}.{end}" for part in PARTS for end in ("bin", "idx")]
-        for name in (*names, "jsonl", "lines.npy"):
-            if not Path(f"{prefix}.{name}").is_file():
-                raise FileNotFoundError(
-                    f"{prefix}.{name}: no such file; allowed: a folder that `clusterformer "
-                    "prepare qa` made, and a split of it"
-                )
-        self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in PARTS}
-        self.structure_file = Path(f"{prefix}.{_STRUCTURE}.idx")
-        self._structure = None
-        if self.structure_file.is_file():
-            self._structure = MMapIndexedDataset(f"{prefix}.{_STRUCTURE}")
-        self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
-        self._texts = Path(f"{prefix}.jsonl")
-        counts = {part: len(data) for part, data in self._parts.items()}
-        counts |= {"lines": len(self._lines) - 1}
-        if self._structure is not None:
-            counts[_STRUCTURE] = len(self._structure)
-        if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
-            raise ValueError(f"{prefix}: its files are of different data: {counts}")
-
-    def __len__(self) -> int:
-        return len(self._lines) - 1
+        super().__init__(folder, split, PARTS, "clusterformer prepare qa", [_STRUCTURE])
+        self.structure_file = Path(folder) / f"{split}.{_STRUCTURE}.idx"
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
@@ -214,29 +163,18 @@ class QAData(Sequence):
     @property
     def has_structure(self) -> bool:
         """Whether the folder has a file of it."""
-        return self._structure is not None
+        return _STRUCTURE in self._parts
 
     def outline(self, index: int) -> Outline:
         """Return the structure of a question's document; nothing, of an older folder."""
-        if self._structure is None:
+        if not self.has_structure:
             return Outline()
-        return Outline.of(self._structure[index].long())
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """The number of tokens of each document, [len(self)]."""
-        return self._parts["document"].sizes
+        return Outline.of(self._parts[_STRUCTURE][index].long())
 
     @property
     def question_sizes(self) -> np.ndarray:
         """The number of tokens of each question, [len(self)]."""
         return self._parts["question"].sizes
-
-    def texts(self, index: int) -> dict:
-        """Return the question's line of ``SPLIT.jsonl``."""
-        with open(self._texts, "rb") as file:
-            file.seek(self._lines[index])
-            return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
 
     def document(self, index: int) -> Document:
         """Return what the tokens of a question's document stand for."""

@@ -120,7 +120,7 @@ def compare(
 def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = None) -> dict:
     """Score blocks that follow each other, each behind what the layers keep of those before.
 
-    What is kept is bounded (but for the kind ``full``), as in writing: so is the memory, for a
+    What is kept is bounded (except for the kind ``full``), as in writing: so is the memory, for a
     text of any length. Transformer-XL (Dai et al. 2019) is evaluated so.
 
     Args:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import PATH, Parser, add_dest, prepare_folder
-from fairseq_clusterformer.cli.prepare.qa import vocabulary_of
-from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
+from fairseq_clusterformer.cli.prepare.qa import add_subwords, vocabulary_of
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.keyphrases.build import prepare
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -37,18 +37,7 @@ def _parser() -> Parser:
     add("--source", f"a folder with {', '.join(FILES)}")
     for split in SPLITS:
         add(f"--{split}", f"the files of {split}, instead of those in --source", **PATH, nargs="+")
-    subwords = partial(common.add, known.add_mutually_exclusive_group())
-    about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
-    subwords("--sentencepiece", about)
-    subwords("--sentencepiece-model", "an existing model instead", metavar="FILE", type=Path)
-    subwords(
-        "--gpt2-bpe",
-        "GPT-2's subwords (RoBERTa's) instead: a folder with encoder.json and vocab.bpe",
-        metavar="DIR",
-        type=Path,
-    )
-    about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
-    add("--dict", about, metavar="FILE", type=Path)
+    add_subwords(known)
     add("--workers", "processes")
     add("--force", "replace DEST, which must hold nothing but what this command wrote")
     return parser

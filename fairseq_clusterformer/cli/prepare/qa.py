@@ -140,6 +140,17 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
         else:
             add(f"--{split}-fraction", about + "; valid of --source becomes test")
     add("--seed", "of the drawing")
+    add_subwords(parser)
+    add("--titles", "put each paragraph's title before its text", action="store_true")
+    add("--workers", "processes")
+    add("--force", "replace DEST, which must hold nothing but what this command wrote")
+    for name in own:
+        about, how = _OPTIONS[name]
+        add(f"--{name}", about, **how)
+
+
+def add_subwords(parser: Parser) -> None:
+    """The options that :func:`vocabulary_of` takes."""
     subwords = partial(common.add, parser.add_mutually_exclusive_group())
     about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
     subwords("--sentencepiece", about)
@@ -151,13 +162,7 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
         type=Path,
     )
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
-    add("--dict", about, metavar="FILE", type=Path)
-    add("--titles", "put each paragraph's title before its text", action="store_true")
-    add("--workers", "processes")
-    add("--force", "replace DEST, which must hold nothing but what this command wrote")
-    for name in own:
-        about, how = _OPTIONS[name]
-        add(f"--{name}", about, **how)
+    common.add(parser, "--dict", about, metavar="FILE", type=Path)
 
 
 def vocabulary_of(

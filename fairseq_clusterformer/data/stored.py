@@ -1,0 +1,103 @@
+"""Records of a split on disk: tokens and numbers in fairseq's indexed files, texts as JSON lines.
+
+``SPLIT.PART``            .bin, .idx: an item for each record
+``SPLIT.jsonl``           a line for each record
+``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+
+
+class RecordWriter(ExitStack):
+    """Writes the files of a split; used in a ``with`` statement.
+
+    Args:
+        folder: that holds ``dict.txt``.
+        split: their first name.
+        dtypes: of each part.
+    """
+
+    def __init__(self, folder: Path, split: str, dtypes: Mapping[str, type]) -> None:
+        super().__init__()
+        self._prefix = folder / split
+        self._builders = {
+            part: MMapIndexedDatasetBuilder(f"{self._prefix}.{part}.bin", dtype=dtype)
+            for part, dtype in dtypes.items()
+        }
+        self._texts = self.enter_context(open(f"{self._prefix}.jsonl", "wb"))  # noqa: SIM115
+        self._lines = [0]
+
+    def _add(self, items: Sequence, texts: Mapping) -> None:
+        """Add a record: an item for each part, and what becomes its line."""
+        for builder, item in zip(self._builders.values(), items, strict=True):
+            builder.add_item(torch.as_tensor(item))
+        line = json.dumps(texts, ensure_ascii=False).encode() + b"\n"
+        self._texts.write(line)
+        self._lines.append(self._lines[-1] + len(line))
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool | None:
+        if kind is None:
+            for part, builder in self._builders.items():
+                builder.finalize(f"{self._prefix}.{part}.idx")
+            np.save(f"{self._prefix}.lines.npy", np.array(self._lines, np.int64))
+        return super().__exit__(kind, *error)
+
+
+class RecordData(Sequence):
+    """The records of a split; only those that are asked for are read into memory.
+
+    Args:
+        parts: that must be there.
+        made_by: the command that makes them.
+        optional: parts that older folders lack.
+
+    Raises:
+        FileNotFoundError: if a file of the split is missing.
+        ValueError: if the files do not hold equally many records.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        split: str,
+        parts: Sequence[str],
+        made_by: str,
+        optional: Sequence[str] = (),
+    ) -> None:
+        prefix = Path(folder) / split
+        names = [f"{part}.{end}" for part in parts for end in ("bin", "idx")]
+        for name in (*names, "jsonl", "lines.npy"):
+            if not Path(f"{prefix}.{name}").is_file():
+                raise FileNotFoundError(
+                    f"{prefix}.{name}: no such file; allowed: a folder that `{made_by}` made, and "
+                    "a split of it"
+                )
+        more = [part for part in optional if Path(f"{prefix}.{part}.idx").is_file()]
+        self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in (*parts, *more)}
+        self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
+        self._texts = Path(f"{prefix}.jsonl")
+        counts = {part: len(data) for part, data in self._parts.items()}
+        counts |= {"lines": len(self._lines) - 1}
+        if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
+            raise ValueError(f"{prefix}: its files are of different data: {counts}")
+
+    def __len__(self) -> int:
+        return len(self._lines) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens of each document, [len(self)]."""
+        return self._parts["document"].sizes
+
+    def texts(self, index: int) -> dict:
+        """Return the record's line of ``SPLIT.jsonl``."""
+        with open(self._texts, "rb") as file:
+            file.seek(self._lines[index])
+            return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
