@@ -98,7 +98,7 @@ def batch_of_pages(pages: Sequence[Page], padding: int) -> dict[str, Any]:
         ``src_tokens``, int64 [B, N]; and as ``page`` the word and the node of each token,
         ``words`` and ``token_nodes``, int64 [B, N]; the tokens [first, last) of ``nodes``, int64
         [B, G, 2]; ``visual``, int64 [B, G, 20]; ``num_words`` and ``num_nodes``, int64 [B].
-        Padding is 0 but for tokens.
+        Padding is 0, except for tokens.
     """
     words = [page.words_of_tokens() for page in pages]
     rows = {
