@@ -67,10 +67,14 @@ class Structure:
             are packed into one row and do not see each other; None: each row is one.
         exempt: global tokens that see the long input of their example even where g2l is hard,
             bool [B, G]; None: none.
+        exempt_long: long tokens that see all global tokens of their example even where l2g is
+            hard, bool [B, N]; None: none.
         paragraphs: of global tokens, int64 [B, G]: those of two paragraphs have a label of their
             own, not that of a distance; None: all are of one.
         order: the long token at each place that ``spans`` are of, int64 [B, N], those of an
             example at its own places; None: long tokens stand at their own places.
+        long_paragraphs: of long tokens, int64 [B, N], never falling: those of two paragraphs do
+            not see each other (l2l); None: all are of one.
     """
 
     def __init__(
@@ -83,15 +87,18 @@ class Structure:
         long_examples: Tensor | None = None,
         global_examples: Tensor | None = None,
         exempt: Tensor | None = None,
+        exempt_long: Tensor | None = None,
         paragraphs: Tensor | None = None,
         order: Tensor | None = None,
+        long_paragraphs: Tensor | None = None,
     ):
         if (long_examples is None) != (global_examples is None):
             raise ValueError("examples of one stream alone; allowed: of both, or of none")
         self.spans, self.length = spans if spans.dim() == 4 else spans.unsqueeze(2), length
         self.long_padding, self.global_padding = long_padding, global_padding
         self.long_examples, self.global_examples = long_examples, global_examples
-        self.exempt, self.paragraphs, self.order = exempt, paragraphs, order
+        self.exempt, self.exempt_long, self.order = exempt, exempt_long, order
+        self.paragraphs, self.long_paragraphs = paragraphs, long_paragraphs
 
     def clustered(self, clusters: Tensor) -> "Structure":
         """The same rows, where global tokens stand for clusters instead of spans.
@@ -114,14 +121,26 @@ class Structure:
             long_examples=self.long_examples,
             global_examples=self.global_examples,
             exempt=self.exempt,
+            exempt_long=self.exempt_long,
             paragraphs=self.paragraphs,
             order=order,
+            long_paragraphs=self.long_paragraphs,
         )
 
     @cached_property
     def long_bounds(self) -> tuple[Tensor, Tensor]:
         """For each long token, where the long input of its example begins and ends [B, N]."""
         return _bounds(self._long, self._long)
+
+    @cached_property
+    def local_bounds(self) -> tuple[Tensor, Tensor]:
+        """The same of its paragraph within its example."""
+        low, high = self.long_bounds
+        if self.long_paragraphs is None:
+            return low, high
+        tokens = self.long_paragraphs
+        begin, end = _bounds(tokens, tokens)
+        return torch.maximum(low, begin), torch.minimum(high, end)
 
     @cached_property
     def bounds_of_global(self) -> tuple[Tensor, Tensor]:
@@ -226,6 +245,7 @@ class GlobalLocalAttention(nn.Module):
             default), "shared-kv" (keys and values of a stream serve the queries of both), or
             "shared" (one of each).
         hard: a global token sees its own span alone of the long input (g2l).
+        hard_long: a long token sees those global tokens alone that stand for it (l2g).
         clusters: global tokens are centroids: each stands for the long tokens whose logits of
             all heads are together largest for it (l2g). Neither paper has this. The softmax of
             long tokens over all global ones teaches queries, keys and centroids, and so what
@@ -247,6 +267,7 @@ class GlobalLocalAttention(nn.Module):
         max_distance: int = 12,
         projections: str = "separate",
         hard: bool = False,
+        hard_long: bool = False,
         clusters: bool = False,
         dropout: float = 0.0,
         num_labels: int = NUM_LABELS,
@@ -269,7 +290,8 @@ class GlobalLocalAttention(nn.Module):
         if projections not in PROJECTIONS:
             raise ValueError(f"projections is {projections}; allowed: {', '.join(PROJECTIONS)}")
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
-        self.radius, self.labels, self.hard = radius, Labels(max_distance), hard
+        self.radius, self.labels = radius, Labels(max_distance)
+        self.hard, self.hard_long = hard, hard_long
         self.clusters = clusters
         self.dropout, self.impl, self.projections = dropout, kernel, projections
         streams = {"separate": "gl", "shared-kv": "gl", "shared": "g"}[projections]
@@ -397,33 +419,28 @@ class GlobalLocalAttention(nn.Module):
 
     def _of_spans(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
         """What global tokens see of the long input: ranges of key slots, and their labels."""
-        first = structure.spans.size(1)
-        after, high = structure.bounds_of_global
-        exempt = structure.exempt
+        first, after = structure.spans.size(1), structure.bounds_of_global[0]
         for begin, end in zip(*(bound.unbind(-1) for bound in structure.own), strict=True):
             yield first + begin, first + end, self.labels.mine
-            if not self.hard:
-                yield first + after, first + begin, self.labels.others
-            elif exempt is not None:
-                yield first + after, first + torch.where(exempt, begin, after), self.labels.others
+            for range_ in _others(after, begin, self.hard, structure.exempt):
+                yield *(first + bound for bound in range_), self.labels.others
             after = end
-        if not self.hard:
-            yield first + after, first + high, self.labels.others
-        elif exempt is not None:
-            yield first + after, first + torch.where(exempt, high, after), self.labels.others
+        for range_ in _others(after, structure.bounds_of_global[1], self.hard, structure.exempt):
+            yield *(first + bound for bound in range_), self.labels.others
 
     def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
         """What long tokens see in addition to their nearest neighbours, likewise."""
-        low, high = structure.global_bounds
-        after = low
+        after, high = structure.global_bounds
         for mine in structure.mine.unbind(-1):
-            yield after, mine, self.labels.others
-            yield mine, torch.minimum(mine + 1, high), self.labels.mine
+            for range_ in _others(after, mine, self.hard_long, structure.exempt_long):
+                yield *range_, self.labels.others
             after = torch.minimum(mine + 1, high)
-        yield after, high, self.labels.others
+            yield mine, after, self.labels.mine
+        for range_ in _others(after, high, self.hard_long, structure.exempt_long):
+            yield *range_, self.labels.others
 
         first, most = structure.spans.size(1), self.labels.most
-        low, high = structure.long_bounds
+        low, high = structure.local_bounds
         place = torch.arange(structure.length, device=low.device)
         begin = torch.maximum(place - self.radius, low)
         end = torch.minimum(place + self.radius + 1, high)
@@ -452,7 +469,8 @@ class GlobalLocalAttention(nn.Module):
         added = added.gather(-1, label.expand(*added.shape[:3], -1, -1))
         logits = at_least_float32(q @ k) * self.head_dim**-0.5 + added
         low, high = (
-            pad(bound, (0, more)).view(-1, 1, blocks, _BLOCK, 1) for bound in structure.long_bounds
+            pad(bound, (0, more)).view(-1, 1, blocks, _BLOCK, 1)
+            for bound in structure.local_bounds
         )
         key = distance + torch.arange(blocks * _BLOCK, device=q.device).view(blocks, _BLOCK, 1)
         hidden = (distance.abs() > reach) | (key < low) | (key >= high)
@@ -475,6 +493,17 @@ class GlobalLocalAttention(nn.Module):
         return _attended(
             logits.unsqueeze(2), v.unsqueeze(2), hidden.unsqueeze(2), self._dropout, number
         )
+
+
+def _others(
+    begin: Tensor, end: Tensor, hard: bool, exempt: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A range of tokens of the other stream that a token has nothing to do with: once if some
+    token sees it, empty for tokens that do not."""
+    if not hard:
+        yield begin, end
+    elif exempt is not None:
+        yield begin, torch.where(exempt, end, begin)
 
 
 def _attended(

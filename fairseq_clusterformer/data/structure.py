@@ -18,8 +18,8 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-#: types of tokens, which ETC adds to their words; 0 and 1 are those of pre-training
-OF_ALL, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_SENTENCE, OF_CANDIDATE, IN_QUESTION, IN_TITLE = (
+#: types of tokens, which ETC adds to their words; pre-training has had the first two
+OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE, IN_QUESTION, IN_TITLE = (
     range(8)
 )
 
@@ -147,7 +147,8 @@ class GlobalTokens(NamedTuple):
         spans: tokens [first, last) of the long input, the question before the document, that each
             stands for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal where
             there are no more.
-        paragraphs: that each belongs to, from 1; 0: none, int64 [G].
+        paragraphs: that each belongs to, rising, int64 [G]: the token for all and each candidate
+            are one by themselves, and so are those of the question (the authors' code).
     """
 
     words: Tensor
@@ -208,7 +209,13 @@ def global_tokens(
             [torch.full((len(first),), kind), torch.full_like(place, OF_QUESTION), types]
         ),
         spans=torch.cat([first, torch.cat([alone, nothing], 1)]),
-        paragraphs=torch.cat([_no(len(first) + asked), owner[order] + 1]),
+        paragraphs=torch.cat(
+            [
+                torch.arange(len(first)),
+                torch.full_like(place, len(first)),
+                owner[order] + len(first) + 1,
+            ]
+        ),
     )
 
 

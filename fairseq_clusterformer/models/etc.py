@@ -52,6 +52,10 @@ class ETCOptions(EncoderOptions):
         default=False,
         metadata={"help": "global tokens see their own part alone of the long input"},
     )
+    hard_long: bool = field(
+        default=False,
+        metadata={"help": "long tokens see those global tokens alone that stand for them"},
+    )
     block: int = field(
         default=97,
         metadata={"help": "tokens of a part, where the data names no parts: fixed blocks"},
@@ -124,6 +128,7 @@ class ETCLayer(nn.Module):
             max_distance=args.max_distance,
             projections=args.projections,
             hard=args.hard_global,
+            hard_long=args.hard_long,
             clusters=args.clusters > 0,
             dropout=args.attention_dropout,
             num_labels=args.num_labels,

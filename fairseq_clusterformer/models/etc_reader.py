@@ -24,6 +24,7 @@ from fairseq_clusterformer.data.structure import (
     OF_ALL,
     OF_CANDIDATE,
     OF_PARAGRAPH,
+    OF_QUESTION,
     OF_SENTENCE,
     OF_TEXT,
     Outline,
@@ -38,10 +39,26 @@ from .etc_lift import LiftOptions, Lifts
 from .options import complete
 from .reader import check_padding
 
+STRUCTURES = ("contexts", "text", "flat")
+
 
 @dataclass
 class ETCReaderConfig(LiftOptions):
     """Options of the encoder, and of what it answers."""
+
+    structure: str = field(
+        default="contexts",
+        metadata={
+            "help": "contexts: paragraphs are apart, their long tokens do not see each other, as "
+            "in ETC's HotpotQA and WikiHop; text: they follow each other, as in its Natural "
+            "Questions; flat: text where sentences alone have global tokens that stand for them, "
+            "the paper's ablation"
+        },
+    )
+    fixed_blocks: bool = field(
+        default=False,
+        metadata={"help": "global tokens stand for --block tokens each, and for nothing else"},
+    )
 
     supporting_facts: bool = field(
         default=False,
@@ -65,7 +82,8 @@ class ETCReading(NamedTuple):
         question_padding: bool [B, 1, Q].
         document_padding: bool [B, N].
         reports: none, for no layer clusters.
-        of_global: [B, G, D].
+        of_global: [B, G, D]; where global tokens stand for blocks or clusters, the first long
+            token of each part instead.
         types: of the global tokens, int64 [B, G]; -1 for padding.
         starts: the first token of the document that each stands for, int64 [B, G]; negative of
             those in front of it.
@@ -91,7 +109,8 @@ class ETCReaderEncoder(etc.ETCEncoder):
 
     def __init__(self, args, dictionary):
         super().__init__(args, dictionary)
-        self.narrow_cls = args.narrow_cls
+        self.narrow_cls, self.structure = args.narrow_cls, args.structure
+        self.by_parts = not (args.fixed_blocks or args.clusters)
 
     def forward(
         self,
@@ -125,35 +144,55 @@ class ETCReaderEncoder(etc.ETCEncoder):
         types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
         types = types.masked_fill(in_question, IN_QUESTION)
 
-        hidden = structure["words"].eq(pad)
-        exempt = structure["types"].eq(OF_ALL) & ~hidden
-        streams = super().forward(
-            tokens,
-            Structure(
-                structure["spans"],
-                tokens.size(1),
-                long_padding=long_padding,
-                global_padding=hidden,
-                exempt=None if self.narrow_cls else exempt,
-                paragraphs=structure["paragraphs"],
-            ),
-            structure["words"],
-            types,
-            structure["types"],
-        )
+        if self.by_parts:
+            # a paragraph begins with <s>, and so does the question
+            paragraphs = (tokens.eq(self.dictionary.bos()) | place.eq(asked)).cumsum(1)
+            streams = super().forward(
+                tokens,
+                self._parts(structure, long_padding, paragraphs),
+                structure["words"],
+                types,
+                structure["types"],
+            )
+        else:
+            streams = super().forward(tokens, types=types)
         number = torch.arange(document_tokens.size(1), device=both.device)
         places = (asked + number).clamp(max=tokens.size(1) - 1).unsqueeze(-1)
         width = streams.of_long.size(-1)
+        first = structure["spans"][:, :, 0, 0]
+        of_global = streams.of_global
+        if not self.by_parts:
+            of_global = streams.of_long.gather(1, first.unsqueeze(-1).expand(-1, -1, width))
         return ETCReading(
             question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
             document=streams.of_long.gather(1, places.expand(-1, -1, width)),
             question_padding=question_tokens.eq(pad).unsqueeze(1),
             document_padding=document_tokens.eq(pad),
             reports=[],
-            of_global=streams.of_global,
-            types=structure["types"].masked_fill(hidden, -1),
-            starts=structure["spans"][:, :, 0, 0] - asked,
+            of_global=of_global,
+            types=structure["types"].masked_fill(structure["words"].eq(pad), -1),
+            starts=first - asked,
         )
+
+    def _parts(self, given: dict[str, Tensor], padding: Tensor, paragraphs: Tensor) -> Structure:
+        """What global tokens stand for, and see.
+
+        Args:
+            given: the global tokens.
+            padding: of the long input, bool [B, L].
+            paragraphs: of its tokens, int64 [B, L].
+        """
+        spans, types = given["spans"], given["types"]
+        hidden = given["words"].eq(self.dictionary.pad())
+        alone = {"long_padding": padding, "global_padding": hidden}
+        if self.structure == "flat":
+            linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION)
+            return Structure(spans * linked[:, :, None, None], padding.size(1), **alone)
+        if not self.narrow_cls:
+            alone["exempt"] = types.eq(OF_ALL) & ~hidden
+        if self.structure == "contexts":
+            alone |= {"paragraphs": given["paragraphs"], "long_paragraphs": paragraphs}
+        return Structure(spans, padding.size(1), **alone)
 
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
         """Global tokens of documents whose sentences are unknown."""
@@ -255,10 +294,11 @@ class ETCReader(Lifts, EncoderOnlyModel):
             ValueError: an option that is not allowed.
         """
         complete(args, ETCReaderConfig)
-        if args.clusters:
+        if args.structure not in STRUCTURES:
+            raise ValueError(f"--structure is {args.structure}; allowed: {', '.join(STRUCTURES)}")
+        if args.clusters and args.fixed_blocks:
             raise ValueError(
-                f"--clusters is {args.clusters}; allowed: 0 in a reader, whose global tokens "
-                "stand for parts of the document"
+                f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
             )
         if args.narrow_cls and not args.hard_global:
             raise ValueError("--narrow-cls is given; allowed: with --hard-global")

@@ -1,5 +1,7 @@
 """ETC's attention against the labelled softmax written out pair by pair."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -76,12 +78,17 @@ def label_of(module, given: Structure, own: str, i: int, j: int, row: int = 0) -
         apart = paragraphs is not None and paragraphs[row, i] != paragraphs[row, place]
         return 2 * k + 3 if apart else relative
     if own == key == "l":
-        return relative if abs(place - i) <= module.radius else None
+        borders = given.long_paragraphs
+        apart = borders is not None and borders[row, i] != borders[row, place]
+        return None if apart or abs(place - i) > module.radius else relative
     token, part = (i, place) if own == "g" else (place, i)
     mine = any(begin <= part < end for begin, end in spans[token])
-    if own == "g" and module.hard and not mine:
-        exempt = given.exempt is not None and given.exempt[row, i]
-        return 2 * k + 1 if exempt else None
+    hard, flags = {
+        "g": (module.hard, given.exempt),
+        "l": (module.hard_long, given.exempt_long),
+    }[own]
+    if hard and not mine:
+        return 2 * k + 1 if flags is not None and flags[row, i] else None
     return 2 * k + 2 if mine else 2 * k + 1
 
 
@@ -118,17 +125,31 @@ def test_every_pair_as_it_is_written(radius: int, most: int, projections: str, i
         torch.testing.assert_close(mine[0], theirs, **CLOSE)
 
 
+def flags(length: int, places: list[int] | None) -> Tensor | None:
+    if places is None:
+        return None
+    found = torch.zeros(2, length, dtype=torch.bool)
+    found[:, places] = True
+    return found
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("exempt", [None, [0, 3]])
-def test_hard_attention_sees_its_own_part(exempt: list[int] | None) -> None:
-    """g2l hard: a global token sees its span alone, but for those that are exempt; paragraphs."""
-    flags = None
-    if exempt is not None:
-        flags = torch.zeros(2, GLOBAL, dtype=torch.bool)
-        flags[:, exempt] = True
+@pytest.mark.parametrize("hard", [(True, False), (False, True), (True, True)])
+def test_hard_attention_sees_its_own_part(
+    hard: tuple[bool, bool], exempt: list[int] | None
+) -> None:
+    """A global token sees its span alone (g2l), a long one those that stand for it (l2g), but for
+    those that are exempt; paragraphs."""
     paragraphs = torch.tensor([[0, 0, 1, 1, 2]]).expand(2, -1)
-    given = structure(exempt=flags, paragraphs=paragraphs)
-    module, (x_global, x_long) = attention(hard=True), inputs()
+    borders = torch.tensor([[0] * 3 + [1] * 22 + [4] * 20]).expand(2, -1)
+    given = structure(
+        exempt=flags(GLOBAL, exempt),
+        exempt_long=flags(LONG, exempt),
+        paragraphs=paragraphs,
+        long_paragraphs=borders,
+    )
+    module, (x_global, x_long) = attention(hard=hard[0], hard_long=hard[1]), inputs()
     found = module(x_global, x_long, given)
     for mine, theirs in zip(
         found, written_out(module, x_global[0], x_long[0], given), strict=True
@@ -287,3 +308,115 @@ def test_centroids_learn_from_the_task() -> None:
     nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG)
     module(x_global, x_long, nothing)[1].square().sum().backward()
     assert (x_global.grad.abs().sum(-1) > 0).all()
+
+
+def labels_seen(module: GlobalLocalAttention, given: Structure) -> list[list[str]]:
+    """The label of each pair of one row, read from the attention weights: for each token a digit
+    a key, global ones first, and "." for a hidden one. Logits are the labels, values one-hot."""
+    number, length = given.spans.size(1), given.length
+    for parameter in module.parameters():
+        torch.nn.init.zeros_(parameter)
+    for name, linear in module.linear.items():
+        if name[0] in "vo":
+            torch.nn.init.eye_(linear.weight)
+    label = torch.arange(module.label_biases.size(1), dtype=torch.float64)
+    module.label_biases.data[:] = module.head_dim**0.5 * label.view(1, -1, 1)
+    x = torch.eye(number + length, module.head_dim, dtype=torch.float64).unsqueeze(0)
+    seen = []
+    streams = module(x[:, :number], x[:, number:], given)
+    for first, weights in zip((0, number), streams, strict=True):
+        rows = weights[0, :, : number + length].tolist()
+        own = [row[first + i] for i, row in enumerate(rows)]  # whose label is 0
+        seen.append(
+            [
+                "".join("." if w == 0 else str(round(math.log(w / mine))) for w in row)
+                for mine, row in zip(own, rows, strict=True)
+            ]
+        )
+    return seen
+
+
+# A question of four tokens and two paragraphs of a title of two tokens and two sentences of one;
+# the global tokens: one for all, four of the question, and for each paragraph one for it, one for
+# its title and two for its sentences; the example of the authors' test, with k = 2 and r = 4.
+AUTHORS_SPANS = [[0, 0], *([i, i + 1] for i in range(4))]
+for _first in (4, 8):
+    AUTHORS_SPANS += [[_first, _first + 4], [_first, _first + 2]]
+    AUTHORS_SPANS += [[_first + 2, _first + 3], [_first + 3, _first + 4]]
+AUTHORS_OF_GLOBAL = """
+0777777777777
+7012277777777
+7301277777777
+7430177777777
+7443077777777
+7777701227777
+7777730127777
+7777743017777
+7777744307777
+7777777770122
+7777777773012
+7777777774301
+7777777774430
+""".split()
+AUTHORS_OF_LONG = """
+5655555555555 0122........
+5565555555555 3012........
+5556555555555 4301........
+5555655555555 4430........
+5555566555555 ....0122....
+5555566555555 ....3012....
+5555565655555 ....4301....
+5555565565555 ....4430....
+5555555556655 ........0122
+5555555556655 ........3012
+5555555556565 ........4301
+5555555556556 ........4430
+""".split("\n")[1:-1]
+
+
+def authors_example(**options) -> Structure:
+    return Structure(
+        torch.tensor([AUTHORS_SPANS]),
+        12,
+        paragraphs=torch.tensor([[0, *[1] * 4, *[2] * 4, *[3] * 4]]),
+        long_paragraphs=torch.tensor([[0] * 4 + [1] * 4 + [2] * 4]),
+        **options,
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hard_long", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_example_of_the_authors(hard: bool, hard_long: bool) -> None:
+    """All labels and what is hidden, written out: of hard g2l the first and the third global token
+    are exempt, of hard l2g the first long one."""
+    module = GlobalLocalAttention(32, 1, radius=4, max_distance=2, hard=hard, hard_long=hard_long)
+    given = authors_example(
+        exempt=torch.tensor([[i in (0, 2) for i in range(13)]]),
+        exempt_long=torch.tensor([[i == 0 for i in range(12)]]),
+    )
+    of_global, of_long = labels_seen(module.double().eval(), given)
+    linked = [row[:13] for row in AUTHORS_OF_LONG]
+    for token, (seen, among) in enumerate(zip(of_global, AUTHORS_OF_GLOBAL, strict=True)):
+        long = "".join(row[token] for row in linked)
+        assert seen == among + (long.replace("5", ".") if hard and token not in (0, 2) else long)
+    for token, (seen, row) in enumerate(zip(of_long, AUTHORS_OF_LONG, strict=True)):
+        among, nearby = row.split()
+        assert seen == (among.replace("5", ".") if hard_long and token else among) + nearby
+
+
+@torch.no_grad()
+def test_linked_mentions_of_the_authors() -> None:
+    """Three long tokens in two places are linked to the second global token, one to the third."""
+    given = authors_example()
+    spans = torch.zeros(1, 13, 2, 2, dtype=torch.long)
+    spans[:, :, 0] = torch.tensor(AUTHORS_SPANS)
+    spans[0, 1], spans[0, 2] = torch.tensor([[0, 1], [4, 6]]), torch.tensor([[1, 2], [6, 7]])
+    given = Structure(
+        spans, 12, paragraphs=given.paragraphs, long_paragraphs=given.long_paragraphs
+    )
+    module = GlobalLocalAttention(32, 1, radius=4, max_distance=2).double().eval()
+    _, of_long = labels_seen(module, given)
+    linked = {4: "5655566555555", 5: "5655566555555", 6: "5565565655555"}
+    expected = [linked.get(i, row[:13]) for i, row in enumerate(AUTHORS_OF_LONG)]
+    assert [row[:13] for row in of_long] == expected

@@ -168,7 +168,7 @@ def test_global_tokens_of_hotpotqa_written_out() -> None:
         *([4, 9], [5, 7], [7, 9]),
         *([9, 14], [11, 14]),
     ]
-    assert found.paragraphs.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert found.paragraphs.tolist() == [0, 1, 1, 2, 2, 2, 3, 3]
 
 
 def test_global_tokens_of_wikihop_written_out() -> None:
@@ -183,7 +183,7 @@ def test_global_tokens_of_wikihop_written_out() -> None:
         [[2, 3], [0, 0]],
         [[4, 9], [0, 0]],
     ]
-    assert found.paragraphs.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert found.paragraphs.tolist() == [0, 1, 2, 2, 3, 3, 3, 4, 4]
 
 
 def test_mentions_rise_and_a_candidate_may_have_none() -> None:

@@ -100,12 +100,23 @@ def test_the_long_input_is_the_question_and_then_the_document(
     assert found.global_padding[1].tolist() == [*[False] * 4, *[True] * 5]
     assert found.long_padding[1].tolist() == [*[False] * 6, *[True] * 7]
     assert found.exempt.nonzero().tolist() == [[0, 0], [1, 0]]
-    assert found.paragraphs[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert found.paragraphs[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert found.long_paragraphs[1].tolist() == [1, 1, 1, *[2] * 10]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "options", [{}, {"hard_global": True}, {"hard_global": True, "narrow_cls": True}]
+    "options",
+    [
+        {},
+        {"hard_global": True},
+        {"hard_global": True, "narrow_cls": True},
+        {"hard_long": True},
+        {"structure": "text"},
+        {"structure": "flat", "hard_global": True},
+        {"fixed_blocks": True, "block": 3},
+        {"clusters": 3},
+    ],
 )
 def test_a_document_alone_is_a_document_in_any_batch(options: dict) -> None:
     built = model(**options)
@@ -130,7 +141,7 @@ def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
     inputs = given(0, 2)
     logits, extra = built(**inputs)
     reading, heads = extra["reading"], built.heads
-    types = inputs["structure"]["types"]
+    types = reading.types
     for row, document in enumerate((DOCUMENTS[0], DOCUMENTS[2])):
         of_type = {
             kind: [i for i, t in enumerate(types[row].tolist()) if t == kind]
@@ -240,7 +251,8 @@ def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"narrow_cls": True}, "--narrow-cls is given; allowed: with --hard-global"),
-        ({"clusters": 4}, "--clusters is 4; allowed: 0 in a reader"),
+        ({"structure": "x"}, "--structure is x; allowed: contexts, text, flat"),
+        ({"clusters": 4, "fixed_blocks": True}, "--clusters is 4, and --fixed-blocks is given"),
         ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
     ],
 )
