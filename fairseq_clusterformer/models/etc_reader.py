@@ -99,6 +99,17 @@ class ETCReading(NamedTuple):
     starts: Tensor
 
 
+class _LongInput(NamedTuple):
+    """Questions and documents behind them, L tokens: tokens, types and paragraphs int64 [B, L],
+    padding bool [B, L]; and the tokens of each question, int64 [B, 1]."""
+
+    tokens: Tensor
+    types: Tensor
+    padding: Tensor
+    paragraphs: Tensor
+    asked: Tensor
+
+
 class ETCReaderEncoder(etc.ETCEncoder):
     """An encoder of questions and documents.
 
@@ -128,71 +139,77 @@ class ETCReaderEncoder(etc.ETCEncoder):
         check_padding(question_tokens, document_tokens, pad)
         if structure is None:
             structure = self._paragraphs(question_tokens, document_tokens)
-        asked, told = (tokens.ne(pad).sum(1) for tokens in (question_tokens, document_tokens))
-        # the document follows its question, with no padding in between
-        both = torch.cat([question_tokens, document_tokens], dim=1)
-        place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
-        asked = asked.unsqueeze(1)
-        in_question = place < asked
-        source = torch.where(in_question, place, place - asked + question_tokens.size(1))
-        source = source.clamp(max=both.size(1) - 1)
-        long_padding = place >= asked + told.unsqueeze(1)
-        tokens = both.gather(1, source).masked_fill(long_padding, pad)
         if text_mask is None:
             text_mask = document_tokens.ne(self.dictionary.bos())
-        is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
-        types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
-        types = types.masked_fill(in_question, IN_QUESTION)
-
+        long = self._long_input(question_tokens, document_tokens, text_mask)
         if self.by_parts:
-            # a paragraph begins with <s>, and so does the question
-            paragraphs = (tokens.eq(self.dictionary.bos()) | place.eq(asked)).cumsum(1)
             streams = super().forward(
-                tokens,
-                self._parts(structure, long_padding, paragraphs),
+                long.tokens,
+                self._parts(structure, long),
                 structure["words"],
-                types,
+                long.types,
                 structure["types"],
             )
         else:
-            streams = super().forward(tokens, types=types)
-        number = torch.arange(document_tokens.size(1), device=both.device)
-        places = (asked + number).clamp(max=tokens.size(1) - 1).unsqueeze(-1)
-        width = streams.of_long.size(-1)
+            streams = super().forward(long.tokens, types=long.types)
+
+        def of_long(places: Tensor) -> Tensor:
+            """States at places [B, n] of the long input, [B, n, D]."""
+            places = places.clamp(max=long.tokens.size(1) - 1).unsqueeze(-1)
+            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
+
+        number = torch.arange(document_tokens.size(1), device=long.tokens.device)
         first = structure["spans"][:, :, 0, 0]
-        of_global = streams.of_global
-        if not self.by_parts:
-            of_global = streams.of_long.gather(1, first.unsqueeze(-1).expand(-1, -1, width))
         return ETCReading(
             question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
-            document=streams.of_long.gather(1, places.expand(-1, -1, width)),
+            document=of_long(long.asked + number),
             question_padding=question_tokens.eq(pad).unsqueeze(1),
             document_padding=document_tokens.eq(pad),
             reports=[],
-            of_global=of_global,
+            of_global=streams.of_global if self.by_parts else of_long(first),
             types=structure["types"].masked_fill(structure["words"].eq(pad), -1),
-            starts=first - asked,
+            starts=first - long.asked,
         )
 
-    def _parts(self, given: dict[str, Tensor], padding: Tensor, paragraphs: Tensor) -> Structure:
-        """What global tokens stand for, and see.
+    def _long_input(
+        self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor
+    ) -> _LongInput:
+        """The question and the document behind it, with no padding in between."""
+        pad, bos = self.dictionary.pad(), self.dictionary.bos()
+        asked, told = (
+            tokens.ne(pad).sum(1, keepdim=True) for tokens in (question_tokens, document_tokens)
+        )
+        both = torch.cat([question_tokens, document_tokens], dim=1)
+        place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
+        in_question = place < asked
+        source = torch.where(in_question, place, place - asked + question_tokens.size(1))
+        source = source.clamp(max=both.size(1) - 1)
+        padding = place >= asked + told
+        tokens = both.gather(1, source).masked_fill(padding, pad)
+        is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
+        types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
+        return _LongInput(
+            tokens=tokens,
+            types=types.masked_fill(in_question, IN_QUESTION),
+            padding=padding,
+            # each begins with <s>
+            paragraphs=(tokens.eq(bos) | place.eq(asked)).cumsum(1),
+            asked=asked,
+        )
 
-        Args:
-            given: the global tokens.
-            padding: of the long input, bool [B, L].
-            paragraphs: of its tokens, int64 [B, L].
-        """
+    def _parts(self, given: dict[str, Tensor], long: _LongInput) -> Structure:
+        """What global tokens stand for, and see."""
         spans, types = given["spans"], given["types"]
         hidden = given["words"].eq(self.dictionary.pad())
-        alone = {"long_padding": padding, "global_padding": hidden}
+        seen = {"long_padding": long.padding, "global_padding": hidden}
         if self.structure == "flat":
             linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION)
-            return Structure(spans * linked[:, :, None, None], padding.size(1), **alone)
+            return Structure(spans * linked[:, :, None, None], long.tokens.size(1), **seen)
         if not self.narrow_cls:
-            alone["exempt"] = types.eq(OF_ALL) & ~hidden
+            seen["exempt"] = types.eq(OF_ALL) & ~hidden
         if self.structure == "contexts":
-            alone |= {"paragraphs": given["paragraphs"], "long_paragraphs": paragraphs}
-        return Structure(spans, padding.size(1), **alone)
+            seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": long.paragraphs}
+        return Structure(spans, long.tokens.size(1), **seen)
 
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
         """Global tokens of documents whose sentences are unknown."""

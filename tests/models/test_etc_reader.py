@@ -171,6 +171,63 @@ def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("options", [{"fixed_blocks": True, "block": 3}, {"clusters": 3}])
+def test_without_tokens_of_their_own_parts_are_read_at_their_first_long_token(
+    options: dict,
+) -> None:
+    built = model(**options)
+    logits, extra = built(**given(0))
+    long = torch.cat([extra["reading"].question[0, 0], extra["reading"].document[0]])
+    asked = len(QUESTIONS[0])
+    expected = built.heads.supporting(long[[asked + 1, asked + 3, asked + 6]]).squeeze(-1)
+    torch.testing.assert_close(logits.sentences[0], expected, **CLOSE)
+    torch.testing.assert_close(logits.type[0], built.heads.answer_type(long[0]), **CLOSE)
+    expected = built.heads.paragraph(long[[asked, asked + 5]]).squeeze(-1)
+    torch.testing.assert_close(logits.paragraph[0, [0, 5]], expected, **CLOSE)
+
+
+def test_structures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is linked, who sees all, and where paragraphs are apart."""
+    seen = []
+    forward = etc.ETCEncoder.forward
+
+    def spy(self, tokens, structure, *more):
+        seen.append(structure)
+        return forward(self, tokens, structure, *more)
+
+    monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
+    for name in ("contexts", "text", "flat"):
+        model(structure=name)(**given(0))
+    contexts, text, flat = seen
+    assert contexts.long_paragraphs.tolist() == [[*[1] * 5, *[2] * 5, *[3] * 3]]
+    assert contexts.paragraphs is not None
+    assert text.paragraphs is text.long_paragraphs is None
+    assert flat.paragraphs is flat.long_paragraphs is flat.exempt is None
+    assert torch.equal(contexts.spans, text.spans)
+    assert contexts.exempt.tolist() == text.exempt.tolist() == [[True, *[False] * 8]]
+    kinds = given(0)["structure"]["types"][0].tolist()
+    for kind, before, after in zip(kinds, text.spans[0], flat.spans[0], strict=True):
+        linked = kind in (structure.OF_QUESTION, structure.OF_SENTENCE)
+        assert torch.equal(after, before if linked else torch.zeros_like(before))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "apart"), [("contexts", True), ("text", False)])
+def test_paragraphs_are_apart(name: str, apart: bool) -> None:
+    """Long tokens of one layer, without what passes through global tokens' states."""
+    built = model(structure=name, encoder_layers=1)
+    inputs = given(0)
+    before = built(**inputs)[0].start
+    inputs["document_tokens"] = inputs["document_tokens"].clone()
+    inputs["document_tokens"][0, 7] = 30  # of the second paragraph
+    changed = (built(**inputs)[0].start != before)[0].tolist()
+    near = [4]  # within 5 tokens, in the first paragraph; the <s> at 5 has no logit
+    assert changed[6:] == [True] * 2
+    assert [changed[i] for i in near] == [not apart]
+    assert not any(changed[:2])
+
+
+@torch.no_grad()
 def test_a_candidate_is_read_by_all_its_mentions() -> None:
     """One layer, where a candidate sees what it is linked to: the mention that changes counts."""
     built = model(encoder_layers=1, hard_global=True)
