@@ -183,7 +183,7 @@ class TestRefused:
         [
             ("--supporting-threshold 2", "--supporting-threshold is 2.0; allowed: 0 to 1"),
             ("--max-global-positions -1", "--max-global-positions is -1; allowed: 1 or more, or"),
-            ("--clusters 3", "--clusters is 3; allowed: 0 in a reader"),
+            ("--structure x", "--structure is x; allowed: contexts, text, flat"),
         ],
     )
     def test_option(self, options: str, message: str, stories: Path, tmp_path: Path) -> None:
