@@ -28,7 +28,7 @@ from ..precision import at_least_float32
 
 NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
 PROJECTIONS = ("separate", "shared-kv", "shared")
-_BLOCK = 32  # queries whose nearest keys are looked at together
+_BLOCK = 16  # queries whose nearest keys are looked at together
 
 
 class Labels:
@@ -519,6 +519,9 @@ def _attended(
         length: queries that there are.
     """
     logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)  # -inf has no gradient
-    out = dropout(logits.softmax(-1), rate).to(v.dtype) @ v
-    lse = logits.logsumexp(-1)
+    highest = logits.detach().amax(-1, keepdim=True)
+    weights = (logits - highest).exp()  # once for the softmax and its log-sum-exp
+    total = weights.sum(-1, keepdim=True)
+    out = ((dropout(weights, rate).to(v.dtype) @ v) / total).to(v.dtype)
+    lse = (highest + total.log()).squeeze(-1)
     return out.flatten(2, 3)[:, :, :length], lse.flatten(2, 3)[:, :, :length]
