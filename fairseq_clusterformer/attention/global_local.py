@@ -224,8 +224,8 @@ def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Triple(NamedTuple):
-    """Queries, keys and values [B, H, M, E] of one softmax, global tokens before long ones; and
-    what each label adds to a query's logits, [B, H, G or N, L]."""
+    """Queries [B, H, G or N, E] of one softmax, its keys and values [B, H, M, E], global tokens
+    before long ones; and what each label adds to a query's logits, [B, H, G or N, L]."""
 
     q: Tensor
     k: Tensor
@@ -328,19 +328,16 @@ class GlobalLocalAttention(nn.Module):
         Returns:
             The same shapes; anything for padding.
         """
-        number = x_global.size(1)
         of_global, of_long = (
             self._triple(side, stream, x_global, x_long) for side, stream in enumerate(("g", "l"))
         )
         if self.clusters:
             structure = structure.clustered(self._assigned(of_long, structure))
         parts = [self._among_global(of_global, structure)]
-        parts += [
-            self._part(of_global, *range_, order=structure.order)
-            for range_ in self._of_spans(structure)
-        ]
-        attended_global = join([(out[:, :, :number], lse[:, :, :number]) for out, lse in parts])[0]
-        parts = [self._part(of_long, *range_, long=True) for range_ in self._of_long(structure)]
+        for ranges in self._of_spans(structure):
+            parts += self._of_ranges(of_global, *ranges, structure.order)
+        attended_global = join(parts)[0]
+        parts = [self._of_range(of_long, *range_) for range_ in self._of_long(structure)]
         if self.labels.most:
             parts.append(self._nearest(of_long, structure))
         attended_long = join(parts)[0]
@@ -367,15 +364,13 @@ class GlobalLocalAttention(nn.Module):
         added = torch.einsum("bhne,lhe->bhnl", q, self.label_vectors[side].to(q))
         added = added + self.label_biases[side].T[:, None].to(q)
         added = at_least_float32(added) * self.head_dim**-0.5
-        others = k.size(2) - q.size(2)
-        q = pad(q, (0, 0, others, 0) if stream == "l" else (0, 0, 0, others))
         return _Triple(q, k, v, added)
 
     @torch.no_grad()
     def _assigned(self, of_long: _Triple, structure: Structure) -> Tensor:
         """The global token of its example that each long one is nearest to, int64 [B, N]."""
         number = structure.spans.size(1)
-        logits = torch.einsum("bhne,bhge->bng", of_long.q[:, :, number:], of_long.k[:, :, :number])
+        logits = torch.einsum("bhne,bhge->bng", of_long.q, of_long.k[:, :, :number])
         low, high = (bound.unsqueeze(-1) for bound in structure.global_bounds)
         place = torch.arange(number, device=logits.device)
         return logits.masked_fill((place < low) | (place >= high), -torch.inf).argmax(-1)
@@ -383,49 +378,65 @@ class GlobalLocalAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
-    def _part(
-        self,
-        triple: _Triple,
-        lo: Tensor,
-        hi: Tensor,
-        label: int,
-        *,
-        long: bool = False,
-        order: Tensor | None = None,
+    def _of_range(
+        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int
     ) -> tuple[Tensor, Tensor]:
-        """What queries of a stream find in a range of keys that has one label.
+        """What long tokens find in a range of key slots that has one label.
 
         Args:
-            lo, hi: key slots, int64 [B, G or N].
-            order: of the long keys; see :class:`Structure`.
+            lo, hi: int64 [B, N].
         """
         number, total = lo.size(-1), triple.k.size(2)
-        sides = (total - number, 0) if long else (0, total - number)
-        lo, hi = (pad(bound, sides).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
+        first = total - number
+        q = pad(triple.q, (0, 0, first, 0))
+        lo, hi = (pad(bound, (first, 0)).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
+        out, lse = self._attended(q, triple.k, triple.v, Layout(lo, hi))
+        return out[:, :, first:], lse[:, :, first:] + triple.added[..., label]
+
+    def _of_ranges(
+        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int, order: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What global tokens find in each of R ranges of key slots that have one label.
+
+        Args:
+            lo, hi: int64 [B, G, R].
+            order: of the long keys; see :class:`Structure`.
+        """
+        number, several = lo.shape[1:]
+        asked, keys = number * several, triple.k.size(2)
+        slots = max(asked, keys)
+        q = pad(triple.q.repeat_interleave(several, dim=2), (0, 0, 0, slots - asked))
+        k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (triple.k, triple.v))
+        lo, hi = (
+            pad(bound.flatten(1), (0, slots - asked)).unsqueeze(1)
+            for bound in (lo, torch.maximum(lo, hi))
+        )
         if order is not None:
-            first = torch.arange(number, device=order.device).expand(len(order), -1)
-            order = torch.cat([first, order + number], dim=-1).unsqueeze(1)
-        layout = Layout(lo, hi, key_order=order)
-        out, lse = ranged_attention(*triple[:3], layout, dropout=self._dropout, impl=self.impl)
-        if long:
-            out, lse = out[:, :, total - number :], lse[:, :, total - number :]
-        else:
-            out, lse = out[:, :, :number], lse[:, :, :number]
-        return out, lse + triple.added[..., label]
+            slot = torch.arange(slots, device=order.device).repeat(len(order), 1)
+            slot[:, number:keys] = order + number
+            order = slot.unsqueeze(1)
+        out, lse = self._attended(q, k, v, Layout(lo, hi, key_order=order))
+        out = out[:, :, :asked].unflatten(2, (number, several)).unbind(3)
+        lse = lse[:, :, :asked].unflatten(2, (number, several)).unbind(3)
+        added = triple.added[..., label]
+        return [(each, of_each + added) for each, of_each in zip(out, lse, strict=True)]
+
+    def _attended(self, q, k, v, layout: Layout) -> tuple[Tensor, Tensor]:
+        return ranged_attention(q, k, v, layout, dropout=self._dropout, impl=self.impl)
 
     @property
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
     def _of_spans(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """What global tokens see of the long input: ranges of key slots, and their labels."""
-        first, after = structure.spans.size(1), structure.bounds_of_global[0]
-        for begin, end in zip(*(bound.unbind(-1) for bound in structure.own), strict=True):
-            yield first + begin, first + end, self.labels.mine
-            for range_ in _others(after, begin, self.hard, structure.exempt):
-                yield *(first + bound for bound in range_), self.labels.others
-            after = end
-        for range_ in _others(after, structure.bounds_of_global[1], self.hard, structure.exempt):
+        """What global tokens see of the long input: ranges of key slots, several of each, and
+        their label."""
+        first, (low, high) = structure.spans.size(1), structure.bounds_of_global
+        begin, end = structure.own
+        yield first + begin, first + end, self.labels.mine
+        after = torch.cat([low.unsqueeze(-1), end], dim=-1)
+        until = torch.cat([begin, high.unsqueeze(-1)], dim=-1)
+        for range_ in _others(after, until, self.hard, structure.exempt):
             yield *(first + bound for bound in range_), self.labels.others
 
     def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -456,7 +467,7 @@ class GlobalLocalAttention(nn.Module):
         length, first = structure.length, structure.spans.size(1)
         blocks = -(-length // _BLOCK)
         more = blocks * _BLOCK - length
-        q = pad(triple.q[:, :, first:], (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
+        q = pad(triple.q, (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
         k, v = (
             pad(x[:, :, first:], (0, 0, reach, reach + more)).unfold(2, _BLOCK + 2 * reach, _BLOCK)
             for x in (triple.k, triple.v)
@@ -503,6 +514,7 @@ def _others(
     if not hard:
         yield begin, end
     elif exempt is not None:
+        exempt = exempt.view(exempt.shape + (1,) * (end.dim() - exempt.dim()))
         yield begin, torch.where(exempt, end, begin)
 
 

@@ -97,16 +97,22 @@ class QuestionDataset(BySize):
         lost = 0
         for index in cut:
             example = self.data[index]
-            lost += _is_lost(example, *_left(example, int(self.sizes[index])))
+            length = int(self.sizes[index])
+            is_lost = _is_lost(example, *_left(example, length))
+            if self.structured and not is_lost:
+                outline = self.data.outline(index)
+                is_lost = outline.right != outline.within(length).right
+            lost += is_lost
         questions = self.data.question_sizes + 2 > self.max_question_positions
         return len(cut), lost, int(questions.sum())
 
-    def check_structure(self, most: int, *, linked: bool) -> int:
+    def check_structure(self, most: int, *, linked: bool, flat: bool = False) -> int:
         """Refuse documents whose structure is not one, or takes too many global tokens.
 
         Args:
             most: global tokens of a question and its document; 0: any number.
             linked: refuse candidates that no mention links.
+            flat: refuse candidates, which nothing would stand for.
 
         Returns:
             The questions whose supporting sentences are known.
@@ -119,6 +125,11 @@ class QuestionDataset(BySize):
             starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
             outline = self.data.outline(index)
             try:
+                if flat and outline.candidates:
+                    raise ValueError(
+                        f"{outline.candidates} candidates; allowed: none with --structure flat, "
+                        "where no global token stands for one"
+                    )
                 outline.check(starts, int(self.data.sizes[index]), linked=linked)
                 outline = outline.within(length)
                 asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)

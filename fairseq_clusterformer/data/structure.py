@@ -94,8 +94,10 @@ class Outline:
                 f"sentence {number} is tokens {tokens}; allowed: within one of the paragraphs "
                 f"that begin at {_some(starts)}, of {length} tokens"
             )
-        if (first[1:] < first[:-1]).any():
-            raise ValueError("sentences are not in their order; allowed: as in the document")
+        if (first[1:] < last[:-1]).any():
+            raise ValueError(
+                "sentences overlap, or are not in their order; allowed: as in the document"
+            )
         facts = [] if self.supporting is None else self.supporting.tolist()
         if any(not 0 <= number < len(first) for number in facts):
             raise ValueError(f"supporting sentences {_some(facts)}; allowed: of {len(first)}")
@@ -116,17 +118,22 @@ class Outline:
                 )
 
     def within(self, length: int) -> "Outline":
-        """Of the first tokens of the document: sentences that begin there, and what is whole."""
+        """Of the first tokens of the document: sentences that begin there, and mentions that are
+        whole. What supports the answer is unknown if one of these sentences is not there, and so
+        is the right candidate if none of its mentions is."""
         kept = int((self.sentences[:, 0] < length).sum())
-        supporting = self.supporting
-        if supporting is not None:
-            supporting = supporting[supporting < kept]
+        mentions = self.mentions[self.mentions[:, 2] <= length]
+        supporting, right = self.supporting, self.right
+        if supporting is not None and (supporting >= kept).any():
+            supporting = None
+        if right in self.mentions[:, 0].tolist() and right not in mentions[:, 0].tolist():
+            right = None
         return Outline(
             sentences=self.sentences[:kept].clamp(max=length),
             supporting=supporting,
             candidates=self.candidates,
-            right=self.right,
-            mentions=self.mentions[self.mentions[:, 2] <= length],
+            right=right,
+            mentions=mentions,
         )
 
     def paragraph_of(self, starts: Tensor) -> Tensor:

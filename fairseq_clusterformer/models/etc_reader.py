@@ -51,8 +51,8 @@ class ETCReaderConfig(LiftOptions):
         metadata={
             "help": "contexts: paragraphs are apart, their long tokens do not see each other, as "
             "in ETC's HotpotQA and WikiHop; text: they follow each other, as in its Natural "
-            "Questions; flat: text where sentences alone have global tokens that stand for them, "
-            "the paper's ablation"
+            "Questions; flat: text where of all global tokens those of sentences and of the "
+            "question's tokens alone stand for something, the paper's ablation"
         },
     )
     fixed_blocks: bool = field(
@@ -192,8 +192,8 @@ class ETCReaderEncoder(etc.ETCEncoder):
             tokens=tokens,
             types=types.masked_fill(in_question, IN_QUESTION),
             padding=padding,
-            # each begins with <s>
-            paragraphs=(tokens.eq(bos) | place.eq(asked)).cumsum(1),
+            # each begins with <s>; that of the question is one by itself
+            paragraphs=(tokens.eq(bos) | place.eq(asked) | place.eq(1)).cumsum(1),
             asked=asked,
         )
 
@@ -202,14 +202,15 @@ class ETCReaderEncoder(etc.ETCEncoder):
         spans, types = given["spans"], given["types"]
         hidden = given["words"].eq(self.dictionary.pad())
         seen = {"long_padding": long.padding, "global_padding": hidden}
+        linked = torch.ones_like(hidden)
         if self.structure == "flat":
             linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION)
-            return Structure(spans * linked[:, :, None, None], long.tokens.size(1), **seen)
-        if not self.narrow_cls:
+        elif not self.narrow_cls:
             seen["exempt"] = types.eq(OF_ALL) & ~hidden
         if self.structure == "contexts":
             seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": long.paragraphs}
-        return Structure(spans, long.tokens.size(1), **seen)
+            linked = types.ne(OF_ALL)
+        return Structure(spans * linked[:, :, None, None], long.tokens.size(1), **seen)
 
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
         """Global tokens of documents whose sentences are unknown."""
@@ -316,6 +317,15 @@ class ETCReader(Lifts, EncoderOnlyModel):
         if args.clusters and args.fixed_blocks:
             raise ValueError(
                 f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
+            )
+        if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
+            raise ValueError(
+                f"--structure is {args.structure}; allowed: without --clusters and "
+                "--fixed-blocks, whose global tokens stand for nothing of the structure"
+            )
+        if args.narrow_cls and args.structure != "text":
+            raise ValueError(
+                f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
             )
         if args.narrow_cls and not args.hard_global:
             raise ValueError("--narrow-cls is given; allowed: with --hard-global")

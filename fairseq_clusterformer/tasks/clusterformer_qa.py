@@ -78,7 +78,8 @@ class ClusterformerQATask(FairseqTask):
         super().__init__(cfg)
         self.dictionary = dictionary
         # what the model reads, once there is one
-        self.structured = self.supporting = False
+        self.structured = self.supporting = self.flat = False
+        self.by_parts = True
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
@@ -163,7 +164,11 @@ class ClusterformerQATask(FairseqTask):
                 f"{split}: {dataset.data.structure_file} is missing, so sentences have no global "
                 "tokens; prepare the data again"
             )
-        known = dataset.check_structure(self.cfg.max_global_positions, linked=in_training)
+        known = dataset.check_structure(
+            self.cfg.max_global_positions if self.by_parts else 0,
+            linked=in_training,
+            flat=self.flat,
+        )
         logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
         if in_training and self.supporting and not known:
             raise ValueError(
@@ -188,6 +193,7 @@ class ClusterformerQATask(FairseqTask):
         model.check_questions(self.cfg.max_question_positions)
         if isinstance(model, ETCReader):
             self.structured, self.supporting = True, model.args.supporting_facts
+            self.by_parts, self.flat = model.encoder.by_parts, model.args.structure == "flat"
         if not from_checkpoint:
             model.load_initial_weights()
         return model

@@ -98,7 +98,8 @@ def test_a_file_of_fewer_questions_is_refused(tmp_path: Path) -> None:
         ({"sentences": torch.tensor([[1, 6]])}, r"sentence 0 is tokens \[1, 6\]; allowed: within"),
         ({"sentences": torch.tensor([[1, 3], [7, 11]])}, r"sentence 1 is tokens \[7, 11\]"),
         ({"sentences": torch.tensor([[3, 1]])}, r"sentence 0 is tokens \[3, 1\]"),
-        ({"sentences": torch.tensor([[3, 5], [1, 3]])}, "sentences are not in their order"),
+        ({"sentences": torch.tensor([[3, 5], [1, 3]])}, "sentences overlap, or are not in their"),
+        ({"sentences": torch.tensor([[1, 4], [3, 5]])}, "sentences overlap, or are not in their"),
         ({"supporting": torch.tensor([3])}, "supporting sentences 3; allowed: of 3"),
         ({"right": 2}, "candidate 2 is right; allowed: of 2"),
         ({"mentions": torch.tensor([[2, 1, 2]])}, r"a mention is \[2, 1, 2\]; allowed: one of 2"),
@@ -127,7 +128,7 @@ def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
     assert data.check_structure(9, linked=True) == 1
     with pytest.raises(ValueError, match=r"question 1 \(id q1\): 9 global tokens; allowed: 8"):
         data.check_structure(8, linked=True)
-    assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 1
+    assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 0
     for index in range(2):
         asked = len(data[index]["question"])
         number = structure.number_of_global_tokens(asked, 2, data.data.outline(index))
@@ -142,7 +143,9 @@ def test_what_is_cut() -> None:
     assert found.mentions.tolist() == [[1, 1, 2], [0, 3, 5]]
     found = OUTLINE.within(7)
     assert found.sentences.tolist() == [[1, 3], [3, 5]]
-    assert found.supporting.tolist() == [1]
+    assert (found.supporting, found.right) == (None, 1)
+    assert OUTLINE.within(1).right is None
+    assert changed(mentions=torch.zeros(0, 3, dtype=int)).within(1).right == 1
 
 
 QUESTION = torch.tensor([0, 70, 71, 2])

@@ -50,6 +50,10 @@ def test_the_answer_takes_both_facts(distances: tuple[int, int]) -> None:
         assert sum(ends) == documents.PEOPLE
         assert not ends[0] or not ends[-1]  # who won stands before all places, or after them
         orders.add(ends[0])
+        told = [context[start:end] for _, start, end in document["sentences"]]
+        assert " ".join(told) == context
+        supporting = {told[number] for number in document["supporting"]}
+        assert supporting == {answer["text"] + ".", f"{winner} won."}
         first, second = (match.start() for match in re.finditer(rf"\b{winner}\b", context))
         assert apart == tokens(context[first:second])
         slack = 6 * documents.PEOPLE  # the sentences between
@@ -102,11 +106,8 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
     assert make(tmp_path / "again", *given) == 0
     assert content == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
 
-    splits = [
-        word for s in ("train", "valid", "test") for word in (f"--{s}", str(dest / f"{s}.json"))
-    ]
     model = ("--sentencepiece-model", str(dest / "sentencepiece.model"))
-    assert prepare_qa.main(["squad1", str(data), *splits, *model]) == 0
+    assert prepare_qa.main(["text", str(dest), str(data), *model]) == 0
     assert len(QAData(data, "train")) == len(distance.LESSONS)
     test = QAData(data, "test")
     asked = [test.texts(i)["id"].split("-")[0] for i in range(len(test))]
@@ -124,6 +125,11 @@ def test_from_passages_to_what_training_reads(passages: Path, tmp_path: Path) ->
         at = [k for k in positions if name == document.answer(k, k + 1).text]
         _, true, _ = texts["id"].split("-")
         assert at[1] - at[0] == int(true)
+        outline = test.outline(i)
+        supporting = [
+            document.answer(*outline.sentences[k].tolist()).text for k in outline.supporting
+        ]
+        assert sorted(supporting) == sorted([f"{name} won.", f"{answer}."])
         assert abs(int(true) - int(asked[i])) < 200
         assert "Sullivan said" not in texts["paragraphs"][0][1]
 

@@ -96,12 +96,12 @@ def test_the_long_input_is_the_question_and_then_the_document(
     assert seen["types"][1, :6].tolist() == [asked, asked, asked, title, title, text]
     assert seen["words"][1].tolist() == [0, 9, 0, 0, *[PAD] * 5]
     found = seen["structure"]
-    assert found.spans[1, :4, 0].tolist() == [[0, 1], [1, 2], [3, 6], [4, 6]]
+    assert found.spans[1, :4, 0].tolist() == [[0, 0], [1, 2], [3, 6], [4, 6]]
     assert found.global_padding[1].tolist() == [*[False] * 4, *[True] * 5]
     assert found.long_padding[1].tolist() == [*[False] * 6, *[True] * 7]
     assert found.exempt.nonzero().tolist() == [[0, 0], [1, 0]]
     assert found.paragraphs[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 3, 3]
-    assert found.long_paragraphs[1].tolist() == [1, 1, 1, *[2] * 10]
+    assert found.long_paragraphs[1].tolist() == [1, 2, 2, *[3] * 10]
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ def test_the_long_input_is_the_question_and_then_the_document(
     [
         {},
         {"hard_global": True},
-        {"hard_global": True, "narrow_cls": True},
+        {"hard_global": True, "narrow_cls": True, "structure": "text"},
         {"hard_long": True},
         {"structure": "text"},
         {"structure": "flat", "hard_global": True},
@@ -199,11 +199,12 @@ def test_structures(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("contexts", "text", "flat"):
         model(structure=name)(**given(0))
     contexts, text, flat = seen
-    assert contexts.long_paragraphs.tolist() == [[*[1] * 5, *[2] * 5, *[3] * 3]]
+    assert contexts.long_paragraphs.tolist() == [[1, *[2] * 4, *[3] * 5, *[4] * 3]]
     assert contexts.paragraphs is not None
     assert text.paragraphs is text.long_paragraphs is None
     assert flat.paragraphs is flat.long_paragraphs is flat.exempt is None
-    assert torch.equal(contexts.spans, text.spans)
+    assert torch.equal(contexts.spans[0, 1:], text.spans[0, 1:])
+    assert (contexts.spans[0, 0].tolist(), text.spans[0, 0].tolist()) == ([[0, 0]], [[0, 1]])
     assert contexts.exempt.tolist() == text.exempt.tolist() == [[True, *[False] * 8]]
     kinds = given(0)["structure"]["types"][0].tolist()
     for kind, before, after in zip(kinds, text.spans[0], flat.spans[0], strict=True):
@@ -307,7 +308,12 @@ def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"narrow_cls": True}, "--narrow-cls is given; allowed: with --hard-global"),
+        ({"narrow_cls": True}, "--narrow-cls is given, and --structure contexts; allowed: text"),
+        (
+            {"narrow_cls": True, "structure": "text"},
+            "--narrow-cls is given; allowed: with --hard-global",
+        ),
+        ({"structure": "text", "clusters": 4}, "--structure is text; allowed: without --clusters"),
         ({"structure": "x"}, "--structure is x; allowed: contexts, text, flat"),
         ({"clusters": 4, "fixed_blocks": True}, "--clusters is 4, and --fixed-blocks is given"),
         ({"radius": -1}, "--radius is -1; allowed: 0 or more"),

@@ -1,13 +1,13 @@
 """Questions that take two facts, which stand 500 to 8,000 tokens apart.
 
     python -m scripts.experiments.distance make DEST --passages FILE...
-    clusterformer prepare qa squad1 DATA --train DEST/train.json --valid DEST/valid.json \\
-        --test DEST/test.json --sentencepiece-model DEST/sentencepiece.model
+    clusterformer prepare qa text DEST DATA --sentencepiece-model DEST/sentencepiece.model
     python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS
     python -m scripts.experiments.distance score CHECKPOINT --data DATA
 
-`make` writes train, valid and test as SQuAD 1.1 has its files, and the model of the subwords that
-tokens are counted in; documents.py explains what the documents say. A question's id is the
+`make` writes the questions of train, valid and test, with the sentences that support their answers
+(for etc_reader), and the model of the subwords that tokens are counted in; documents.py explains
+what the documents say. A question's id is the
 distance that was asked for, the true one and a number, as in 4000-4013-27. Training documents
 begin with facts 60 tokens apart, and end with 2,000. Test documents consist of passages that no
 training document has, and who won and went where is drawn anew for each. In the order of their
@@ -89,7 +89,7 @@ def _build(work: Path, out: Path, paths: list[Path], options: dict) -> dict:
     for split, stages in splits.items():
         draw = random.Random(f"{options['seed']} {split}")
         pool = free[apart:] if split == "train" else free[:apart]
-        splits[split] = _write(out / f"{split}.json", stages, pool, tokens, draw)
+        splits[split] = _write(out / f"{split}.jsonl", stages, pool, tokens, draw)
     return {"splits": splits, "names": NAMES, "places": PLACES}
 
 
@@ -108,8 +108,8 @@ def _write(
     tokens: Tokens,
     draw: random.Random,
 ) -> dict[str, int]:
-    """Write a split as SQuAD's JSON, an article a document."""
-    articles, characters = [], 0
+    """Write a split, a question a line."""
+    lines, characters = [], 0
     split = [[(text, tokens(text)) for text in sentences(passage)] for passage in pool]
     for number, distances in stages:
         most = LONG if distances[0] >= 100 else SHORT
@@ -119,12 +119,11 @@ def _write(
         filler = chain.from_iterable(draw.choice(chosen) for chosen in repeat(kept))
         for _ in range(number):
             document, apart = make_document(distances, filler, tokens, draw)
-            context = document.pop("context")
-            question = {"id": f"{distances[1]}-{apart}-{len(articles)}", **document}
-            articles.append({"title": "", "paragraphs": [{"context": context, "qas": [question]}]})
-            characters += len(context)
-    path.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False))
-    return {"questions": len(articles), "characters": characters}
+            id_ = f"{distances[1]}-{apart}-{len(lines)}"
+            lines.append(json.dumps({"id": id_, **document}, ensure_ascii=False))
+            characters += len(document["context"])
+    path.write_text("".join(line + "\n" for line in lines))
+    return {"questions": len(lines), "characters": characters}
 
 
 def exact_match(checkpoint: Path, data: Path) -> dict[str, float]:

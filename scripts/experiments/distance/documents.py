@@ -9,6 +9,7 @@ at a time can only guess.
 import random
 import re
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 NAMES = """Sullivan Smith Johnson Jones Jackson Brooks Russell Wilson Robinson Morris Brown Turner
 Marshall Jordan Green Lincoln""".split()
@@ -37,8 +38,8 @@ def make_document(
         filler: sentences of passages.
 
     Returns:
-        ``context``, ``question`` and ``answers`` as SQuAD's JSON has them, and the tokens between
-        the two places where the winner's name stands.
+        A question as `clusterformer prepare qa text` reads it, with the two sentences that support
+        the answer, and the tokens between the two places where the winner's name stands.
     """
     names, places = (draw.sample(words, PEOPLE) for words in (NAMES, PLACES))
     low, high = distances
@@ -56,6 +57,7 @@ def make_document(
     parts: list[str] = []
     length = answer_at = 0
     name_at: list[int] = []
+    supporting: list[int] = []
     for at, i, text in due:
         while length < at - begin:
             sentence, number = next(filler)
@@ -63,12 +65,16 @@ def make_document(
             length += number
         if i == 0:
             name_at.append(length)
+            supporting.append(len(parts))
             if text.startswith(facts[0]):
                 answer_at = sum(len(part) + 1 for part in parts)
         parts.append(text)
         length += tokens(text)
+    begins = accumulate((len(part) + 1 for part in parts), initial=0)
     question = {
         "context": " ".join(parts),
+        "sentences": [[0, at, at + len(part)] for at, part in zip(begins, parts, strict=False)],
+        "supporting": supporting,
         "question": "Where did the winner go?",
         "answers": [{"text": facts[0], "answer_start": answer_at}],
     }
