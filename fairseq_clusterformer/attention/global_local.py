@@ -531,6 +531,8 @@ def _attended(
         length: queries that there are.
     """
     logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)  # -inf has no gradient
+    if not logits.numel():  # no global token
+        return v.flatten(2, 3)[:, :, :length], logits.sum(-1).flatten(2, 3)
     highest = logits.detach().amax(-1, keepdim=True)
     weights = (logits - highest).exp()  # once for the softmax and its log-sum-exp
     total = weights.sum(-1, keepdim=True)

@@ -7,6 +7,7 @@ fairseq's trainer hides the reason behind "ensure that the architectures match".
 import functools
 import pickle
 from pathlib import Path
+from typing import Any
 
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
 from fairseq.dataclass.configs import CheckpointConfig
@@ -54,7 +55,12 @@ class ExplainedCheckpoints:
 
 
 def read_model(option: str, path: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint that an option names, on the CPU.
+    """The tensors of a checkpoint that an option names; see :func:`read_checkpoint`."""
+    return read_checkpoint(option, path)["model"]
+
+
+def read_checkpoint(option: str, path: str) -> dict[str, Any]:
+    """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg" its options.
 
     Raises:
         CheckpointError: no such file, or one that fairseq cannot have written.
@@ -62,7 +68,9 @@ def read_model(option: str, path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
     try:
-        return load_checkpoint_to_cpu(path)["model"]
+        state = load_checkpoint_to_cpu(path)
+        state["model"]
+        return state
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(

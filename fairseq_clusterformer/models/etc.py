@@ -178,10 +178,19 @@ class ETCEncoder(nn.Module):
 
     def __init__(self, args, dictionary: Dictionary):
         super().__init__()
-        for name, least in (("block", 1), ("encoder_layers", 1), ("radius", 0), ("clusters", 0)):
-            if getattr(args, name) < least:
+        sizes = ("block", "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim")
+        least = dict.fromkeys((*sizes, "encoder_attention_heads"), 1)
+        least |= dict.fromkeys(("radius", "max_distance", "clusters"), 0)
+        for name, allowed in least.items():
+            if getattr(args, name) < allowed:
                 flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {least} or more")
+                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {allowed} or more")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(args, name) <= 1:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: 0 to 1")
+        if args.num_labels < 4:
+            raise ValueError(f"--num-labels is {args.num_labels}; allowed: 4 or more")
         if args.num_labels < 2 * args.max_distance + 4:
             raise ValueError(
                 f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}; "

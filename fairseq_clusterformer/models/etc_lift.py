@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import etc
-from .checkpoints import CheckpointError, read_model
+from .checkpoints import CheckpointError, read_checkpoint
 
 _OPTION = "--lift"
 _TYPES, _CENTROIDS = "embed_types.weight", "centroids"
@@ -44,8 +44,8 @@ class Lifts:
         """
         if not self.args.lift:
             return
-        found = {}
-        for name, tensor in read_model(_OPTION, self.args.lift).items():
+        found, given = {}, read_checkpoint(_OPTION, self.args.lift)
+        for name, tensor in given["model"].items():
             short = name.removeprefix("encoder.").removeprefix("sentence_encoder.")
             found[short.replace("emb_layer_norm.", "layernorm_embedding.")] = tensor
         mine = self.encoder.state_dict()
@@ -55,6 +55,13 @@ class Lifts:
             raise CheckpointError(
                 f"{_OPTION} is {self.args.lift}: it was trained with another dictionary "
                 f"(dict.txt); {allowed}"
+            )
+        # the numbers of labels are of k, and the tables' rows are not
+        distance = getattr(given["cfg"]["model"], "max_distance", None)
+        if _TYPES in found and distance not in (None, self.args.max_distance):
+            raise CheckpointError(
+                f"{_OPTION} is {self.args.lift}: its --max-distance is {distance}; allowed: "
+                f"{self.args.max_distance}, as here"
             )
         try:
             own, unused = lifted(found, mine)
@@ -78,9 +85,10 @@ def lifted(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The parameters of a dense encoder as those of an ETC encoder, one by one: queries, keys and
     values go to every copy of theirs, norms to both streams, words and feed-forward layers as
-    they are. Positions have no place here; labels and types are 0. Where the radius covers the
-    text, that is exact, but for the epsilon of the norm behind words that a dense encoder scales.
-    Parameters of another ETC encoder stay as they are.
+    they are. Positions have no place here, and labels and types start anew: where these are 0 and
+    the radius covers the text, the encoder is the dense one, but for the epsilon of the norm
+    behind words that a dense encoder scales. Parameters of another ETC encoder stay as they are;
+    centroids start anew where it has none.
 
     Args:
         given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
@@ -94,8 +102,9 @@ def lifted(
     """
     result, used, same = {}, set(), _TYPES in given
     for name, tensor in mine.items():
-        if not same and ("label_" in name or name in (_TYPES, _CENTROIDS)):
-            result[name] = tensor if name == _CENTROIDS else torch.zeros_like(tensor)
+        anew = not same and ("label_" in name or name == _TYPES)
+        if anew or (name == _CENTROIDS and name not in given):
+            result[name] = tensor
             continue
         source = name if same else _dense_name(name)
         used.add(source)

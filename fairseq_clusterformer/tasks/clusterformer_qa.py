@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
@@ -19,9 +18,9 @@ from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReade
 from fairseq_clusterformer.models.etc_reader import ETCReader
 from fairseq_clusterformer.models.word_reader import WordReader
 
-logger = logging.getLogger(__name__)
+from .own_models import OwnModels
 
-READERS = (ClusterformerReader, ETCReader, WordReader)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -71,8 +70,12 @@ class ClusterformerQAConfig(FairseqDataclass):
 
 
 @register_task("clusterformer_qa", dataclass=ClusterformerQAConfig)
-class ClusterformerQATask(FairseqTask):
+class ClusterformerQATask(OwnModels, FairseqTask):
     """Questions with a document each, and their answers: spans, paragraphs, yes or no, or none."""
+
+    name, criterion = "clusterformer_qa", QACriterion
+    models = (ClusterformerReader, ETCReader, WordReader)
+    architectures = "clusterformer_reader, bidaf_reader, qanet_reader, etc_reader"
 
     def __init__(self, cfg: ClusterformerQAConfig, dictionary: Dictionary):
         super().__init__(cfg)
@@ -182,35 +185,12 @@ class ClusterformerQATask(FairseqTask):
         Raises:
             ValueError: another architecture, or one that has no room for questions.
         """
-        architecture = getattr(cfg, "_name", None) or cfg.arch
-        if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), READERS):
-            raise ValueError(
-                f"--arch is {architecture}: --task clusterformer_qa does not train it; allowed: "
-                "clusterformer_reader, bidaf_reader, qanet_reader, etc_reader and their named "
-                "sizes"
-            )
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
         if isinstance(model, ETCReader):
             self.structured, self.supporting = True, model.args.supporting_facts
             self.by_parts, self.flat = model.encoder.by_parts, model.args.structure == "flat"
-        if not from_checkpoint:
-            model.load_initial_weights()
         return model
-
-    def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """The criterion of question answering.
-
-        Raises:
-            ValueError: another criterion.
-        """
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not isinstance(criterion, QACriterion):
-            raise ValueError(
-                f"--task is clusterformer_qa, and --criterion {cfg._name}; allowed: "
-                "clusterformer_qa"
-            )
-        return criterion
 
     @cached_property
     def symbol_texts(self) -> list[str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
@@ -15,6 +14,8 @@ from fairseq_clusterformer.data.page_dataset import PageDataset
 from fairseq_clusterformer.data.pages import PageData
 from fairseq_clusterformer.data.qa import load_dictionary
 from fairseq_clusterformer.models.etc_keyphrases import ETCKeyphrases
+
+from .own_models import OwnModels
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,11 @@ class ETCKeyphrasesTaskConfig(FairseqDataclass):
 
 
 @register_task("etc_keyphrases", dataclass=ETCKeyphrasesTaskConfig)
-class ETCKeyphrasesTask(FairseqTask):
+class ETCKeyphrasesTask(OwnModels, FairseqTask):
     """Pages, and the phrases in them that say what they are about."""
+
+    name, architectures = "etc_keyphrases", "etc_keyphrases"
+    models, criterion = (ETCKeyphrases,), ETCKeyphrasesLoss
 
     def __init__(self, cfg: ETCKeyphrasesTaskConfig, dictionary: Dictionary):
         super().__init__(cfg)
@@ -101,36 +105,6 @@ class ETCKeyphrasesTask(FairseqTask):
             )
         self.datasets[split] = dataset
         return dataset
-
-    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Return a model, with its initial weights unless a checkpoint is loaded.
-
-        Raises:
-            ValueError: another architecture.
-        """
-        architecture = getattr(cfg, "_name", None) or cfg.arch
-        if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), ETCKeyphrases):
-            raise ValueError(
-                f"--arch is {architecture}: --task etc_keyphrases does not train it; allowed: "
-                "etc_keyphrases and its named sizes"
-            )
-        model = super().build_model(cfg, from_checkpoint)
-        if not from_checkpoint:
-            model.load_initial_weights()
-        return model
-
-    def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """The criterion of keyphrases.
-
-        Raises:
-            ValueError: another criterion.
-        """
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not isinstance(criterion, ETCKeyphrasesLoss):
-            raise ValueError(
-                f"--task is etc_keyphrases, and --criterion {cfg._name}; allowed: etc_keyphrases"
-            )
-        return criterion
 
     @property
     def source_dictionary(self) -> Dictionary:

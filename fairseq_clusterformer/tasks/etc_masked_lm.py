@@ -13,10 +13,12 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
+from fairseq_clusterformer.criterions.etc_masked_lm import ETCMaskedLMLoss
 from fairseq_clusterformer.data.masked_parts import PARTS, MaskedParts
 from fairseq_clusterformer.data.subwords import texts_of
+from fairseq_clusterformer.models.etc_masked_lm import ETCMaskedLM
 
-from .clusterformer_masked_lm import InitialWeights
+from .own_models import OwnModels
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +65,11 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
 
 
 @register_task("etc_masked_lm", dataclass=ETCMaskedLMTaskConfig)
-class ETCMaskedLMTask(InitialWeights, FairseqTask):
+class ETCMaskedLMTask(OwnModels, FairseqTask):
     """Words that are masked are guessed, and hidden sentences are recognised."""
+
+    name, architectures = "etc_masked_lm", "etc_masked_lm"
+    models, criterion = (ETCMaskedLM,), ETCMaskedLMLoss
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
         super().__init__(cfg)

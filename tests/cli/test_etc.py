@@ -132,12 +132,25 @@ def test_starts_from_a_dense_model(sentences: Path, tmp_path: Path) -> None:
         ("--max-distance 15", "--num-labels 32; allowed: 14 or less, or 34 labels"),
         ("--attention-kernel some", "--attention-kernel is some; allowed: auto, "),
         ("--words-weight -1", "--words-weight is -1.0; allowed: 0 or more"),
+        (
+            "--criterion masked_lm",
+            "--task is etc_masked_lm, and --criterion masked_lm; allowed: etc_masked_lm",
+        ),
     ],
 )
 def test_mistakes(option: str, message: str, sentences: Path, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         train(sentences, f"{LINE} {option}", tmp_path)
     assert message in last_line(caught.value)
+
+
+def test_another_architecture(sentences: Path, tmp_path: Path) -> None:
+    line = "--task etc_masked_lm --criterion etc_masked_lm --arch clusterformer_masked_lm"
+    line += " --batch-size 2"
+    with pytest.raises(
+        ValueError, match="--arch is clusterformer_masked_lm: --task etc_masked_lm "
+    ):
+        train(sentences, line, tmp_path)
 
 
 def test_text_without_documents(sentences: Path, tmp_path: Path) -> None:

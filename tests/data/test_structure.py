@@ -116,6 +116,14 @@ def test_a_bad_structure_is_named_with_file_and_question(
         dataset(tmp_path).check_structure(0, linked=True)
 
 
+def test_candidates_need_more_than_a_flat_structure(tmp_path: Path) -> None:
+    write(tmp_path, "train", changed(candidates=0, right=None, mentions=OUTLINE.mentions[:0]))
+    assert dataset(tmp_path).check_structure(0, linked=True, flat=True) == 1
+    write(tmp_path / "more", "train", OUTLINE)
+    with pytest.raises(ValueError, match="2 candidates; allowed: none with --structure flat"):
+        dataset(tmp_path / "more").check_structure(0, linked=True, flat=True)
+
+
 def test_candidates_without_a_mention_may_be_answered(tmp_path: Path) -> None:
     write(tmp_path, "train", OUTLINE, changed(mentions=torch.tensor([[1, 1, 2]])))
     assert dataset(tmp_path).check_structure(0, linked=False) == 2
@@ -133,6 +141,14 @@ def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
         asked = len(data[index]["question"])
         number = structure.number_of_global_tokens(asked, 2, data.data.outline(index))
         assert len(data[index]["globals"].words) == number
+
+
+def test_a_lost_candidate_is_counted(tmp_path: Path) -> None:
+    outline = changed(mentions=torch.tensor([[0, 3, 5], [1, 8, 9]]))
+    write(tmp_path, "train", outline)
+    data = dataset(tmp_path, max_positions=6)
+    assert data.cut()[1] == dataset(tmp_path, max_positions=9).cut()[1] + 1
+    assert data.collater([data[0]])["target"]["candidate"].tolist() == [-1]
 
 
 def test_what_is_cut() -> None:

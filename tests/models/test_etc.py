@@ -33,10 +33,11 @@ def model(**options) -> ETCMaskedLM:
     return ETCMaskedLM.build_model(args, make_task()).double().eval()
 
 
-def write(path: Path, tensors: dict[str, Tensor]) -> None:
+def write(path: Path, tensors: dict[str, Tensor], max_distance: int = 2) -> None:
     """A checkpoint as fairseq writes it."""
     last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
-    state = {"model": tensors, "args": Namespace(arch="transformer"), "optimizer_history": [last]}
+    args = Namespace(arch="etc_masked_lm", max_distance=max_distance)
+    state = {"model": tensors, "args": args, "optimizer_history": [last]}
     torch.save(state | {"extra_state": {"train_iterator": {"epoch": 1}}}, path)
 
 
@@ -119,7 +120,13 @@ def test_lifted_is_dense(tmp_path, before: bool) -> None:
     path = tmp_path / "dense.pt"
     write(path, dense.state_dict())
     lifted = model(radius=50, lift=str(path), **shared)
+    before = {name: tensor.clone() for name, tensor in lifted.encoder.state_dict().items()}
     lifted.load_initial_weights()
+    anew = {n: p for n, p in lifted.encoder.named_parameters() if "label_" in n or "types" in n}
+    assert len(anew) == 2 * SIZES["encoder_layers"] + 1
+    for name, parameter in anew.items():  # which the dense encoder does not have
+        assert torch.equal(parameter, before[name])
+        torch.nn.init.zeros_(parameter)
     dense.double()
     tokens = torch.randint(4, 24, (2, 30))
     tokens[1, 20:] = 1
@@ -154,6 +161,11 @@ def test_activation_checkpoints_change_nothing() -> None:
         ({"block": 0}, "--block is 0; allowed: 1 or more"),
         ({"projections": "no"}, "--projections is no; allowed: separate, shared-kv, shared"),
         ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
+        ({"encoder_attention_heads": 0}, "--encoder-attention-heads is 0; allowed: 1 or more"),
+        ({"encoder_embed_dim": 0}, "--encoder-embed-dim is 0; allowed: 1 or more"),
+        ({"num_labels": -5}, "--num-labels is -5; allowed: 4 or more"),
+        ({"max_distance": -1}, "--max-distance is -1; allowed: 0 or more"),
+        ({"dropout": 2.0}, "--dropout is 2.0; allowed: 0 to 1"),
     ],
 )
 def test_refuses(options: dict, message: str) -> None:
@@ -234,6 +246,17 @@ def test_starts_from_another_of_its_kind(tmp_path) -> None:
     again.load_initial_weights()
     for name, tensor in given.encoder.state_dict().items():
         assert torch.equal(tensor, again.encoder.state_dict()[name]), name
+    clustered = model_of_parts(lift=str(tmp_path / "etc.pt"), clusters=3)
+    own = clustered.encoder.centroids.clone()
+    clustered.load_initial_weights()
+    assert torch.equal(clustered.encoder.centroids, own)
+
+
+def test_labels_of_other_distances_are_not_lifted(tmp_path) -> None:
+    path = tmp_path / "etc.pt"
+    write(path, model_of_parts().state_dict(), max_distance=3)
+    with pytest.raises(ValueError, match="etc.pt: its --max-distance is 3; allowed: 2, as here"):
+        model_of_parts(lift=str(path)).load_initial_weights()
 
 
 @torch.no_grad()

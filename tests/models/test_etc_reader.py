@@ -295,7 +295,7 @@ def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
     task = make_task()
     before = ETCMaskedLM.build_model(Namespace(**SIZES), task).double()
     last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
-    state = {"model": before.state_dict(), "args": Namespace(arch="etc_masked_lm")}
+    state = {"model": before.state_dict(), "args": Namespace(arch="etc_masked_lm", **SIZES)}
     state |= {"optimizer_history": [last], "extra_state": {"train_iterator": {"epoch": 1}}}
     torch.save(state, path := tmp_path / "masked.pt")
     built = model(lift=str(path))

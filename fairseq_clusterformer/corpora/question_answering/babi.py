@@ -5,7 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.lines import raw_lines
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import find_answers
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
+    find_answers,
+    nearest,
+)
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Items,
@@ -44,12 +47,11 @@ def babi(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Re
         paragraphs, answer = (Paragraph("", text),), item["answer"]
         found = find_answers([answer], paragraphs) if answer not in ("yes", "no") else ()
         facts = [sentences[number] for number in supporting]
-        nearer = [a for a in found if any(s.start <= a.start and a.end <= s.end for s in facts)]
         record = Record(
             id=item["id"],
             question=item["question"],
             paragraphs=paragraphs,
-            answers=tuple(nearer or found),
+            answers=nearest(found, facts),
             texts=(answer,),
             yes_no=answer if answer in ("yes", "no") else None,
             document=item["story"],

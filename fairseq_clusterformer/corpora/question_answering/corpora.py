@@ -13,7 +13,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
+from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
+    distant_record,
+    nearest,
+)
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     GoldAnswer,
@@ -193,7 +196,9 @@ def several_hops(
         if set(titles) - {part.title for part in paragraphs}:
             raise Unusable("supporting paragraph missing", f"question {id_}: {titles}")
         question, known = get(item, "question"), "answer" in item
-        supporting = _supporting(facts, paragraphs, sentences) if facts else None
+        supporting = None  # of a corpus: its sentences are numbered otherwise
+        if facts and "context" in item:
+            supporting = _supporting(facts, paragraphs, sentences)
         structure = {"sentences": tuple(sentences), "supporting": supporting}
         if not known:
             return Record(id_, question, tuple(paragraphs), answerable=None, **structure)
@@ -205,7 +210,8 @@ def several_hops(
         record = distant_record(
             id_, question, paragraphs, [answer], keep_unfound=keep_unfound, supporting=long
         )
-        return replace(record, **structure)
+        facts = [sentences[number] for number in supporting or ()]
+        return replace(record, answers=nearest(record.answers, facts), **structure)
 
     items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
     return convert(items, to_record, drops)
@@ -224,7 +230,7 @@ def _supporting(
     sentences: Sequence[Sentence],
 ) -> tuple[int, ...] | None:
     """Return the indices of the sentences that support an answer; None if a paragraph has no
-    such sentence, as in a few questions, or where sentences are found by their punctuation."""
+    such sentence, as in a few questions."""
     own = [
         [i for i, sentence in enumerate(sentences) if sentence.paragraph == number]
         for number in range(len(paragraphs))

@@ -6,7 +6,7 @@ from training data; ``keep_unfound`` keeps it, without a span, to score predicti
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,15 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Mention,
     Paragraph,
     Record,
+    Sentence,
     Unusable,
 )
 
 if TYPE_CHECKING:
     import regex
+
+#: folded words, with their characters [start, end)
+Words = list[tuple[str, int, int]]
 
 
 def find_answers(
@@ -31,21 +35,46 @@ def find_answers(
     space. A place reaches from the first word's start to the last word's end; of places that
     start together the longest is kept.
     """
+    chosen = range(len(paragraphs)) if among is None else sorted(set(among))
+    words = {index: _words(paragraphs[index].text) for index in chosen}
+    return _places(texts, paragraphs, words, chosen)
+
+
+def _places(
+    texts: Iterable[str],
+    paragraphs: Sequence[Paragraph],
+    words_of: Mapping[int, Words] | Sequence[Words],
+    among: Iterable[int],
+) -> tuple[GoldAnswer, ...]:
+    """As :func:`find_answers`, of paragraphs whose words are found already."""
     wanted = defaultdict(set)
     for text in texts:
-        if words := tuple(word for word, _, _ in _words(text)):
+        if words := _folded(_words(text)):
             wanted[words[0]].add(words)
     found = []
-    for index in range(len(paragraphs)) if among is None else sorted(set(among)):
-        text = paragraphs[index].text
-        words = _words(text)
-        plain = [word for word, _, _ in words]
-        for i, word in enumerate(plain):
-            matches = [w for w in wanted.get(word, ()) if tuple(plain[i : i + len(w)]) == w]
-            if matches:
-                start, end = words[i][1], words[i + max(map(len, matches)) - 1][2]
+    for index in among:
+        text, words = paragraphs[index].text, words_of[index]
+        for i, (word, start, _) in enumerate(words):
+            here = [w for w in wanted.get(word, ()) if _folded(words[i : i + len(w)]) == w]
+            if here:
+                end = words[i + max(map(len, here)) - 1][2]
                 found.append(GoldAnswer(index, start, end, text[start:end]))
     return tuple(found)
+
+
+def nearest(
+    answers: Sequence[GoldAnswer], sentences: Sequence[Sentence]
+) -> tuple[GoldAnswer, ...]:
+    """Return the answers that lie in one of some sentences; all if none does."""
+    inside = [
+        answer
+        for answer in answers
+        if any(
+            s.paragraph == answer.paragraph and s.start <= answer.start and answer.end <= s.end
+            for s in sentences
+        )
+    ]
+    return tuple(inside or answers)
 
 
 def mentions_of(
@@ -68,8 +97,9 @@ def mentions_of(
     if not candidates or not all(isinstance(text, str) for text in candidates):
         raise Unusable("no candidates", f"question {id_}")
     mentions = []
+    words = [_words(part.text) for part in paragraphs]
     for number, text in enumerate(candidates):
-        places = find_answers([text], paragraphs)
+        places = _places([text], paragraphs, words, range(len(paragraphs)))
         if not places and not keep_unfound:
             raise Unusable("a candidate that no mention links", f"{text!r} of question {id_}")
         mentions += [Mention(number, place.paragraph, place.start, place.end) for place in places]
@@ -117,9 +147,13 @@ def _word() -> "regex.Pattern":
     return regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}\u200C\u200D]*|[\p{Sc}\p{Sm}\p{So}]")
 
 
-def _words(text: str) -> list[tuple[str, int, int]]:
+def _words(text: str) -> Words:
     """Return the folded words with their characters [start, end)."""
     return [(_fold(match[0]), *match.span()) for match in _word().finditer(text)]
+
+
+def _folded(words: Words) -> tuple[str, ...]:
+    return tuple(word for word, _, _ in words)
 
 
 @lru_cache(1 << 18)
