@@ -45,13 +45,17 @@ def _parser() -> Parser:
     add("--attention", **spec, help="of all layers (default: what the heads' attention suggests)")
     add("--encoder-attention", **spec, help="of a translator's encoder alone")
     add("--decoder-attention", **spec, help="of a translator's decoder alone")
-    about = "tokens that are near: the window of heads (default: 64)"
-    add("--mass-window", **whole, default=64, help=about)
-    about = "of heads that cluster (default: positions / --mass-window)"
+    about = "tokens that are near: the window of all heads (default: 128)"
+    add("--near-window", **whole, default=128, help=about)
+    about = "W, tokens of their cluster that heads see beyond the near window (default: 64)"
+    add("--far-window", **whole, default=64, help=about)
+    about = "of heads that cluster (default: positions / --far-window)"
     add("--clusters", **whole, help=about)
-    about = "a head with less attention beyond the window becomes a window (default: 0.05)"
+    about = "a head with less attention beyond the near window becomes a window (default: 0.05)"
     add("--window-below", **share, default=0.05, help=about)
-    about = "a head stays full if the window and the heaviest W keys have less (default: 0, none)"
+    about = (
+        "a head stays full if the near window and the heaviest W keys have less (default: 0, none)"
+    )
     add("--full-below", **share, default=0.0, help=about)
     about = "most groups of heads in a layer (default: 4)"
     add("--parts", **whole, default=4, help=about)
@@ -141,7 +145,8 @@ def _plan(args: argparse.Namespace, loaded):
     specs |= {side: spec for side, spec in given.items() if spec is not None}
     return Plan(
         specs=specs,
-        window=args.mass_window,
+        near=args.near_window,
+        far=args.far_window,
         clusters=args.clusters,
         wanted=Wanted(args.window_below, args.full_below, args.parts),
         max_positions=args.max_positions,

@@ -34,7 +34,8 @@ class Plan:
 
     Attributes:
         specs: attention of a side, as a spec; a side that is missing gets one by its heads.
-        window: W, of the heads that are windows, and of those that cluster on top of it.
+        near: window of all heads.
+        far: W, the tokens that heads see of their cluster beyond that window.
         clusters: K of the heads that cluster; None: so many that a cluster has W tokens.
         wanted: what makes a head a window, or keeps it full.
         max_positions: most tokens of a sequence; None: as before.
@@ -45,7 +46,8 @@ class Plan:
     """
 
     specs: dict[str, str] = field(default_factory=dict)
-    window: int = 64
+    near: int = 128
+    far: int = 64
     clusters: int | None = None
     wanted: Wanted = Wanted(0.05, 0.0, 4)
     max_positions: int | None = None
@@ -64,7 +66,7 @@ class Head:
         head: its number in the dense model.
         place: its number in the clustered model.
         kind: of its attention now.
-        far: share of the dense head's attention beyond the window.
+        far: share of the dense head's attention beyond the near window.
         best: recall of the window and the W heaviest keys beyond it.
         chance: recall of as many keys beyond the window, drawn at random.
         before, after: recall before and after the routing loss; None where nothing is fitted.
@@ -90,7 +92,7 @@ class Converted:
         loaded: the model, its task and its options; its path is the dense checkpoint.
         heads: of all layers, in the order of the dense model.
         specs: of each side.
-        window: the near window of the measurements.
+        near: the near window of the measurements.
         losses: routing loss of each update.
         dense_updates: of the dense model's training.
     """
@@ -98,7 +100,7 @@ class Converted:
     loaded: Loaded
     heads: list[Head]
     specs: dict[str, str]
-    window: int
+    near: int
     losses: list[float]
     dense_updates: int
 
@@ -159,13 +161,13 @@ def convert(
     dense = rebuilt(loaded, {side: "full" for side in sides})
     _check_same(loaded, dense, batches[0])
     measured, fitted = _held_out(batches)
-    mass = head_mass(dense.model, measured, plan.window)
+    mass = head_mass(dense.model, measured, plan.near, plan.far)
     specs = {side: plan.specs.get(side) or _spec(side, mass, loaded, plan) for side in sides}
     orders = _orders(dense, specs, mass)
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
 
     def measure() -> dict[Place, tuple[Tensor, Tensor]]:
-        return recall(dense.model, clustered.model, measured, orders, plan.window)
+        return recall(dense.model, clustered.model, measured, orders, plan.near)
 
     routers = pupils(dense.model, clustered.model, orders)
     losses: list[float] = []
@@ -180,7 +182,7 @@ def convert(
         calibrate(dense.model, routers, some)
         after = measure()
     heads = _heads(clustered, orders, mass, before, after)
-    return Converted(clustered, heads, specs, plan.window, losses, loaded.updates)
+    return Converted(clustered, heads, specs, plan.near, losses, loaded.updates)
 
 
 def rebuilt(
@@ -261,12 +263,11 @@ def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str
     positions = plan.max_positions or loaded.model.max_positions()
     if isinstance(positions, tuple):
         positions = positions[side == "decoder"]
-    clusters = plan.clusters or max(2, positions // plan.window)
-    gap = plan.window + (side == "encoder")  # an encoder's window does not count the own token
+    clusters = plan.clusters or max(2, positions // plan.far)
+    gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     written = {
-        "window": f"window({plan.window})",
-        "cluster": f"taught(window={plan.window},clusters={clusters},gap={gap},"
-        f"scouts={plan.scouts})",
+        "window": f"window({plan.near})",
+        "cluster": f"taught(window={plan.far},clusters={clusters},gap={gap},scouts={plan.scouts})",
         "full": "full",
     }
     layers = [

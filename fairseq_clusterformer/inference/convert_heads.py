@@ -119,9 +119,14 @@ class Mass(NamedTuple):
 
 @torch.no_grad()
 def head_mass(
-    model: nn.Module, batches: Sequence[dict[str, Tensor]], window: int
+    model: nn.Module, batches: Sequence[dict[str, Tensor]], window: int, heaviest: int
 ) -> dict[Place, Mass]:
-    """Where the attention of a dense model goes, layer by layer."""
+    """Where the attention of a dense model goes, layer by layer.
+
+    Args:
+        window: keys within it are near.
+        heaviest: W.
+    """
 
     def sums(place: Place, attention: SelfAttention, read: Read) -> Tensor:
         causal = attention.routers[0].causal
@@ -131,9 +136,9 @@ def head_mass(
         rows = []
         for weights in weights_of_heads(attention, read, seen):
             far = weights.masked_fill(~beyond[:, 0], 0.0)
-            heaviest = far.topk(min(window, far.size(-1)), dim=-1).values.sum(-1)
+            best = far.topk(min(heaviest, far.size(-1)), dim=-1).values.sum(-1)
             mass = far.sum(-1)
-            rows.append(torch.stack([mass, 1 - mass + heaviest])[:, counted[:, 0]].sum(-1))
+            rows.append(torch.stack([mass, 1 - mass + best])[:, counted[:, 0]].sum(-1))
         number = counted.sum().double()
         return torch.cat([torch.stack(rows).double(), number.expand(len(rows), 1)], dim=-1)
 

@@ -67,7 +67,7 @@ def write(converted: Converted, out: Path, *, force: bool = False) -> None:
         write_checkpoint(_state(converted.loaded), new / CHECKPOINT)
         text = json.dumps(found, indent=1) + "\n"
         (new / REPORT).write_text(text, encoding="utf-8")
-        save(draw_recall(converted.heads, converted.window), new / PICTURE)
+        save(draw_recall(converted.heads, converted.near), new / PICTURE)
 
 
 def _state(loaded: Loaded) -> dict:
@@ -93,7 +93,7 @@ def report(converted: Converted) -> dict:
         "checkpoint": str(converted.loaded.path),
         "arch": converted.loaded.cfg.model._name,
         "attention": converted.specs,
-        "window": converted.window,
+        "near": converted.near,
         "routing losses": converted.losses,
         "heads": [asdict(head) for head in converted.heads],
     }

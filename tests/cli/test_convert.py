@@ -30,7 +30,7 @@ from tests.cli.in_process import (
 
 TAUGHT = "window(8)+taught(window=8,clusters=4,gap=8)"
 WIDE = "taught(window=64,clusters=2,gap=64)+window(200)"  # wider than any text here
-FAST = "--mass-window 8 --clusters 4 --tokens 1000 --updates 3"
+FAST = "--near-window 8 --far-window 8 --clusters 4 --tokens 1000 --updates 3"
 
 
 def convert(*words: object) -> int:
@@ -233,7 +233,8 @@ class TestTranslator:
     def test_fitted_and_used(
         self, dense_translator: Path, parallel_data: Path, tmp_path: Path, capsys
     ) -> None:
-        words = f"{FAST} --mass-window 2 --clusters 2 --window-below 0 --gen-subset valid"
+        words = f"{FAST} --near-window 2 --far-window 2 --clusters 2 --window-below 0"
+        words += " --gen-subset valid"
         assert convert(dense_translator, tmp_path / "out", *words.split()) == 0
         heads = json.loads((tmp_path / "out" / "convert.json").read_text())["heads"]
         assert {head["side"] for head in heads} == {"encoder", "decoder"}
@@ -254,7 +255,7 @@ class TestTranslator:
 
 def test_a_classifier(text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     train(text_data, f"{CLASSIFICATION} --encoder-attention full --max-update 1", tmp_path)
-    words = f"{FAST} --mass-window 2 --clusters 2 --max-positions 600 --updates 1"
+    words = f"{FAST} --near-window 2 --far-window 2 --clusters 2 --max-positions 600 --updates 1"
     assert convert(tmp_path / "checkpoint_last.pt", tmp_path / "out", *words.split()) == 0
     loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
     assert loaded.model.max_positions() == 600

@@ -65,7 +65,16 @@ def test_the_same_outputs(dense: Path, tmp_path: Path) -> None:
 def test_by_what_the_heads_do(dense: Path, tmp_path: Path) -> None:
     """Without --attention, it is measured; the clustered model writes, and is replaced whole."""
     words = ["convert", dense, tmp_path / "out", "--tokens", 1500, "--updates", 2, "--force"]
-    words += ["--mass-window", 8, "--clusters", 4, "--text", *texts(dense, tmp_path)]
+    words += [
+        "--near-window",
+        8,
+        "--far-window",
+        8,
+        "--clusters",
+        4,
+        "--text",
+        *texts(dense, tmp_path),
+    ]
     assert run(*words) == 0
     assert run(*words) == 0
     report = json.loads((tmp_path / "out" / "convert.json").read_text())
