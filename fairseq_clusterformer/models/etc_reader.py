@@ -67,8 +67,8 @@ class ETCReaderConfig(LiftOptions):
     narrow_cls: bool = field(
         default=False,
         metadata={
-            "help": "with --hard-global, the global <s> sees the long <s> alone, as in ETC's "
-            "Natural Questions; else it sees everything, as in its HotpotQA"
+            "help": "with --structure text --hard-global, the global <s> sees the long <s> alone, "
+            "as in ETC's Natural Questions; else it sees everything, as in its HotpotQA"
         },
     )
 
