@@ -17,17 +17,23 @@ NO_EXAMPLE = -1  # of a global token that is padding
 _ALONE = 512  # tokens of a row of hidden parts, or those of the longest
 
 
-def pieces_of(sizes: np.ndarray, most: int, most_lines: int) -> list[tuple[int, int]]:
+def pieces_of(
+    sizes: np.ndarray, most: int, most_lines: int, least_lines: int = 1
+) -> list[tuple[int, int]]:
     """Documents, those that are long in pieces of whole lines.
 
     Args:
         sizes: tokens of each line, int [n]; 0 ends a document.
         most: tokens of a piece, as no line has more.
         most_lines: of a piece.
+        least_lines: of a document; shorter ones are left out.
 
     Returns:
         The lines [first, last) of each piece.
     """
+    document = (sizes == 0).cumsum()
+    lines = np.bincount(document, weights=sizes > 0)
+    sizes = np.where(lines[document] < least_lines, 0, sizes)
     pieces, first, room = [], 0, most
     for line, size in enumerate(sizes.tolist()):
         if line > first and (size == 0 or size > room or line - first == most_lines):
@@ -90,6 +96,7 @@ class MaskedParts(BySize):
         begins_word: whether each symbol begins a word, bool [symbols].
         most: tokens of a row; a longer line loses its end.
         most_parts: of a row.
+        least_lines: of a document; shorter ones are left out.
         parts: of :data:`PARTS`: each line is one, or each ``block`` tokens, or there are none.
         block: tokens of a block.
         hidden_parts: share of the parts.
@@ -107,6 +114,7 @@ class MaskedParts(BySize):
         *,
         most: int,
         most_parts: int,
+        least_lines: int = 1,
         parts: str = "sentences",
         block: int = 97,
         hidden_parts: float = 0.1,
@@ -126,7 +134,7 @@ class MaskedParts(BySize):
             most = min(most, most_parts * block)
             self._lengths = np.minimum(self._lengths, most)
         most_lines = most_parts if parts == "sentences" else len(self._lengths)
-        self.pieces = pieces_of(self._lengths, most, most_lines)
+        self.pieces = pieces_of(self._lengths, most, most_lines, least_lines)
         self._tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
         #: tokens of lines that are too long for a row
         self.lost = int((np.asarray(lines.sizes) - 1 - self._lengths).sum())

@@ -45,6 +45,10 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
             "help": "what global tokens stand for: sentences, blocks of equal length, or none"
         },
     )
+    min_sentences: int = field(
+        default=1,
+        metadata={"help": "of a document, else it is left out; the paper has 7"},
+    )
     part_tokens: int = field(default=97, metadata={"help": "tokens of a block"})
     hide_parts: float = field(
         default=0.1,
@@ -84,7 +88,7 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
             FileNotFoundError: no dictionary.
             ValueError: an option that is not allowed.
         """
-        for name in ("tokens_per_sample", "max_parts", "part_tokens"):
+        for name in ("tokens_per_sample", "max_parts", "min_sentences", "part_tokens"):
             if (value := getattr(cfg, name)) < 1:
                 raise ValueError(f"{_flag(name)} is {value}; allowed: 1 or more")
         for name in ("hide_parts", "mask_prob", "leave_unmasked_prob", "random_token_prob"):
@@ -125,11 +129,13 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
             lines,
             most=self.cfg.tokens_per_sample,
             most_parts=self.cfg.max_parts,
+            least_lines=self.cfg.min_sentences,
             hidden_parts=self.cfg.hide_parts,
             guessed=self.cfg.mask_prob,
         )
         if not len(dataset):
-            raise ValueError(f"{path} has no word; allowed: one or more")
+            least = f"in a document of --min-sentences {self.cfg.min_sentences} or more"
+            raise ValueError(f"{path} has no word {least}; allowed: one or more")
         logger.info(
             f"{split}: {len(dataset.pieces)} pieces of documents in {len(dataset)} rows of "
             f"{dataset.sizes.mean():.0f} tokens"

@@ -123,6 +123,7 @@ def test_starts_from_a_dense_model(sentences: Path, tmp_path: Path) -> None:
     [
         ("--max-parts 0", "--max-parts is 0; allowed: 1 or more"),
         ("--hide-parts 1.5", "--hide-parts is 1.5; allowed: 0 to 1"),
+        ("--min-sentences 99", "no word in a document of --min-sentences 99 or more; allowed"),
         ("--valid-subset dev", "dev.idx: no such file; allowed: a split of DATA"),
         (
             "--random-token-prob 0.6 --leave-unmasked-prob 0.6",

@@ -39,6 +39,8 @@ def test_documents_are_cut_between_lines() -> None:
     assert pieces_of(sizes, 10, 3) == [(1, 3), (3, 4), (6, 9), (9, 10), (10, 11)]
     assert pieces_of(sizes[:3], 10, 3) == [(1, 3)]
     assert pieces_of(np.array([0, 0]), 10, 3) == []
+    assert pieces_of(sizes, 10, 3, least_lines=4) == [(6, 9), (9, 10), (10, 11)]
+    assert pieces_of(sizes, 10, 3, least_lines=6) == []
 
 
 def test_short_pieces_share_rows() -> None:
