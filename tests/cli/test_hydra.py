@@ -139,7 +139,8 @@ def test_etc_pretrains(sentences: Path, tmp_path: Path, run_cli: RunCli) -> None
     smaller = (
         "model.encoder_layers=1 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=32"
         " model.encoder_attention_heads=2 model.radius=4 task.tokens_per_sample=64"
-        " task.max_parts=16 optimization.update_freq=[1] optimization.max_update=3"
+        " task.max_parts=16 task.min_sentences=1 optimization.update_freq=[1]"
+        " optimization.max_update=3"
         " dataset.num_workers=0 common.cpu=true common.bf16=false common.log_interval=1"
         " common.log_format=json distributed_training.distributed_world_size=1"
     ).split()
