@@ -536,6 +536,6 @@ def _attended(
     highest = logits.detach().amax(-1, keepdim=True)
     weights = (logits - highest).exp()  # once for the softmax and its log-sum-exp
     total = weights.sum(-1, keepdim=True)
-    out = ((dropout(weights, rate).to(v.dtype) @ v) / total).to(v.dtype)
+    out = dropout(weights / total, rate).to(v.dtype) @ v
     lse = (highest + total.log()).squeeze(-1)
     return out.flatten(2, 3)[:, :, :length], lse.flatten(2, 3)[:, :, :length]

@@ -136,6 +136,9 @@ class MaskedParts(BySize):
         most_lines = most_parts if parts == "sentences" else len(self._lengths)
         self.pieces = pieces_of(self._lengths, most, most_lines, least_lines)
         self._tokens = np.array([self._lengths[slice(*piece)].sum() for piece in self.pieces], int)
+        left_out = (self._lengths > 0).sum() - sum(last - first for first, last in self.pieces)
+        #: lines of documents that are too short
+        self.left_out = int(left_out)
         #: tokens of lines that are too long for a row
         self.lost = int((np.asarray(lines.sizes) - 1 - self._lengths).sum())
         counts = np.array([len(self._ends(piece)) for piece in range(len(self.pieces))], int)

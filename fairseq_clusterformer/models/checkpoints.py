@@ -60,7 +60,8 @@ def read_model(option: str, path: str) -> dict[str, Tensor]:
 
 
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
-    """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg" its options.
+    """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg", where it is,
+    its options.
 
     Raises:
         CheckpointError: no such file, or one that fairseq cannot have written.

@@ -57,7 +57,7 @@ class Lifts:
                 f"(dict.txt); {allowed}"
             )
         # the numbers of labels are of k, and the tables' rows are not
-        distance = getattr(given["cfg"]["model"], "max_distance", None)
+        distance = getattr((given.get("cfg") or {}).get("model"), "max_distance", None)
         if _TYPES in found and distance not in (None, self.args.max_distance):
             raise CheckpointError(
                 f"{_OPTION} is {self.args.lift}: its --max-distance is {distance}; allowed: "

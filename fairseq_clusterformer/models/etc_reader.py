@@ -1,8 +1,8 @@
 """``--arch etc_reader``: answers from structured documents, by ETC's encoder.
 
 The question and the document are one long input (Ainslie et al. 2020, section 4 and appendix B).
-Global tokens stand for all of it, for each token of the question, for each paragraph and for each
-sentence; see :func:`~fairseq_clusterformer.data.structure.global_tokens`.
+There are global tokens for all of it, for each token of the question, for each paragraph and for
+each sentence; see :func:`~fairseq_clusterformer.data.structure.global_tokens`.
 
 Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
 C candidates, D width.
@@ -230,7 +230,7 @@ class ETCReaderEncoder(etc.ETCEncoder):
 
 class StructureHeads(nn.Module):
     """Linear maps, computed in float32 or more: spans from the long stream; paragraphs, types,
-    supporting sentences and candidates from the global tokens that stand for them.
+    supporting sentences and candidates from the tokens that stand for them.
 
     Args:
         embed_dim: D.

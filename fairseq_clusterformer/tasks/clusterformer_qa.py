@@ -175,7 +175,8 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
         if in_training and self.supporting and not known:
             raise ValueError(
-                f"--supporting-facts is given: {split} of {self.cfg.data} has none; allowed: data "
+                f"--supporting-facts is given: {split} of {self.cfg.data} has none within "
+                f"--max-positions {self.cfg.max_positions}; allowed: data "
                 "with supporting sentences, such as hotpotqa, 2wiki and babi"
             )
 

@@ -140,6 +140,8 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
             f"{split}: {len(dataset.pieces)} pieces of documents in {len(dataset)} rows of "
             f"{dataset.sizes.mean():.0f} tokens"
         )
+        if dataset.left_out:
+            logger.info(f"{split}: {dataset.left_out} lines of short documents are left out")
         if dataset.lost:
             logger.info(f"{split}: {dataset.lost} tokens at the ends of long lines are left out")
         self.datasets[split] = dataset

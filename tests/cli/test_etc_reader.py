@@ -151,7 +151,7 @@ def test_a_bundle_answers_as_its_checkpoint(
     [
         "",
         "--supporting-facts --hard-global --projections shared-kv",
-        "--supporting-facts --hard-global --narrow-cls --checkpoint-activations",
+        "--supporting-facts --structure text --hard-global --narrow-cls --checkpoint-activations",
         "--supporting-facts --max-distance 0 --max-positions 9 --max-positions-inference 9",
         "--supporting-facts --projections shared --amp",
     ],
@@ -174,7 +174,7 @@ class TestRefused:
             train(stories, f"{READER} --max-global-positions 8", tmp_path)
 
     def test_supporting_facts_that_the_data_has_not(self, qa_data: Path, tmp_path: Path) -> None:
-        message = "--supporting-facts is given: train of .* has none; allowed: data with"
+        message = "--supporting-facts is given: train of .* has none within --max-positions 5000; "
         with pytest.raises(ValueError, match=message):
             train(qa_data, f"{READER} --supporting-facts --max-question-positions 16", tmp_path)
 

@@ -125,6 +125,8 @@ def test_packing_many_takes_no_time() -> None:
 def test_ends_that_are_lost_are_counted() -> None:
     assert make(Lines([4] * 20, [5] * 3)).lost == 8
     assert make(Lines([4] * 12, [5] * 3)).lost == 0
+    assert make(Lines([4] * 3, [], [5] * 3, [6])).left_out == 0
+    assert make(Lines([4] * 3, [], [5] * 3, [6]), least_lines=2).left_out == 1
 
 
 def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:

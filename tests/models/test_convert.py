@@ -165,7 +165,7 @@ class TestMass:
     def test_far_and_best_by_hand(self) -> None:
         dense = Model(attention(rotary=False, short_convolution=0))
         x = torch.randn(1, 20, 24)
-        far, best = head_mass(dense, [{"x": x}], 4)["decoder", 0]
+        far, best = head_mass(dense, [{"x": x}], 4, 4)["decoder", 0]
         of = dense.decoder.layers[0].self_attn
         q, k = (p(x).view(20, 6, 4).transpose(0, 1) for p in (of.q_proj, of.k_proj))
         logits = (q @ k.mT / 2).masked_fill(~torch.ones(20, 20).tril().bool(), -torch.inf)
@@ -181,7 +181,7 @@ class TestMass:
         dense, window = (Model(attention(kind)) for kind in ("full", "window(4)"))
         window.load_state_dict(dense.state_dict(), strict=False)
         batches = [{"x": torch.randn(2, 30, 24)}, {"x": torch.randn(1, 11, 24)}]
-        far, _ = head_mass(dense, batches, 4)["decoder", 0]
+        far, _ = head_mass(dense, batches, 4, 4)["decoder", 0]
         orders = {("decoder", 0): list(range(6))}
         seen, chance = recall(dense, window, batches, orders, 4)["decoder", 0]
         torch.testing.assert_close(seen, 1 - far)
@@ -191,9 +191,9 @@ class TestMass:
         dense = Model(attention(causal=False, rotary=False, short_convolution=0))
         x, mask = torch.randn(2, 30, 24), torch.zeros(2, 30, dtype=torch.bool)
         mask[1, 20:] = True
-        one = head_mass(dense, [{"x": x, "padding_mask": mask}], 4)["decoder", 0]
+        one = head_mass(dense, [{"x": x, "padding_mask": mask}], 4, 4)["decoder", 0]
         parts = [{"x": x[:1]}, {"x": x[1:, :20]}]
-        for found, expected in zip(one, head_mass(dense, parts, 4)["decoder", 0], strict=True):
+        for found, expected in zip(one, head_mass(dense, parts, 4, 4)["decoder", 0], strict=True):
             torch.testing.assert_close(found, expected)
 
 
