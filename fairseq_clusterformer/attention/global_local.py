@@ -390,7 +390,7 @@ class GlobalLocalAttention(nn.Module):
         first = total - number
         q = pad(triple.q, (0, 0, first, 0))
         lo, hi = (pad(bound, (first, 0)).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
-        out, lse = self._attended(q, triple.k, triple.v, Layout(lo, hi))
+        out, lse = self._by_kernel(q, triple.k, triple.v, Layout(lo, hi))
         return out[:, :, first:], lse[:, :, first:] + triple.added[..., label]
 
     def _of_ranges(
@@ -415,13 +415,13 @@ class GlobalLocalAttention(nn.Module):
             slot = torch.arange(slots, device=order.device).repeat(len(order), 1)
             slot[:, number:keys] = order + number
             order = slot.unsqueeze(1)
-        out, lse = self._attended(q, k, v, Layout(lo, hi, key_order=order))
+        out, lse = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
         out = out[:, :, :asked].unflatten(2, (number, several)).unbind(3)
         lse = lse[:, :, :asked].unflatten(2, (number, several)).unbind(3)
         added = triple.added[..., label]
         return [(each, of_each + added) for each, of_each in zip(out, lse, strict=True)]
 
-    def _attended(self, q, k, v, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _by_kernel(self, q, k, v, layout: Layout) -> tuple[Tensor, Tensor]:
         return ranged_attention(q, k, v, layout, dropout=self._dropout, impl=self.impl)
 
     @property

@@ -120,12 +120,12 @@ def test_lifted_is_dense(tmp_path, before: bool) -> None:
     path = tmp_path / "dense.pt"
     write(path, dense.state_dict())
     lifted = model(radius=50, lift=str(path), **shared)
-    before = {name: tensor.clone() for name, tensor in lifted.encoder.state_dict().items()}
+    given = {name: tensor.clone() for name, tensor in lifted.encoder.state_dict().items()}
     lifted.load_initial_weights()
     anew = {n: p for n, p in lifted.encoder.named_parameters() if "label_" in n or "types" in n}
     assert len(anew) == 2 * SIZES["encoder_layers"] + 1
     for name, parameter in anew.items():  # which the dense encoder does not have
-        assert torch.equal(parameter, before[name])
+        assert torch.equal(parameter, given[name])
         torch.nn.init.zeros_(parameter)
     dense.double()
     tokens = torch.randint(4, 24, (2, 30))

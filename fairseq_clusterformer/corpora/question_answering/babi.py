@@ -7,7 +7,7 @@ from pathlib import Path
 from fairseq_clusterformer.corpora.lines import raw_lines
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
     find_answers,
-    nearest,
+    in_sentences,
 )
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
@@ -51,7 +51,7 @@ def babi(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Re
             id=item["id"],
             question=item["question"],
             paragraphs=paragraphs,
-            answers=nearest(found, facts),
+            answers=in_sentences(found, facts),
             texts=(answer,),
             yes_no=answer if answer in ("yes", "no") else None,
             document=item["story"],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
     distant_record,
-    nearest,
+    in_sentences,
 )
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
@@ -211,7 +211,7 @@ def several_hops(
             id_, question, paragraphs, [answer], keep_unfound=keep_unfound, supporting=long
         )
         facts = [sentences[number] for number in supporting or ()]
-        return replace(record, answers=nearest(record.answers, facts), **structure)
+        return replace(record, answers=in_sentences(record.answers, facts), **structure)
 
     items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
     return convert(items, to_record, drops)

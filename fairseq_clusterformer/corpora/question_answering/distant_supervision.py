@@ -62,7 +62,7 @@ def _places(
     return tuple(found)
 
 
-def nearest(
+def in_sentences(
     answers: Sequence[GoldAnswer], sentences: Sequence[Sentence]
 ) -> tuple[GoldAnswer, ...]:
     """Return the answers that lie in one of some sentences; all if none does."""
