@@ -18,7 +18,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-#: types of tokens, which ETC adds to their words; pre-training has had the first two
+#: types of tokens, which ETC adds to their words; pre-training has the first two alone
 OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE, IN_QUESTION, IN_TITLE = (
     range(8)
 )

@@ -86,7 +86,7 @@ def lifted(
     """The parameters of a dense encoder as those of an ETC encoder, one by one: queries, keys and
     values go to every copy of theirs, norms to both streams, words and feed-forward layers as
     they are. Positions have no place here, and labels and types start anew: where these are 0 and
-    the radius covers the text, the encoder is the dense one, but for the epsilon of the norm
+    the radius covers the text, the encoder is the dense one, except for the epsilon of the norm
     behind words that a dense encoder scales. Parameters of another ETC encoder stay as they are;
     centroids start anew where it has none.
 

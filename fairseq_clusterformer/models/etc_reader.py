@@ -192,7 +192,7 @@ class ETCReaderEncoder(etc.ETCEncoder):
             tokens=tokens,
             types=types.masked_fill(in_question, IN_QUESTION),
             padding=padding,
-            # each begins with <s>; that of the question is one by itself
+            # each begins with <s>; the question's <s> is a paragraph of its own
             paragraphs=(tokens.eq(bos) | place.eq(asked) | place.eq(1)).cumsum(1),
             asked=asked,
         )

@@ -184,8 +184,15 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         """Return a reader, with its initial weights unless a checkpoint is loaded.
 
         Raises:
-            ValueError: another architecture, or one that has no room for questions.
+            ValueError: another architecture, one that has no room for questions, or an older
+                etc_reader.
         """
+        architecture = getattr(cfg, "_name", None) or getattr(cfg, "arch", "")
+        if from_checkpoint and architecture.startswith("etc_reader") and "structure" not in cfg:
+            raise ValueError(
+                "this etc_reader was trained before there was --structure, and would read "
+                "wrongly; allowed: one that is trained anew"
+            )
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
         if isinstance(model, ETCReader):

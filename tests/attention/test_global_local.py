@@ -11,6 +11,7 @@ from fairseq_clusterformer.attention.global_local import (
     GlobalLocalAttention,
     Labels,
     Structure,
+    _attended,
 )
 
 WIDTH, HEADS, GLOBAL, LONG = 12, 3, 5, 45
@@ -308,6 +309,15 @@ def test_centroids_learn_from_the_task() -> None:
     nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG)
     module(x_global, x_long, nothing)[1].square().sum().backward()
     assert (x_global.grad.abs().sum(-1) > 0).all()
+
+
+def test_sums_of_large_values_stay_finite_in_half_precision() -> None:
+    """512 values of 150 have the mean 150, and a sum that float16 does not hold."""
+    logits = torch.zeros(1, 1, 1, 1, 512)
+    v = torch.full((1, 1, 1, 512, 2), 150.0, dtype=torch.float16)
+    out, lse = _attended(logits, v, torch.zeros_like(logits, dtype=torch.bool), 0.0, 1)
+    torch.testing.assert_close(out, torch.full_like(out, 150.0), rtol=2e-3, atol=0)
+    torch.testing.assert_close(lse, logits.logsumexp(-1).flatten(2, 3))
 
 
 def labels_seen(module: GlobalLocalAttention, given: Structure) -> list[list[str]]:
