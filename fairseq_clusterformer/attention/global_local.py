@@ -41,6 +41,7 @@ class Labels:
     def __init__(self, most: int):
         self.most = most
         self.others, self.mine, self.other_paragraph = (2 * most + i for i in (1, 2, 3))
+        self.same_cluster = 2 * most + 4  # ours
 
     def of_distance(self, distance: Tensor) -> Tensor:
         """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left.
@@ -75,6 +76,7 @@ class Structure:
             example at its own places; None: long tokens stand at their own places.
         long_paragraphs: of long tokens, int64 [B, N], never falling: those of two paragraphs do
             not see each other (l2l); None: all are of one.
+        clusters: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Structure:
         paragraphs: Tensor | None = None,
         order: Tensor | None = None,
         long_paragraphs: Tensor | None = None,
+        clusters: Tensor | None = None,
     ):
         if (long_examples is None) != (global_examples is None):
             raise ValueError("examples of one stream alone; allowed: of both, or of none")
@@ -99,6 +102,7 @@ class Structure:
         self.long_examples, self.global_examples = long_examples, global_examples
         self.exempt, self.exempt_long, self.order = exempt, exempt_long, order
         self.paragraphs, self.long_paragraphs = paragraphs, long_paragraphs
+        self.clusters = clusters
 
     def clustered(self, clusters: Tensor) -> "Structure":
         """The same rows, where global tokens stand for clusters instead of spans.
@@ -125,7 +129,27 @@ class Structure:
             paragraphs=self.paragraphs,
             order=order,
             long_paragraphs=self.long_paragraphs,
+            clusters=sorted_,
         )
+
+    def members(self, begin: Tensor, end: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For the long token at each place of ``order``, up to ``most`` of its cluster before
+        ``begin``, and as many from ``end`` on: the first place and one past the last, [B, N].
+
+        Args:
+            begin, end: of long tokens, at their own places, int64 [B, N].
+        """
+        clusters, order = self.clusters, self.order
+        ranked = clusters * self.length + order  # rises: clusters are sorted, and so are members
+        first = clusters * self.length
+        before, behind = (
+            torch.searchsorted(ranked, first + bound.gather(1, order)) for bound in (begin, end)
+        )
+        low = torch.searchsorted(clusters, clusters)
+        high = torch.searchsorted(clusters, clusters, right=True)
+        real = clusters < self.spans.size(1)
+        yield torch.maximum(low, before - most).where(real, before), before
+        yield behind, torch.minimum(high, behind + most).where(real, behind)
 
     @cached_property
     def long_bounds(self) -> tuple[Tensor, Tensor]:
@@ -250,6 +274,9 @@ class GlobalLocalAttention(nn.Module):
             all heads are together largest for it (l2g). Neither paper has this. The softmax of
             long tokens over all global ones teaches queries, keys and centroids, and so what
             belongs together.
+        same_cluster: beyond the radius a long token sees so many of its cluster on either side,
+            the nearest ones, with a label of their own: what that label adds weighs content
+            against nearness. They may be of another paragraph. 0: none. Ours, too.
         dropout: of the attention weights, in training.
         num_labels: L.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
@@ -269,6 +296,7 @@ class GlobalLocalAttention(nn.Module):
         hard: bool = False,
         hard_long: bool = False,
         clusters: bool = False,
+        same_cluster: int = 0,
         dropout: float = 0.0,
         num_labels: int = NUM_LABELS,
         kernel: str = "auto",
@@ -279,20 +307,24 @@ class GlobalLocalAttention(nn.Module):
                 f"a width of {embed_dim} does not divide among {num_heads} heads; allowed: a "
                 f"number of heads that divides {embed_dim}"
             )
-        for name, value, least in (("radius", radius, 0), ("max_distance", max_distance, 0)):
-            if value < least:
-                raise ValueError(f"{name} is {value}; allowed: {least} or more")
-        if num_labels < 2 * max_distance + 4:
+        sizes = {"radius": radius, "max_distance": max_distance, "same_cluster": same_cluster}
+        for name, value in sizes.items():
+            if value < 0:
+                raise ValueError(f"{name} is {value}; allowed: 0 or more")
+        if same_cluster and not clusters:
+            raise ValueError(f"same_cluster is {same_cluster}; allowed: 0 without clusters")
+        own = 5 if same_cluster else 4  # labels that are no distances, and the token's own
+        if num_labels < 2 * max_distance + own:
             raise ValueError(
-                f"max_distance is {max_distance}, which takes {2 * max_distance + 4} labels; "
-                f"allowed: {(num_labels - 4) // 2} or less"
+                f"max_distance is {max_distance}, which takes {2 * max_distance + own} labels; "
+                f"allowed: {(num_labels - own) // 2} or less"
             )
         if projections not in PROJECTIONS:
             raise ValueError(f"projections is {projections}; allowed: {', '.join(PROJECTIONS)}")
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
         self.radius, self.labels = radius, Labels(max_distance)
         self.hard, self.hard_long = hard, hard_long
-        self.clusters = clusters
+        self.clusters, self.same_cluster = clusters, same_cluster
         self.dropout, self.impl, self.projections = dropout, kernel, projections
         streams = {"separate": "gl", "shared-kv": "gl", "shared": "g"}[projections]
         pairs = {"separate": ("g2g", "g2l", "l2g", "l2l"), "shared-kv": "gl", "shared": "g"}
@@ -340,6 +372,8 @@ class GlobalLocalAttention(nn.Module):
         parts = [self._of_range(of_long, *range_) for range_ in self._of_long(structure)]
         if self.labels.most:
             parts.append(self._nearest(of_long, structure))
+        if self.same_cluster:
+            parts += self._of_members(of_long, structure)
         attended_long = join(parts)[0]
         return (
             self.linear[self.named("out", "g2g")](attended_global.transpose(1, 2).flatten(2)),
@@ -451,15 +485,32 @@ class GlobalLocalAttention(nn.Module):
             yield *range_, self.labels.others
 
         first, most = structure.spans.size(1), self.labels.most
-        low, high = structure.local_bounds
-        place = torch.arange(structure.length, device=low.device)
-        begin = torch.maximum(place - self.radius, low)
-        end = torch.minimum(place + self.radius + 1, high)
+        begin, end = self._nearby(structure)
+        place = torch.arange(structure.length, device=begin.device)
         if not most:
             yield first + begin, first + end, 0
         elif self.radius >= most:
             yield first + begin, first + torch.maximum(begin, place - most + 1), 2 * most
             yield first + torch.minimum(end, place + most), first + end, most
+
+    def _nearby(self, structure: Structure) -> tuple[Tensor, Tensor]:
+        """The first long token that each sees by the radius, and one past the last, [B, N]."""
+        low, high = structure.local_bounds
+        place = torch.arange(structure.length, device=low.device)
+        begin = torch.maximum(place - self.radius, low)
+        return begin, torch.minimum(place + self.radius + 1, high)
+
+    def _of_members(self, triple: _Triple, structure: Structure) -> list[tuple[Tensor, Tensor]]:
+        """What long tokens find in those of their cluster beyond the radius, on either side."""
+        first, order = structure.spans.size(1), structure.order.unsqueeze(1)
+        k, v = (x[:, :, first:] for x in (triple.k, triple.v))
+        added, parts = triple.added[..., self.labels.same_cluster], []
+        for range_ in structure.members(*self._nearby(structure), self.same_cluster):
+            lo, hi = (bound.unsqueeze(1) for bound in range_)
+            layout = Layout(lo, hi, order, order, reach=self.same_cluster)
+            out, lse = self._by_kernel(triple.q, k, v, layout)
+            parts.append((out, lse + added))
+        return parts
 
     def _nearest(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
         """What long tokens find in those less than k away, whose labels differ."""

@@ -39,7 +39,8 @@ class ETCOptions(EncoderOptions):
         metadata={"help": "k: distances from which on are one; each nearer one has a label"},
     )
     num_labels: int = field(
-        default=NUM_LABELS, metadata={"help": "room for labels: 2 k + 4 or more"}
+        default=NUM_LABELS,
+        metadata={"help": "room for labels: 2 k + 4 or more, and one more for --same-cluster"},
     )
     projections: str = field(
         default="separate",
@@ -65,6 +66,13 @@ class ETCOptions(EncoderOptions):
         metadata={
             "help": "global tokens are so many learned centroids, each of which stands for the "
             "tokens that are nearest to it; 0: they stand for parts"
+        },
+    )
+    same_cluster: int = field(
+        default=0,
+        metadata={
+            "help": "with --clusters: beyond the radius, long tokens see so many tokens of their "
+            "cluster on either side, with a label of their own; 0: none"
         },
     )
     attention_kernel: str = field(
@@ -130,6 +138,7 @@ class ETCLayer(nn.Module):
             hard=args.hard_global,
             hard_long=args.hard_long,
             clusters=args.clusters > 0,
+            same_cluster=args.same_cluster,
             dropout=args.attention_dropout,
             num_labels=args.num_labels,
             kernel=args.attention_kernel,
@@ -180,7 +189,7 @@ class ETCEncoder(nn.Module):
         super().__init__()
         sizes = ("block", "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim")
         least = dict.fromkeys((*sizes, "encoder_attention_heads"), 1)
-        least |= dict.fromkeys(("radius", "max_distance", "clusters"), 0)
+        least |= dict.fromkeys(("radius", "max_distance", "clusters", "same_cluster"), 0)
         for name, allowed in least.items():
             if getattr(args, name) < allowed:
                 flag = "--" + name.replace("_", "-")
@@ -189,13 +198,19 @@ class ETCEncoder(nn.Module):
             if not 0 <= getattr(args, name) <= 1:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} is {getattr(args, name)}; allowed: 0 to 1")
-        if args.num_labels < 4:
-            raise ValueError(f"--num-labels is {args.num_labels}; allowed: 4 or more")
-        if args.num_labels < 2 * args.max_distance + 4:
+        if args.same_cluster and not args.clusters:
+            raise ValueError(
+                f"--same-cluster is {args.same_cluster}, and --clusters 0; allowed: 0 without "
+                "clusters"
+            )
+        own = 5 if args.same_cluster else 4  # labels that are no distances, and the token's own
+        if args.num_labels < own:
+            raise ValueError(f"--num-labels is {args.num_labels}; allowed: {own} or more")
+        if args.num_labels < 2 * args.max_distance + own:
             raise ValueError(
                 f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}; "
-                f"allowed: {(args.num_labels - 4) // 2} or less, or {2 * args.max_distance + 4} "
-                "labels"
+                f"allowed: {(args.num_labels - own) // 2} or less, or "
+                f"{2 * args.max_distance + own} labels"
             )
         kernels = ("auto", *IMPLEMENTATIONS)
         if args.attention_kernel not in kernels:

@@ -37,8 +37,9 @@ def structure(**options) -> Structure:
     return Structure(spans, LONG, **options)
 
 
-def written_out(module: GlobalLocalAttention, x_global, x_long, given: Structure):
-    """Both streams of one row by loops over all pairs."""
+def written_out(module: GlobalLocalAttention, x_global, x_long, given: Structure, linked=()):
+    """Both streams of one row by loops over all pairs; pairs of long tokens that are ``linked``
+    have the label of one cluster."""
     streams = {"g": x_global, "l": x_long}
     results = []
     for side, own in enumerate("gl"):
@@ -54,6 +55,9 @@ def written_out(module: GlobalLocalAttention, x_global, x_long, given: Structure
             logits = torch.full((HEADS, len(keys)), -torch.inf, dtype=q.dtype)
             for j in range(len(keys)):
                 label = label_of(module, given, own, i, j)
+                if own == "l" and (i, j - len(x_global)) in linked:
+                    assert label is None
+                    label = 2 * module.labels.most + 4
                 if label is not None:
                     vector = keys[j] + module.label_vectors[side, label]
                     logits[:, j] = (q[i] * vector).sum(-1) + module.label_biases[side, label]
@@ -263,6 +267,11 @@ def test_without_labels_and_with_a_wide_radius_it_is_dense() -> None:
         ({"radius": -1}, "radius is -1; allowed: 0 or more"),
         ({"max_distance": 15}, "takes 34 labels; allowed: 14 or less"),
         ({"projections": "some"}, "projections is some; allowed: separate, shared-kv, shared"),
+        ({"same_cluster": 2}, "same_cluster is 2; allowed: 0 without clusters"),
+        (
+            {"same_cluster": 2, "clusters": True, "max_distance": 14},
+            "takes 33 labels; allowed: 13 or less",
+        ),
         ({"num_heads": 5}, "does not divide among 5 heads"),
     ],
 )
@@ -300,6 +309,54 @@ def test_centroids_stand_for_what_is_nearest(hard: bool, packed: bool) -> None:
     torch.testing.assert_close(found[0], expected[0], **CLOSE)
     real = LONG - (3 if packed else 0)
     torch.testing.assert_close(found[1][:, :real], expected[1][:, :real], **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("impl", ["reference", "blocks", "triton"])
+@pytest.mark.parametrize("paragraphs", [False, True])
+def test_the_nearest_of_a_cluster_have_a_label(impl: str, paragraphs: bool) -> None:
+    """Two on either side beyond the radius, of other paragraphs too; written out pair by pair."""
+    module = attention(radius=3, clusters=True, same_cluster=2, kernel=impl)
+    x_global, x_long = inputs(1)
+    real = LONG - 3
+    options = {"long_padding": torch.arange(LONG).unsqueeze(0) >= real}
+    if paragraphs:
+        options["long_paragraphs"] = torch.tensor([[0] * 7 + [1] * 20 + [2] * 18])
+    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
+    q = module.linear["q_l"](x_long)[0]
+    clusters = (q @ module.linear["k_l2g"](x_global)[0].T).argmax(-1).tolist()
+    spans = torch.tensor([[[[i, i + 1] if clusters[i] == g else [i, i] for i in range(real)]
+                           for g in range(GLOBAL)]])  # fmt: skip
+    given, linked = Structure(spans, LONG, **options), set()
+    for i in range(real):
+        near = {j for j in range(real) if label_of(module, given, "l", i, GLOBAL + j) is not None}
+        members = [j for j in range(real) if clusters[j] == clusters[i] and j not in near]
+        linked |= {(i, j) for j in [j for j in members if j < i][-2:]}
+        linked |= {(i, j) for j in [j for j in members if j > i][:2]}
+    assert any((j, i) not in linked for i, j in linked)
+    found = module(x_global, x_long, nothing)
+    expected = written_out(module, x_global[0], x_long[0, :real], given, linked)
+    torch.testing.assert_close(found[0][0], expected[0], **CLOSE)
+    torch.testing.assert_close(found[1][0, :real], expected[1], **CLOSE)
+
+
+def test_tokens_of_a_cluster_see_each_other_in_their_own_example_alone() -> None:
+    """Packed or by itself is the same."""
+    module = attention(radius=2, clusters=True, same_cluster=3)
+    x_global, x_long = inputs(1)
+    packed = Structure(
+        torch.zeros(1, GLOBAL, 2, dtype=torch.long),
+        LONG,
+        long_examples=torch.tensor([[0] * 20 + [1] * 25]),
+        global_examples=torch.tensor([[0, 0, 1, 1, 1]]),
+    )
+    found = module(x_global, x_long, packed)
+    for globals_, longs in ((slice(0, 2), slice(0, 20)), (slice(2, 5), slice(20, 45))):
+        apart = x_global[:, globals_], x_long[:, longs]
+        nothing = torch.zeros(1, apart[0].size(1), 2, dtype=torch.long)
+        expected = module(*apart, Structure(nothing, apart[1].size(1)))
+        torch.testing.assert_close(found[0][:, globals_], expected[0], **CLOSE)
+        torch.testing.assert_close(found[1][:, longs], expected[1], **CLOSE)
 
 
 def test_centroids_learn_from_the_task() -> None:

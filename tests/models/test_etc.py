@@ -166,6 +166,12 @@ def test_activation_checkpoints_change_nothing() -> None:
         ({"num_labels": -5}, "--num-labels is -5; allowed: 4 or more"),
         ({"max_distance": -1}, "--max-distance is -1; allowed: 0 or more"),
         ({"dropout": 2.0}, "--dropout is 2.0; allowed: 0 to 1"),
+        ({"same_cluster": 4}, "--same-cluster is 4, and --clusters 0; allowed: 0 without"),
+        ({"same_cluster": -4}, "--same-cluster is -4; allowed: 0 or more"),
+        (
+            {"same_cluster": 4, "clusters": 3, "max_distance": 14},
+            "--num-labels 32; allowed: 13 or less, or 33 labels",
+        ),
     ],
 )
 def test_refuses(options: dict, message: str) -> None:
@@ -321,7 +327,7 @@ def test_without_hidden_parts_the_maps_still_have_gradients() -> None:
 
 @torch.no_grad()
 def test_clusters_of_packed_documents_are_those_of_documents_alone() -> None:
-    built = model_of_parts(clusters=3, hard_global=True)
+    built = model_of_parts(clusters=3, same_cluster=2, hard_global=True)
     built.contrast = None  # as where no parts are hidden
     documents = [[[5, 6, 7], [8, 9]], [[10] * 4, [11], [12, 13]]]
     none = {"parts": "none", "hidden_parts": 0}

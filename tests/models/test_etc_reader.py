@@ -116,6 +116,7 @@ def test_the_long_input_is_the_question_and_then_the_document(
         {"structure": "flat", "hard_global": True},
         {"fixed_blocks": True, "block": 3},
         {"clusters": 3},
+        {"clusters": 3, "same_cluster": 2},
     ],
 )
 def test_a_document_alone_is_a_document_in_any_batch(options: dict) -> None:
