@@ -106,6 +106,15 @@ def seconds_of(run: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
+def own_seconds(run: Callable[[], object], device: str) -> float:
+    """The same, but on a CPU those of the processor, to which other programs do not add."""
+    if device == "cuda":
+        return seconds_of(run, device)
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
 def interleaved(
     runs: dict[Any, Callable[[], object]], repeats: int, device: str
 ) -> dict[Any, list[float]]:

@@ -13,12 +13,11 @@ loaded (on CUDA: tensors only).
 
 import logging
 import sys
-import time
 from argparse import Namespace
 
 import torch
 from fairseq.data import Dictionary
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_clusterformer.models import etc
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
@@ -57,23 +56,21 @@ def measure(name: str, args: Namespace, length: int) -> tuple[float, float]:
     """Least seconds of a forward and backward pass, and MiB; for a process of its own."""
     logging.disable(logging.INFO)
     torch.manual_seed(0)
-    cuda = args.device == "cuda"
     if name == "full":  # similarities, their softmax and gradients, if a kernel keeps them
         common.require_memory(12 * 4 * length**2 * args.batch, args.device)
     model = make_model(name, args, length).to(args.device)
-    clock = time.perf_counter if cuda else time.process_time
     words = torch.randint(Dictionary().nspecial, WORDS, (args.batch, length), device=args.device)
     masked = torch.rand(words.shape, device=args.device) < 0.15
-    seconds = []
-    for tokens, guessed in [(words[:, :512], masked[:, :512])] + [(words, masked)] * args.repeats:
-        start = clock()
+
+    def update(tokens: Tensor, guessed: Tensor) -> None:
+        model.zero_grad()
         logits = model(tokens, masked_tokens=guessed)[0]
         nn.functional.cross_entropy(logits.float(), tokens[guessed]).backward()
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(clock() - start)
-        model.zero_grad()
-    return min(seconds[1:]), common.peak_memory(args.device)
+
+    update(words[:, :512], masked[:, :512])
+    repeats = range(args.repeats)
+    seconds = [common.own_seconds(lambda: update(words, masked), args.device) for _ in repeats]
+    return min(seconds), common.peak_memory(args.device)
 
 
 def measure_all(args: Namespace) -> list[dict]:

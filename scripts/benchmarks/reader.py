@@ -1,46 +1,60 @@
-"""Time and memory of ``clusterformer_reader`` by a document's length.
+"""Time and memory of a reader's answer by the document's length.
 
     python -m scripts.benchmarks.reader --arch clusterformer_reader_base --lengths 2000 100000
+    python -m scripts.benchmarks.reader --arch qanet_reader_tiny --attention full window+taught
 
-Measures forward passes without gradients of a model of random weights. Seconds are of the
-processor, to which other programs do not add; on CUDA they are of the clock. The best of several
-counts. Each length has a process of its own; the memory at the peak includes all that was loaded
-(on CUDA: tensors only).
+Measures forward passes without gradients of models of random weights. ``second`` is the time of
+another question about the same document, where the model keeps the document's encoding. Seconds
+are of the processor, to which other programs do not add; on CUDA they are of the clock. The best
+of several counts. Each measurement has a process of its own; the memory at the peak includes all
+that was loaded (on CUDA: tensors only).
 """
 
 import logging
 import sys
-import time
 from argparse import Namespace
 from types import SimpleNamespace
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 
-from fairseq_clusterformer.attention import attention_kinds
-from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.models.word_reader import WordReader
 from scripts.benchmarks import common
 
-WORDS = 50_265  # of RoBERTa
+WORDS = 50_265  # of RoBERTa; every fourth continues a word
 QUESTION = 20  # tokens
-ARCHITECTURES = [
-    name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model == "clusterformer_reader"
-]
-COLUMNS = {"tokens": ",", "seconds": ".3f", "times the row above": ".2f", "peak MiB": ",.0f"}
+#: models that read so, and the option with which their attention is chosen
+MODELS = {"clusterformer_reader": "cluster_attention", "qanet_reader": "attention"}
+MODELS |= {"bidaf_reader": None}
+ARCHITECTURES = [name for name, of in ARCH_MODEL_NAME_REGISTRY.items() if of in MODELS]
+COLUMNS = {
+    "attention": "",
+    "tokens": ",",
+    "seconds": ".3f",
+    "second": ".3f",
+    "times half the length": ".2f",
+    "times as fast as full": ".2f",
+    "peak MiB": ",.0f",
+}
 
 
-def make_reader(args: Namespace) -> ClusterformerReader:
+def make_reader(args: Namespace, attention: str | None):
     """The model of --arch."""
     dictionary = Dictionary()
+    texts = [""] * dictionary.nspecial
     for word in range(WORDS - len(dictionary)):
         dictionary.add_symbol(str(word))
-    options = Namespace(cluster_attention=args.attention, attention_kernel=args.impl)
-    if args.clusters is not None:
-        options.num_clusters = args.clusters
+        texts.append(f" {word}" if word % 4 else str(word))
+    options = Namespace(max_positions=0)
+    if attention is not None:
+        setattr(options, MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]], attention)
+        options.attention_kernel = args.impl
+        if args.clusters is not None:
+            options.num_clusters = args.clusters
     ARCH_CONFIG_REGISTRY[args.arch](options)
-    task = SimpleNamespace(source_dictionary=dictionary)
-    return ClusterformerReader.build_model(options, task).eval().to(args.device)
+    task = SimpleNamespace(source_dictionary=dictionary, symbol_texts=texts)
+    return ARCH_MODEL_REGISTRY[args.arch].build_model(options, task).eval().to(args.device)
 
 
 def random_words(length: int, device: str) -> torch.Tensor:
@@ -48,40 +62,41 @@ def random_words(length: int, device: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def seconds_and_peak(
-    model: ClusterformerReader, question: torch.Tensor, document: torch.Tensor
-) -> tuple[float, float]:
-    """Seconds and MiB of one forward pass."""
-    cuda = document.is_cuda
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    clock = time.perf_counter if cuda else time.process_time
-    start = clock()
-    model(question, document)
-    if cuda:
-        torch.cuda.synchronize()
-    return clock() - start, common.peak_memory("cuda" if cuda else "cpu")
-
-
-def measure_one(args: Namespace, length: int) -> tuple[float, float]:
+def measure(args: Namespace, attention: str | None, length: int) -> dict:
     """Least seconds of the repeats, and MiB; for a process of its own."""
     logging.disable(logging.INFO)
     torch.manual_seed(0)
-    model = make_reader(args)
+    model = make_reader(args, attention)
     question, short, document = (random_words(n, args.device) for n in (QUESTION, 1000, length))
-    seconds_and_peak(model, question, short)
-    return min(seconds_and_peak(model, question, document) for _ in range(args.repeats))
+    model(question, short)
+
+    def least(*given) -> float:
+        return min(
+            common.own_seconds(lambda: model(question, *given), args.device)
+            for _ in range(args.repeats)
+        )
+
+    row = {"seconds": least(document)}
+    if isinstance(model, WordReader):
+        row["second"] = least(document, None, torch.stack(model.encode(document)))
+    return row | {"peak MiB": common.peak_memory(args.device)}
 
 
-def measure_lengths(args: Namespace) -> list[dict]:
-    """Print a row for each length, and return the rows."""
+def measure_all(args: Namespace) -> list[dict]:
+    """Print a row for each attention and length, and return the rows."""
     print(common.table_head(COLUMNS))
     rows: list[dict] = []
-    for length in args.lengths:
-        seconds, peak = common.in_own_process(measure_one, args=args, length=length)
-        times = seconds / rows[-1]["seconds"] if rows else None
-        rows.append(dict(zip(COLUMNS, (length, seconds, times, peak), strict=True)))
-        print(common.table_row(rows[-1], COLUMNS), flush=True)
+    for attention in args.attention:
+        for length in args.lengths:
+            row = {"attention": attention, "tokens": length}
+            row |= common.in_own_process(measure, args=args, attention=attention, length=length)
+            rows.append(row)
+            before = {(r["attention"], r["tokens"]): r["seconds"] for r in rows}
+            if (attention, length / 2) in before:
+                row["times half the length"] = row["seconds"] / before[attention, length / 2]
+            if ("full", length) in before:
+                row["times as fast as full"] = before["full", length] / row["seconds"]
+            print(common.table_row(row, COLUMNS), flush=True)
     return rows
 
 
@@ -92,17 +107,21 @@ def main(argv: list[str] | None = None) -> int:
         "--clusters": (None, "default: the model's"),
     }
     parser = common.make_parser("scripts.benchmarks.reader", __doc__, numbers)
-    parser.add_argument("--attention", choices=attention_kinds(), default="kmeans")
+    parser.add_argument("--attention", nargs="+", metavar="SPEC", help="default: the model's")
     parser.add_argument("--arch", choices=ARCHITECTURES, default="clusterformer_reader_tiny")
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
-    torch.manual_seed(0)
+    if args.attention and MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]] is None:
+        parser.error(
+            f"--attention is {args.attention[0]}; allowed: none, for {args.arch} has none"
+        )
+    args.attention = args.attention or [None]
     try:
-        rows = measure_lengths(args)
-    except common.Unavailable as error:
+        rows = measure_all(args)
+    except (common.Unavailable, ValueError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
-    shown = ("attention", "arch", "clusters", "impl", "repeats")
+    shown = ("arch", "clusters", "impl", "repeats")
     settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
     common.write_record(args.json, parser.prog, args.device, settings, rows)
     return 0

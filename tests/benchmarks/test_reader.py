@@ -1,19 +1,50 @@
 """The benchmarks of the reader and of generation run, and print what they measured."""
 
+import pytest
+
 from scripts.benchmarks import common, generation
 from scripts.benchmarks import reader as benchmark_reader
 
 
-def test_lengths(capsys, monkeypatch) -> None:
+@pytest.fixture
+def table(capsys, monkeypatch):
+    """Runs the benchmark of readers in this process, and returns its rows by columns."""
     monkeypatch.setattr(common, "in_own_process", lambda measure, **request: measure(**request))
     monkeypatch.setattr(benchmark_reader, "WORDS", 500)
-    line = "--lengths 300 600 --repeats 1 --device cpu"
-    assert benchmark_reader.main(line.split()) == 0
-    rows = [row.split("|") for row in capsys.readouterr().out.splitlines()]
-    assert [row[1].strip() for row in rows] == ["tokens", "---", "300", "600"]
-    assert float(rows[3][2]) > 0
-    assert rows[2][3].strip() == "-"
-    assert abs(float(rows[3][3]) - float(rows[3][2]) / float(rows[2][2])) < 0.5
+
+    def run(line: str) -> list[dict[str, str]]:
+        assert benchmark_reader.main(f"{line} --repeats 1 --device cpu".split()) == 0
+        head, _, *rows = (
+            [cell.strip() for cell in row.strip("| ").split("|")]
+            for row in capsys.readouterr().out.splitlines()
+        )
+        return [dict(zip(head, row, strict=True)) for row in rows]
+
+    return run
+
+
+def test_lengths(table) -> None:
+    rows = table("--lengths 300 600")
+    assert [row["tokens"] for row in rows] == ["300", "600"]
+    short, long = (float(row["seconds"]) for row in rows)
+    assert short > 0
+    assert rows[0]["times half the length"] == rows[0]["second"] == "-"
+    assert abs(float(rows[1]["times half the length"]) - long / short) < 0.5
+
+
+def test_kinds_and_second_questions(table) -> None:
+    rows = table("--arch qanet_reader_tiny --attention full window+taught --lengths 400")
+    assert [row["attention"] for row in rows] == ["full", "window+taught"]
+    assert all(float(row["second"]) > 0 for row in rows)
+    assert rows[0]["times as fast as full"] == "1.00"
+    (bidaf,) = table("--arch bidaf_reader_tiny --lengths 400")
+    assert float(bidaf["second"]) < float(bidaf["seconds"])
+
+
+def test_attention_of_a_reader_without(capsys) -> None:
+    with pytest.raises(SystemExit):
+        benchmark_reader.main("--arch bidaf_reader --attention full".split())
+    assert "--attention is full; allowed: none, for bidaf_reader" in capsys.readouterr().err
 
 
 def test_generation(capsys) -> None:
