@@ -1,5 +1,7 @@
 """ETC's encoder from a dense model's weights (Ainslie et al. 2020, section 3.4: "lifting")."""
 
+import copy
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -7,9 +9,10 @@ from torch import Tensor
 
 from . import etc
 from .checkpoints import CheckpointError, read_checkpoint
+from .encoder_only import fingerprint
 
 _OPTION = "--lift"
-_TYPES, _CENTROIDS = "embed_types.weight", "centroids"
+_WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"
 #: parts of other models that have no place in the encoder
 _LEFT_OUT = (
     "embed_positions.",
@@ -44,18 +47,23 @@ class Lifts:
         """
         if not self.args.lift:
             return
-        found, given = {}, read_checkpoint(_OPTION, self.args.lift)
-        for name, tensor in given["model"].items():
-            short = name.removeprefix("encoder.").removeprefix("sentence_encoder.")
-            found[short.replace("emb_layer_norm.", "layernorm_embedding.")] = tensor
-        mine = self.encoder.state_dict()
+        given = read_checkpoint(_OPTION, self.args.lift)
+        found, mine = renamed(given["model"]), self.encoder.state_dict()
         allowed = "allowed: an encoder of the same sizes and words, with a norm of its embeddings"
-        words = found.pop("vocabulary", None)
-        if words is not None and not torch.equal(words.cpu(), self.vocabulary.cpu()):
+        # tasks of masked words add one that stands in no dict.txt
+        words = self.encoder.dictionary
+        with_mask = copy.deepcopy(words)
+        with_mask.add_symbol("<mask>")
+        theirs = found.pop("vocabulary", None)
+        if theirs is not None and not any(
+            torch.equal(theirs.cpu(), fingerprint(known)) for known in (words, with_mask)
+        ):
             raise CheckpointError(
                 f"{_OPTION} is {self.args.lift}: it was trained with another dictionary "
                 f"(dict.txt); {allowed}"
             )
+        if _WORDS in found and len(found[_WORDS]) == len(with_mask):
+            found[_WORDS] = found[_WORDS][: len(words)]
         # the numbers of labels are of k, and the tables' rows are not
         distance = getattr((given.get("cfg") or {}).get("model"), "max_distance", None)
         if _TYPES in found and distance not in (None, self.args.max_distance):
@@ -78,6 +86,22 @@ class Lifts:
         except RuntimeError as error:
             first = str(error).splitlines()[1].strip()
             raise CheckpointError(f"{_OPTION} is {self.args.lift}: {first}; {allowed}") from None
+
+
+def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
+    with other names, and with queries, keys and values as one."""
+    found = {}
+    for name, tensor in given.items():
+        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
+        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
+        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
+        if "in_proj_" in short:
+            for which, part in zip("qkv", tensor.chunk(3), strict=True):
+                found[short.replace("in_proj_", f"{which}_proj.")] = part
+        else:
+            found[short] = tensor
+    return found
 
 
 def lifted(

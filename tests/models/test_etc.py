@@ -1,5 +1,6 @@
 """ETC's encoder: sizes of the paper, lifting, blocks, and training by fairseq's command."""
 
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.roberta.model import base_architecture
 from torch import Tensor
 
 from fairseq_clusterformer.attention.global_local import Structure
@@ -142,6 +145,49 @@ def test_lifted_is_dense(tmp_path, before: bool) -> None:
     torch.testing.assert_close(found[real], expected[real], **CLOSE)
 
 
+def of_2019(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """RoBERTa's parameters as they were released: other names, and q, k and v as one."""
+    old = {}
+    for name, tensor in given.items():
+        if match := re.fullmatch(r"(.*self_attn\.)q_proj\.(weight|bias)", name):
+            parts = [given[f"{match[1]}{x}_proj.{match[2]}"] for x in "qkv"]
+            old[f"{match[1]}in_proj_{match[2]}"] = torch.cat(parts)
+        elif not re.search(r"self_attn\.[kv]_proj|version$", name):
+            old[name] = tensor
+    return {
+        re.sub("^encoder", "decoder", name).replace("layernorm_embedding", "emb_layer_norm"): t
+        for name, t in old.items()
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("older", [False, True])
+def test_lifted_from_roberta(tmp_path: Path, older: bool) -> None:
+    """Equal to fairseq's RoBERTa without positions, whose task has one word more, <mask>."""
+    args = Namespace(**SIZES, tokens_per_sample=64, max_positions=64)
+    base_architecture(args)
+    task = make_task()
+    task.source_dictionary.add_symbol("<mask>")
+    dense = RobertaModel.build_model(args, task).eval()
+    for parameter in dense.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    given = dense.state_dict()
+    write(tmp_path / "model.pt", of_2019(given) if older else given)
+    lifted = model(radius=50, lift=str(tmp_path / "model.pt"))
+    lifted.load_initial_weights()
+    for name, parameter in lifted.encoder.named_parameters():
+        if "label_" in name or "types" in name:
+            torch.nn.init.zeros_(parameter)
+    stack = dense.double().encoder.sentence_encoder
+    stack.embed_positions.weight.zero_()
+    tokens = torch.randint(4, 24, (2, 30))
+    hidden = torch.ones(2, 1, dtype=torch.bool)
+    nothing = Structure(torch.zeros(2, 1, 2, dtype=torch.long), 30, global_padding=hidden)
+    found = lifted.encoder(tokens, nothing).of_long
+    expected = stack(tokens)["encoder_out"][0].transpose(0, 1)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
 def test_activation_checkpoints_change_nothing() -> None:
     tokens = torch.randint(4, 24, (2, 30))
     gradients = []
@@ -256,6 +302,18 @@ def test_starts_from_another_of_its_kind(tmp_path) -> None:
     own = clustered.encoder.centroids.clone()
     clustered.load_initial_weights()
     assert torch.equal(clustered.encoder.centroids, own)
+
+
+@torch.no_grad()
+def test_fine_tuning_needs_no_mask(tmp_path: Path) -> None:
+    """Tasks of pre-training add <mask> to the words, those of fine-tuning do not."""
+    given = model_of_parts()
+    write(tmp_path / "etc.pt", given.state_dict())
+    tuned = model(lift=str(tmp_path / "etc.pt"))
+    tuned.load_initial_weights()
+    words = given.encoder.embed_tokens.weight
+    assert torch.equal(tuned.encoder.embed_tokens.weight, words[:-1])
+    assert words.size(0) == len(make_task().source_dictionary) + 1
 
 
 def test_labels_of_other_distances_are_not_lifted(tmp_path) -> None:
