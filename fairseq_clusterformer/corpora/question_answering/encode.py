@@ -142,7 +142,8 @@ def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tu
     try:
         first, last = tokens.cover(start, end)
     except ValueError:
-        first = last = min(int(np.searchsorted(tokens.starts, start)), len(tokens) - 1)
+        # not behind the first token of what follows, which may begin with the blank before it
+        first = last = min(int(np.searchsorted(tokens.ends, start, "right")), len(tokens) - 1)
     return offset + first, offset + last
 
 
