@@ -115,6 +115,20 @@ def test_supporting_facts_of_hotpotqa(tmp_path: Path) -> None:
     assert (record.supporting, record.yes_no) == ((2, 3), "yes")
 
 
+def test_an_empty_sentence_is_in_its_place(tmp_path: Path) -> None:
+    """Also before a sentence whose first token begins with the blank between them."""
+    texts = ["One is 1.", "", "Two is 2.", ""]
+    (tmp_path / "train.json").write_text(json.dumps([hop(context=[["A", texts], CONTEXT[2]])]))
+    words = ["prepare", "qa", "hotpotqa", tmp_path / "data", "--train", tmp_path / "train.json"]
+    assert main(list(map(str, words))) == 0
+    data = QAData(tmp_path / "data", "train")
+    outline, document = data.outline(0), data.document(0)
+    outline.check(data[0].paragraph_starts, len(data[0].document), linked=True)
+    told = [document.sentence_text(number) for number in range(5)]
+    assert told == [*texts, "Three."]
+    assert outline.supporting.tolist() == [2, 4]
+
+
 def test_the_answer_of_hotpotqa_stands_in_a_supporting_sentence(tmp_path: Path) -> None:
     context = [["A", ["Two is 2.", "Or 2."]], ["B", ["2 it is."]]]
     for fact, places in ((1, [(0, 13)]), (0, [(0, 7)])):
@@ -224,6 +238,11 @@ def test_the_structure_of_own_questions(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"sentences": [[0, 0, 20]]}, "sentence across paragraphs: sentence 0 is characters"),
+        (
+            {"sentences": [[0, 0, 9], [0, 8, 17]]},
+            "overlapping sentences: sentence 1 is characters [8, 17) of paragraph 0; allowed: "
+            "from 9, where the one before ends",
+        ),
         ({"sentences": [[0, 0]]}, "no sentence: "),
         ({"supporting": [3]}, "no such sentence: "),
         ({"supporting": ["1"]}, "no such sentence: "),
@@ -269,6 +288,7 @@ PARTS = (Paragraph("", "One. Two."), Paragraph("", "Three."))
         ({"sentences": (Sentence(0, 0, 12),)}, "sentence across paragraphs"),
         ({"sentences": (Sentence(2, 0, 1),)}, "sentence across paragraphs"),
         ({"sentences": (Sentence(1, 0, 6), Sentence(0, 0, 4))}, "sentences not in their order"),
+        ({"sentences": (Sentence(0, 0, 6), Sentence(0, 5, 9))}, "overlapping sentences"),
         ({"sentences": (), "supporting": (0,)}, "no such sentence"),
         ({"candidates": ("x",), "mentions": (Mention(0, 1, 0, 9),)}, "mention across paragraphs"),
         ({"candidates": ("x",), "mentions": (Mention(1, 1, 0, 5),)}, "no such candidate"),

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +143,13 @@ class Record:
                     )
         if list(self.sentences or ()) != sorted(self.sentences or (), key=lambda s: s[:2]):
             raise Unusable("sentences not in their order")
+        for number, (one, other) in enumerate(pairwise(self.sentences or ()), 1):
+            if one.paragraph == other.paragraph and other.start < one.end:
+                raise Unusable(
+                    "overlapping sentences",
+                    f"sentence {number} is characters [{other.start}, {other.end}) of paragraph "
+                    f"{other.paragraph}; allowed: from {one.end}, where the one before ends",
+                )
         known = range(len(self.sentences or ()))
         if missing := [number for number in self.supporting or () if number not in known]:
             raise Unusable("no such sentence", f"supporting fact {missing[0]} of {len(known)}")
