@@ -372,7 +372,7 @@ class GlobalLocalAttention(nn.Module):
         parts = [self._of_range(of_long, *range_) for range_ in self._of_long(structure)]
         if self.labels.most:
             parts.append(self._nearest(of_long, structure))
-        if self.same_cluster:
+        if self.same_cluster and structure.length:
             parts += self._of_members(of_long, structure)
         attended_long = join(parts)[0]
         return (
@@ -516,7 +516,7 @@ class GlobalLocalAttention(nn.Module):
         """What long tokens find in those less than k away, whose labels differ."""
         reach = min(self.labels.most - 1, self.radius)
         length, first = structure.length, structure.spans.size(1)
-        blocks = -(-length // _BLOCK)
+        blocks = max(-(-length // _BLOCK), 1)  # also where the long input is empty
         more = blocks * _BLOCK - length
         q = pad(triple.q, (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
         k, v = (

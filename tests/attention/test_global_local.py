@@ -261,6 +261,26 @@ def test_without_labels_and_with_a_wide_radius_it_is_dense() -> None:
     torch.testing.assert_close(out, dense(both)[0], **CLOSE)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"clusters": True, "same_cluster": 2}])
+def test_an_empty_long_input_leaves_a_dense_model_of_global_tokens(options: dict) -> None:
+    """Ainslie et al. 2020, section 3.2: all tokens in the global input."""
+    module = attention(projections="shared", **options)
+    module.label_vectors.zero_()
+    module.label_biases.zero_()
+    x_global, x_long = inputs(2, length=0)
+    nothing = Structure(torch.zeros(2, GLOBAL, 2, dtype=torch.long), 0)
+    of_global, of_long = module(x_global, x_long, nothing)
+    q, k, v = (
+        module.linear[f"{name}_g"](x_global).view(2, GLOBAL, HEADS, -1).transpose(1, 2)
+        for name in "qkv"
+    )
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    expected = module.linear["out_g"](dense.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(of_global, expected, **CLOSE)
+    assert of_long.shape == (2, 0, WIDTH)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
