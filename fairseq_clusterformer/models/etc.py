@@ -22,7 +22,7 @@ from fairseq_clusterformer.attention.global_local import (
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 
 from .encoder_only import EncoderOptions
-from .options import set_defaults
+from .options import check_heads, set_defaults
 
 GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 
@@ -194,10 +194,13 @@ class ETCEncoder(nn.Module):
             if getattr(args, name) < allowed:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {allowed} or more")
+        check_heads(args, "encoder")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(args, name) <= 1:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} is {getattr(args, name)}; allowed: 0 to 1")
+        if args.attention_dropout == 1:  # which kernels do not take
+            raise ValueError("--attention-dropout is 1; allowed: 0 or more, and less than 1")
         if args.same_cluster and not args.clusters:
             raise ValueError(
                 f"--same-cluster is {args.same_cluster}, and --clusters 0; allowed: 0 without "
@@ -268,10 +271,12 @@ class ETCEncoder(nn.Module):
         shape = structure.spans.shape[:2]
         if global_tokens is None or self.centroids is not None:
             global_tokens = tokens.new_full(shape, self.dictionary.bos())
-        if structure.length != tokens.size(1) or global_tokens.shape != shape:
+        given = [tuple(tokens.shape), tuple(global_tokens.shape)]
+        made = [(shape[0], structure.length), tuple(shape)]
+        if given != made:
             raise ValueError(
-                f"a structure of {structure.length} long and {shape[1]} global tokens; allowed: "
-                f"of {tokens.size(1)} and {global_tokens.size(1)}, as the tokens are"
+                f"{given[0]} long and {given[1]} global tokens; allowed: {made[0]} and {made[1]}, "
+                "as the structure has them"
             )
         streams = [
             self._embedded(words, kinds, default)

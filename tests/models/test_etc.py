@@ -212,6 +212,11 @@ def test_activation_checkpoints_change_nothing() -> None:
         ({"num_labels": -5}, "--num-labels is -5; allowed: 4 or more"),
         ({"max_distance": -1}, "--max-distance is -1; allowed: 0 or more"),
         ({"dropout": 2.0}, "--dropout is 2.0; allowed: 0 to 1"),
+        ({"attention_dropout": 1.0}, "--attention-dropout is 1; allowed: 0 or more, and less"),
+        (
+            {"encoder_attention_heads": 5},
+            "--encoder-attention-heads is 5; allowed: a number that divides --encoder-embed-dim",
+        ),
         ({"same_cluster": 4}, "--same-cluster is 4, and --clusters 0; allowed: 0 without"),
         ({"same_cluster": -4}, "--same-cluster is -4; allowed: 0 or more"),
         (
@@ -232,6 +237,10 @@ def test_what_does_not_fit_is_named(tmp_path) -> None:
         model(lift=str(path)).load_initial_weights()
     with pytest.raises(ValueError, match="padding stands before a token"):
         model()(torch.tensor([[1, 5, 6]]))
+    structure = Structure(torch.zeros(1, 3, 2, dtype=torch.long), 4)
+    message = "(2, 4) long and (1, 3) global tokens; allowed: (1, 4) and (1, 3), as the structure"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model().encoder(torch.full((2, 4), 5), structure)
 
 
 @pytest.mark.parametrize(
