@@ -76,19 +76,22 @@ class Page:
 
     def within(self, tokens: int, nodes: int) -> "Page":
         """The beginning of the page: whole words of so many tokens, in so many nodes. The first
-        word stays, if need be without its end."""
+        word stays, if need be without its end or the empty nodes in front of it."""
         ends = torch.cat([self.starts[1:], self.starts.new_tensor([len(self.tokens)])])
         words = int((ends <= tokens).sum())
-        if nodes < len(self.nodes):
-            words = min(words, int(self.nodes[nodes, 0]))
+        empty = int((self.nodes[:, 1] == 0).sum())
+        first = empty if empty >= nodes else 0
+        last = first + nodes
+        if last < len(self.nodes):
+            words = min(words, int(self.nodes[last, 0]))
         words = max(words, 1)
-        kept = min(nodes, int((self.nodes[:, 0] < words).sum()))
+        last = min(last, int((self.nodes[:, 0] < words).sum()))
         return Page(
             tokens=self.tokens[: min(int(ends[words - 1]), tokens)],
             starts=self.starts[:words],
             folded=self.folded[:words],
-            nodes=self.nodes[:kept].clamp(max=words),
-            visual=self.visual[:kept],
+            nodes=self.nodes[first:last].clamp(max=words),
+            visual=self.visual[first:last],
             phrases=self.phrases[self.phrases.sum(1) <= words],
         )
 

@@ -58,6 +58,18 @@ def test_the_beginning_of_a_page(tokens: int, nodes: int, kept: tuple[int, ...])
     assert len(part.nodes_of_words()) == kept[1]
 
 
+@pytest.mark.parametrize(("nodes", "kept"), [(1, [[0, 2]]), (2, [[0, 2], [2, 5]]), (3, None)])
+def test_empty_nodes_leave_room_for_the_first_word(nodes: int, kept: list | None) -> None:
+    """Two of them stand in front of it."""
+    empty = torch.zeros(2, 2, dtype=torch.long)
+    visual = torch.cat([SAMPLE.visual[:2], SAMPLE.visual])
+    page = Page(**{**vars(SAMPLE), "nodes": torch.cat([empty, SAMPLE.nodes]), "visual": visual})
+    part = page.within(100, nodes)
+    assert part.nodes.tolist() == (kept or [[0, 0], [0, 0], [0, 2]])
+    assert len(part.visual) == nodes
+    assert batch_of_pages([part], 1)["page"]["num_nodes"].tolist() == [nodes]
+
+
 def test_first_places_written_out() -> None:
     """ "a b" stands in two nodes; "b a" goes across two, and so stands where it is."""
     assert SAMPLE.first_places().tolist() == [
