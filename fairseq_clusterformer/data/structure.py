@@ -108,6 +108,11 @@ class Outline:
                     f"a mention is {mention}; allowed: one of {self.candidates} candidates, and "
                     f"one or more of {length} tokens"
                 )
+            if ((starts >= mention[1]) & (starts < mention[2])).any():
+                raise ValueError(
+                    f"a mention is {mention}; allowed: within one of the paragraphs that begin "
+                    f"at {_some(starts)}, behind its <s>"
+                )
         if linked:
             without = set(range(self.candidates)) - set(self.mentions[:, 0].tolist())
             if without:

@@ -103,6 +103,14 @@ def test_a_file_of_fewer_questions_is_refused(tmp_path: Path) -> None:
         ({"right": 2}, "candidate 2 is right; allowed: of 2"),
         ({"mentions": torch.tensor([[2, 1, 2]])}, r"a mention is \[2, 1, 2\]; allowed: one of 2"),
         ({"mentions": torch.tensor([[0, 1, 1]])}, r"a mention is \[0, 1, 1\]"),
+        (
+            {"mentions": torch.tensor([[0, 3, 7]])},
+            r"a mention is \[0, 3, 7\]; allowed: within one",
+        ),
+        (
+            {"mentions": torch.tensor([[0, 5, 7]])},
+            r"a mention is \[0, 5, 7\]; allowed: within one",
+        ),
         ({"mentions": torch.tensor([[1, 1, 2]])}, "no mention links candidate 0; allowed: one or"),
     ],
 )
