@@ -118,6 +118,25 @@ def test_starts_from_a_dense_model(sentences: Path, tmp_path: Path) -> None:
     assert torch.equal(given, now)
 
 
+def test_a_reader_starts_from_it(sentences: Path, trained, tmp_path: Path) -> None:
+    """A reader of the same subwords, which has no <mask>."""
+    (path := tmp_path / "qa1.txt").write_text("1 One two.\n2 What two?\tone\t1\n")
+    model, words = sentences / "sentencepiece.model", sentences / "dict.txt"
+    options = ["--train", path, "--valid", path, "--sentencepiece-model", model, "--dict", words]
+    assert main(list(map(str, ["prepare", "qa", "babi", tmp_path / "qa", *options]))) == 0
+    given = trained[0] / "checkpoint_last.pt"
+    line = LINE.replace("etc_masked_lm --arch etc_masked_lm", "clusterformer_qa --arch etc_reader")
+    line = line.replace("--criterion etc_masked_lm", "--criterion clusterformer_qa")
+    line = line.replace(" --tokens-per-sample 64 --max-parts 16 --hide-parts 0.3", "")
+    line += f" --max-update 1 --lr 0 --optimizer sgd --lift {given}"
+    train(tmp_path / "qa", line, tmp_path / "out")
+    name = "encoder.embed_tokens.weight"
+    before, now = (
+        load_state(p)["model"][name] for p in (given, tmp_path / "out" / "checkpoint_last.pt")
+    )
+    assert torch.equal(now, before[:-1])
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
