@@ -100,6 +100,13 @@ class TextCoding(ABC):
             UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes every text.
         """
 
+    def line_items(self, file: Path) -> Iterator[Tensor]:
+        """The same, with each line an item that ends in ``</s>``, whatever the coding."""
+        end = torch.tensor([self.dictionary.eos()])
+        with open(file, encoding="utf-8") as opened:
+            for line in opened:
+                yield torch.cat([self.encode(line.rstrip("\n")), end])
+
     @abstractmethod
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
         """Yield what each token stands for, in UTF-8 that may be cut anywhere.
@@ -181,6 +188,8 @@ class _LineCoding(TextCoding):
             while lines := [line.rstrip("\n") for line in islice(opened, 1000)]:
                 for line in self._lines(lines):
                     yield torch.tensor([*line, self.dictionary.eos()])
+
+    line_items = items
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
         end = self.dictionary.eos()

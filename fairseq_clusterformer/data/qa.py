@@ -36,7 +36,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from torch import Tensor
 
@@ -191,8 +190,3 @@ class QAData(RecordData):
     def characters(self, index: int) -> Tensor:
         """Return the characters of a document's tokens, int32 [2, N]; see above."""
         return torch.as_tensor(self._parts["characters"][index]).view(2, -1)
-
-
-def load_dictionary(folder: Path | str) -> Dictionary:
-    """Return the dictionary of a prepared folder."""
-    return Dictionary.load(str(Path(folder) / "dict.txt"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
 
@@ -101,3 +102,20 @@ class RecordData(Sequence):
         with open(self._texts, "rb") as file:
             file.seek(self._lines[index])
             return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
+
+
+def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:
+    """The dictionary of a prepared folder.
+
+    Args:
+        made_by: the command that makes such folders, for the error.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    path = Path(folder) / "dict.txt"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"DATA is {folder}: it has no {path.name}; allowed: a folder that `{made_by}` made"
+        )
+    return Dictionary.load(str(path))

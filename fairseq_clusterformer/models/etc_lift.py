@@ -10,6 +10,7 @@ from torch import Tensor
 from . import etc
 from .checkpoints import CheckpointError, read_checkpoint
 from .encoder_only import fingerprint
+from .roberta import check_words
 
 _OPTION = "--lift"
 _WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"
@@ -55,7 +56,9 @@ class Lifts:
         with_mask = copy.deepcopy(words)
         with_mask.add_symbol("<mask>")
         theirs = found.pop("vocabulary", None)
-        if theirs is not None and not any(
+        if theirs is None:
+            check_words(_OPTION, self.args.lift, words)
+        elif not any(
             torch.equal(theirs.cpu(), fingerprint(known)) for known in (words, with_mask)
         ):
             raise CheckpointError(

@@ -36,7 +36,7 @@ def load_roberta(model: EncoderOnlyModel, path: str) -> None:
         else:
             raise CheckpointError(f"{_OPTION} is {path}: it is no RoBERTa, it has {name}")
     words = model.encoder.dictionary
-    _check_words(path, words)
+    check_words(_OPTION, path, words)
     embeddings = loaded.get("encoder.embed_tokens.weight")
     if embeddings is not None and len(embeddings) == len(words) + 1:
         # its task's last word, <mask>, stands in no dict.txt
@@ -61,8 +61,9 @@ def _starts_anew(name: str) -> bool:
     return outside or ".routers." in name or name == "encoder.version"
 
 
-def _check_words(path: str, words: Dictionary) -> None:
-    """Compare the dictionary with the one in the checkpoint's folder, if there is one.
+def check_words(option: str, path: str, words: Dictionary) -> None:
+    """Compare the dictionary with the one in the folder of the checkpoint that an option names, if
+    there is one.
 
     Raises:
         CheckpointError: they differ.
@@ -71,13 +72,14 @@ def _check_words(path: str, words: Dictionary) -> None:
     if not beside.is_file():
         return
     theirs: list[str] = Dictionary.load(str(beside)).symbols
-    if theirs != words.symbols:
-        pairs = zip(theirs, words.symbols, strict=False)
+    own = words.symbols[: -1 if words.symbols[-1] == "<mask>" else None]  # a task's own word
+    if theirs != own:
+        pairs = zip(theirs, own, strict=False)
         first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-        what = f"{len(theirs)} words, here {len(words)}"
+        what = f"{len(theirs)} words, here {len(own)}"
         if first is not None:
-            what = f"word {first} is {theirs[first]!r}, here {words.symbols[first]!r}"
+            what = f"word {first} is {theirs[first]!r}, here {own[first]!r}"
         raise CheckpointError(
-            f"{_OPTION} is {path}: {beside} is another dictionary ({what}); allowed: data "
+            f"{option} is {path}: {beside} is another dictionary ({what}); allowed: data "
             "prepared with that dict.txt"
         )

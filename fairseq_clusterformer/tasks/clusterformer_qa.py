@@ -11,8 +11,9 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
-from fairseq_clusterformer.data.qa import QAData, load_dictionary
+from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.models.etc_reader import ETCReader
@@ -107,13 +108,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
             raise ValueError(
                 f"--supporting-threshold is {cfg.supporting_threshold}; allowed: 0 to 1"
             )
-        path = Path(cfg.data) / "dict.txt"
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"DATA is {path.parent}: it has no {path.name}; allowed: a folder that "
-                "`clusterformer prepare qa` made"
-            )
-        dictionary = load_dictionary(cfg.data)
+        dictionary = load_dictionary(cfg.data, "clusterformer prepare qa")
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
 

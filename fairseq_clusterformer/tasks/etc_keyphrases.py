@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
@@ -12,7 +11,7 @@ from omegaconf import II, MISSING
 from fairseq_clusterformer.criterions.etc_keyphrases import ETCKeyphrasesLoss
 from fairseq_clusterformer.data.page_dataset import PageDataset
 from fairseq_clusterformer.data.pages import PageData
-from fairseq_clusterformer.data.qa import load_dictionary
+from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.models.etc_keyphrases import ETCKeyphrases
 
 from .own_models import OwnModels
@@ -64,13 +63,7 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
             if (value := getattr(cfg, name)) < 1:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} is {value}; allowed: 1 or more")
-        path = Path(cfg.data) / "dict.txt"
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"DATA is {path.parent}: it has no {path.name}; allowed: a folder that "
-                "`clusterformer prepare keyphrases` made"
-            )
-        dictionary = load_dictionary(cfg.data)
+        dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
 

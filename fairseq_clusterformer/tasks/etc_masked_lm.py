@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.criterions.etc_masked_lm import ETCMaskedLMLoss
 from fairseq_clusterformer.data.masked_parts import PARTS, MaskedParts
+from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.etc_masked_lm import ETCMaskedLM
 
@@ -99,13 +100,7 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
                 f"--random-token-prob is {cfg.random_token_prob}, and --leave-unmasked-prob "
                 f"{cfg.leave_unmasked_prob}; allowed: a sum of 1 or less"
             )
-        path = Path(cfg.data) / "dict.txt"
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"DATA is {path.parent}: it has no {path.name}; allowed: a folder that "
-                "`clusterformer prepare lm text --sentences` made"
-            )
-        dictionary = Dictionary.load(str(path))
+        dictionary = load_dictionary(cfg.data, "clusterformer prepare lm text --sentences")
         dictionary.add_symbol("<mask>")
         return cls(cfg, dictionary)
 

@@ -19,10 +19,12 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_wikitext103,
 )
 from fairseq_clusterformer.corpora.language_modelling.text import TextReader, by_document
+from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.bytes import byte_symbols, decode, encode
-from fairseq_clusterformer.data.coding import BYTES_PER_ITEM
+from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
 from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import record_of, run
+from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
 
 SPLITS = ("train", "valid", "test")
 ALL_BYTES = bytes(range(256))
@@ -156,7 +158,88 @@ def test_sentences_become_lines_and_documents_end_in_an_empty_one(tmp_path):
 
 def test_sentences_are_of_words(source, tmp_path, capsys):
     assert run("prepare lm text", source, tmp_path / "dest", "--sentences") == 1
-    assert "together with --sentencepiece or --words" in capsys.readouterr().err
+    assert "together with subwords or --words" in capsys.readouterr().err
+
+
+TEXT = "The café is old.  It's  good!\n\nTowns: 東京\n##\nCakes of 1901.\n##\n"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for split in SPLITS:
+        (folder / f"{split}.txt").write_text(TEXT)
+    return folder
+
+
+def pretrained_dictionary(folder, path):
+    """A dictionary as a pretrained model has it: the symbols of its subwords, in another order."""
+    words = Dictionary()
+    for symbol in reversed(subwords.load(folder).symbols):
+        words.add_symbol(symbol)
+    words.save(str(path))
+    return words
+
+
+@pytest.mark.parametrize("sentences", [False, True])
+def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences: bool) -> None:
+    """By its own dictionary. Its line ends are subwords, or each sentence ends in ``</s>``."""
+    model = write_gpt2(tmp_path / "gpt2")
+    words = pretrained_dictionary(model, tmp_path / "dict.txt")
+    options = f"--gpt2-bpe {model} --dict {tmp_path / 'dict.txt'} --document-separator ##"
+    options += " --sentences" * sentences
+    assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
+    assert Dictionary.load(str(tmp_path / "dest" / "dict.txt")).symbols == words.symbols
+    gpt2 = subwords.GPT2Subwords(model)
+
+    def text_of(item) -> str:
+        return gpt2.decode(int(words[i]) for i in item)
+
+    items = items_of(tmp_path / "dest", "train")
+    if sentences:
+        assert all(item[-1] == words.eos() for item in items)
+        lines = ["The café is old.", "It's  good!", "Towns: 東京", "", "Cakes of 1901.", ""]
+        assert [text_of(item[:-1]) for item in items] == lines
+    else:
+        assert "".join(map(text_of, items)) == TEXT.replace("##\n", "")
+    recipe = record_of(tmp_path / "dest")["recipe"]
+    assert list(recipe["subwords"]) == ["encoder.json", "vocab.bpe"]
+    assert list(recipe["dictionary"]) == ["dict.txt"]
+
+
+def test_an_existing_sentencepiece_model(texts, tmp_path) -> None:
+    model = write_sentencepiece(tmp_path / "some.model", **LOSSLESS)
+    options = f"--sentencepiece-model {model} --document-separator ##"
+    assert run("prepare lm text", texts, tmp_path / "dest", options) == 0
+    coding = TextCoding.from_folder(tmp_path / "dest")
+    found = "".join(map(coding.decode, items_of(tmp_path / "dest", "train")))
+    assert found == TEXT.replace("##\n", "")
+    assert (tmp_path / "dest" / "sentencepiece.model").read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dict {dict}", "with --gpt2-bpe or --sentencepiece-model only"),
+        ("--gpt2-bpe {gpt2} --dict {missing}", "no such file; allowed: a dictionary of fairseq"),
+        (
+            "--gpt2-bpe {gpt2} --dict {dict}",
+            "the dictionary that belongs to the model of subwords",
+        ),
+        ("--gpt2-bpe {missing}", "no such folder; allowed: a folder with encoder.json and"),
+        ("--sentencepiece-model {missing}", "no such file; allowed: a sentencepiece model"),
+        ("--gpt2-bpe {gpt2} --allow-binary", "together with --bytes only"),
+        ("--gpt2-bpe {gpt2} --words", "not allowed with argument"),
+    ],
+)
+def test_subwords_that_do_not_fit(options, message, texts, tmp_path, capsys) -> None:
+    (tmp_path / "dict.txt").write_text("0 1\n")
+    places = {"dict": tmp_path / "dict.txt", "missing": tmp_path / "none"}
+    line = options.format(gpt2=write_gpt2(tmp_path / "gpt2"), **places)
+    assert run("prepare lm text", texts, tmp_path / "dest", line) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "dest").exists()
 
 
 def test_whole_documents_are_split_always_the_same(tmp_path):

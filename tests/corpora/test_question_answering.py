@@ -10,7 +10,8 @@ import torch
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.corpora.question_answering import encode
 from fairseq_clusterformer.data import subwords
-from fairseq_clusterformer.data.qa import QAData, load_dictionary
+from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.data.stored import load_dictionary
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
 
 
@@ -252,7 +253,7 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: is no sentencepiece model"),
+        ("squad2 --source {source} --gpt2-bpe nowhere", "nowhere: no such folder"),
         ("squad2 --source nowhere --gpt2-bpe {model}", "--source is nowhere: no such folder"),
         ("squad1 --source {source} --gpt2-bpe {model}", "nothing found; allowed: a folder with"),
         ("squad1 --gpt2-bpe {model}", "--source is missing; allowed: .* or --train, --valid or"),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fairseq_clusterformer.answers import TYPES
-from fairseq_clusterformer.data.qa import QAData, QAWriter, load_dictionary
+from fairseq_clusterformer.data.qa import QAData, QAWriter
 from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.stored import load_dictionary
 from tests.cli.qa_data import TITLE, write_questions
 from tests.cli.qa_data import TYPES as WRITTEN
 from tests.data.questions import CHARACTERS, NOTHING, TEXTS, example

@@ -186,6 +186,15 @@ def test_lifted_from_roberta(tmp_path: Path, older: bool) -> None:
     found = lifted.encoder(tokens, nothing).of_long
     expected = stack(tokens)["encoder_out"][0].transpose(0, 1)
     torch.testing.assert_close(found, expected, **CLOSE)
+    words = make_task().source_dictionary
+    words.save(str(tmp_path / "dict.txt"))
+    lifted.load_initial_weights()
+    words.symbols[6], words.symbols[7] = words.symbols[7], words.symbols[6]
+    words.save(str(tmp_path / "dict.txt"))
+    with pytest.raises(
+        ValueError, match=r"--lift is .*dict.txt is another dictionary \(word 6 is"
+    ):
+        lifted.load_initial_weights()
 
 
 def test_activation_checkpoints_change_nothing() -> None:

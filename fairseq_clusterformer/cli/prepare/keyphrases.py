@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import PATH, Parser, add_dest, prepare_folder
-from fairseq_clusterformer.cli.prepare.qa import add_subwords, vocabulary_of
+from fairseq_clusterformer.cli.prepare.subwords import add_subwords, take_vocabulary
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.keyphrases.build import prepare
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -82,8 +82,7 @@ def prepare_corpus(
         UserError: if an option or a file is wrong.
     """
     splits = _files(source, {split: options[split] for split in SPLITS})
-    subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
-    vocabulary = vocabulary_of(*(options[name] for name in subwords))
+    vocabulary = take_vocabulary(options)
     if vocabulary.train and "train" not in splits:
         raise UserError(
             "a sentencepiece model to train, but no train; allowed: --train with files, or "

@@ -10,6 +10,7 @@ from functools import partial
 
 from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import NUMBER, Parser, add_dest, prepare_folder
+from fairseq_clusterformer.cli.prepare.subwords import add_existing, take_existing
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
     WIKITEXT103,
@@ -47,7 +48,8 @@ def _add_text_options(parser: Parser) -> None:
         "are unpacked",
     )
     add_dest(parser)
-    unit = partial(common.add, parser.add_mutually_exclusive_group())
+    units = parser.add_mutually_exclusive_group()
+    unit = partial(common.add, units)
     unit(
         "--bytes",
         "one token per byte, without </s> (the default); use fairseq's --sample-break-mode none",
@@ -64,6 +66,7 @@ def _add_text_options(parser: Parser) -> None:
         "words become <unk>; a line ends in </s>",
         action="store_true",
     )
+    add_existing(parser, units)
     add(
         "--sentences",
         "a line for each sentence, and an empty one behind each document, as etc_masked_lm reads "
@@ -106,4 +109,6 @@ def main(arguments: Sequence[str]) -> int:
     options = vars(_parser().parse_args(arguments))
     for name in ("corpus", "bytes"):
         options.pop(name, None)
+    if "dict" in options:
+        options["vocabulary"] = take_existing(options)
     return prepare_folder(options)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
-from fairseq_clusterformer.corpora import SPLITS, SUBWORDS
+from fairseq_clusterformer.cli.prepare.subwords import add_subwords, take_vocabulary
+from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.question_answering.babi import babi
-from fairseq_clusterformer.corpora.question_answering.build import Vocabulary, prepare
+from fairseq_clusterformer.corpora.question_answering.build import prepare
 from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
@@ -149,34 +150,6 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
         add(f"--{name}", about, **how)
 
 
-def add_subwords(parser: Parser) -> None:
-    """The options that :func:`vocabulary_of` takes."""
-    subwords = partial(common.add, parser.add_mutually_exclusive_group())
-    about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
-    subwords("--sentencepiece", about)
-    subwords("--sentencepiece-model", "an existing model instead", metavar="FILE", type=Path)
-    subwords(
-        "--gpt2-bpe",
-        "GPT-2's subwords (RoBERTa's) instead: a folder with encoder.json and vocab.bpe",
-        metavar="DIR",
-        type=Path,
-    )
-    about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
-    common.add(parser, "--dict", about, metavar="FILE", type=Path)
-
-
-def vocabulary_of(
-    gpt2_bpe: Path | None, model: Path | None, pieces: int | None, dictionary: Path | None
-) -> Vocabulary:
-    if given := gpt2_bpe or model:
-        if dictionary and not dictionary.is_file():
-            raise bad_option("--dict", dictionary, "a dictionary of fairseq's", "no such file")
-        return Vocabulary(given, dictionary=dictionary)
-    if dictionary:
-        raise bad_option("--dict", dictionary, "with --gpt2-bpe or --sentencepiece-model only")
-    return Vocabulary(train=pieces or SUBWORDS, at_most=pieces is None)
-
-
 def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
     """Return the files of each split in SOURCE or --source, or in an archive there.
 
@@ -266,8 +239,7 @@ def prepare_corpus(
         known, made = _Corpus(cloze_questions, distant=False), {"cloze": True}
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
-    subwords = ("gpt2_bpe", "sentencepiece_model", "sentencepiece", "dict")
-    vocabulary = vocabulary_of(*(options.pop(name) for name in subwords))
+    vocabulary = take_vocabulary(options)
     if vocabulary.train:
         vocabulary = replace(vocabulary, whole_words=known.few_words)
     given = {split: options.pop(split) for split in SPLITS}

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.keyphrases.openkp import PageRecord, openkp
 from fairseq_clusterformer.corpora.parallel import parallel
-from fairseq_clusterformer.corpora.question_answering.build import (
-    Vocabulary,
-    checksums,
-    copy_model,
-)
 from fairseq_clusterformer.corpora.question_answering.records import Drops
+from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,9 +44,7 @@ def prepare(
             split: {path.name: path.stat().st_size for path in paths}
             for split, paths in splits.items()
         },
-        "subwords": vocabulary.train or checksums(vocabulary.model),
-        **({"at most": True} if vocabulary.at_most else {}),
-        "dictionary": vocabulary.dictionary and checksums(vocabulary.dictionary),
+        **vocabulary.recipe(),
     }
 
     def build(work: Path, out: Path) -> dict:
@@ -103,7 +97,7 @@ def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -
     from fairseq_clusterformer.corpora.keyphrases.encode import COUNTS, encode_record, page_of
     from fairseq_clusterformer.data import subwords
     from fairseq_clusterformer.data.pages import PageWriter
-    from fairseq_clusterformer.data.qa import load_dictionary
+    from fairseq_clusterformer.data.stored import load_dictionary
 
     dictionary, pieces = load_dictionary(out), subwords.load_prepared(out)
     to_index = [dictionary.index(symbol) for symbol in pieces.symbols]

@@ -23,6 +23,7 @@ from fairseq_clusterformer.corpora.language_modelling.text import (
     split_files,
     write_splits,
 )
+from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.errors import UserError, bad_option
 
 ENWIK8 = Archive(
@@ -101,6 +102,7 @@ def prepare_text(
     *,
     sentencepiece: int | None = None,
     words: bool = False,
+    vocabulary: Vocabulary | None = None,
     sentences: bool = False,
     document_separator: str | None = None,
     split: str | None = None,
@@ -112,7 +114,8 @@ def prepare_text(
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken.
 
-    The options are those of ``clusterformer prepare lm text``, whose help explains them.
+    The options are those of ``clusterformer prepare lm text``, whose help explains them;
+    ``vocabulary`` is of an existing model.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` has been prepared before.
@@ -121,10 +124,11 @@ def prepare_text(
     if dest.is_relative_to(source):
         problem = "lies in SOURCE, where the next run would read it as text"
         raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
-    if (sentencepiece or words) and allow_binary:
+    by_bytes = not (sentencepiece or words or vocabulary)
+    if allow_binary and not by_bytes:
         raise bad_option("--allow-binary", "given", "together with --bytes only")
-    if sentences and not (sentencepiece or words):
-        raise bad_option("--sentences", "given", "together with --sentencepiece or --words")
+    if sentences and by_bytes:
+        raise bad_option("--sentences", "given", "together with subwords or --words")
     fractions = {"valid": valid_fraction, "test": test_fraction}
     if sum(fractions.values()) >= 1:
         allowed = "a sum with --valid-fraction below 1"
@@ -160,12 +164,14 @@ def prepare_text(
             allowed = "a line that ends a document, in full"
             problem = f"SOURCE {source} has no such line"
             raise bad_option("--document-separator", document_separator, allowed, problem)
-        return {"splits": _binarize(counts, work, out, sentencepiece, words)}
+        units = {"sentencepiece": sentencepiece, "words": words, "vocabulary": vocabulary}
+        return {"splits": _binarize(counts, work, out, lines=sentences, **units)}
 
     recipe = {
         "corpus": "text",
         "sentencepiece": sentencepiece,
         **({"words": True} if words else {}),
+        **(vocabulary.recipe() if vocabulary else {}),
         **({"sentences": True} if sentences else {}),
         "document_separator": document_separator,
         "split": split,
@@ -188,14 +194,28 @@ def _report(texts: Sequence[Path], split: str, skipped: dict[str, list[Path]]) -
 
 
 def _binarize(
-    counts: dict, work: Path, out: Path, sentencepiece: int | None = None, words: bool = False
+    counts: dict,
+    work: Path,
+    out: Path,
+    *,
+    sentencepiece: int | None = None,
+    words: bool = False,
+    vocabulary: Vocabulary | None = None,
+    lines: bool = False,
 ) -> dict:
-    """Binarise the texts in `work` by bytes, pieces or words; add tokens and items to `counts`."""
+    """Binarise the texts in `work` by bytes, pieces or words; add tokens and items to `counts`.
+
+    Args:
+        lines: each line is an item, whatever the unit.
+    """
     from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
 
     texts = {split: work / f"{split}.txt" for split in counts}
-    if sentencepiece:
+    dictionary = None
+    if vocabulary:
+        copy_model(vocabulary, out)
+    elif sentencepiece:
         model = out / SUBWORD_MODEL
         binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
         dictionary = binarize.piece_dictionary(model)
@@ -203,6 +223,7 @@ def _binarize(
         dictionary = binarize.word_dictionary(binarize.count_words(texts["train"]))
     else:
         dictionary = binarize.byte_dictionary()
-    items = TextCoding.from_folder(out, dictionary).items
-    tokens = binarize.write_dataset(texts, out, dictionary, items)
+    coding = TextCoding.from_folder(out, dictionary)
+    items = coding.line_items if lines else coding.items
+    tokens = binarize.write_dataset(texts, out, coding.dictionary, items)
     return {split: counts[split] | tokens[split] for split in counts}

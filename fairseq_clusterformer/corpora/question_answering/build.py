@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -18,29 +17,11 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.folder import RECORD, make_folder
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.corpora.question_answering.encode import Reader
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Which subwords: an existing model, or the size of one to train on the training split.
-
-    Args:
-        model: a folder with GPT-2's files, or a sentencepiece model.
-        train: the number of pieces of a sentencepiece model.
-        at_most: train fewer pieces, if the text gives no more.
-        dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
-        whole_words: each word that is trained on becomes a piece: for languages of few words.
-    """
-
-    model: Path | None = None
-    train: int | None = None
-    at_most: bool = False
-    dictionary: Path | None = None
-    whole_words: bool = False
 
 
 def prepare(
@@ -74,10 +55,7 @@ def prepare(
             split: {f"{path.parent.name}/{path.name}": _size(path) for path in paths}
             for split, paths in splits.items()
         },
-        "subwords": vocabulary.train or checksums(vocabulary.model),
-        **({"at most": True} if vocabulary.at_most else {}),
-        **({"whole words": True} if vocabulary.whole_words else {}),
-        "dictionary": vocabulary.dictionary and checksums(vocabulary.dictionary),
+        **vocabulary.recipe(),
         "titles": titles,
         "options": options,
     }
@@ -129,18 +107,11 @@ def _size(path: Path) -> int:
     return next((part.stat().st_size for part in (path, *path.parents) if part.is_file()), 0)
 
 
-def checksums(path: Path) -> dict[str, str]:
-    """Return the sha256 of a file, or of GPT-2's files in a folder."""
-    from fairseq_clusterformer.data.subwords import GPT2_FILES
-
-    files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
-
-
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
     """Write a split of all its parts, given with their records; return what is in it."""
     from fairseq_clusterformer.corpora.question_answering.encode import COUNTS
-    from fairseq_clusterformer.data.qa import QAWriter, load_dictionary
+    from fairseq_clusterformer.data.qa import QAWriter
+    from fairseq_clusterformer.data.stored import load_dictionary
 
     drops = Drops()
     with QAWriter(out, split, vocab_size=len(load_dictionary(out))) as writer:
@@ -181,35 +152,3 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
 def _lines(record: Record) -> Iterator[str]:
     for text in (record.question, *(paragraph.text for paragraph in record.paragraphs)):
         yield from text.splitlines()
-
-
-def copy_model(vocabulary: Vocabulary, out: Path) -> None:
-    """Copy the model and write ``dict.txt``, its own or all its symbols."""
-    from fairseq.data import Dictionary
-
-    from fairseq_clusterformer.data import subwords
-
-    given = vocabulary.model
-    try:
-        symbols = subwords.load(given or out / subwords.MODEL).symbols
-        if vocabulary.dictionary:
-            dictionary = Dictionary.load(str(vocabulary.dictionary))
-        else:
-            dictionary = Dictionary()
-            for symbol in symbols:
-                dictionary.add_symbol(symbol)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if missing := [symbol for symbol in symbols if symbol not in dictionary]:
-        raise bad_option(
-            "--dict",
-            vocabulary.dictionary,
-            "the dictionary that belongs to the model of subwords",
-            f"lacks {len(missing):,} of its {len(symbols):,} symbols, {missing[0]!r} first",
-        )
-    dictionary.save(str(out / "dict.txt"))
-    if given and given.is_dir():
-        for name in subwords.GPT2_FILES:
-            shutil.copy(given / name, out)
-    elif given:
-        shutil.copy(given, out / subwords.MODEL)

@@ -20,7 +20,8 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     sentences_of,
 )
 from fairseq_clusterformer.data import subwords
-from fairseq_clusterformer.data.qa import Example, QAWriter, load_dictionary
+from fairseq_clusterformer.data.qa import Example, QAWriter
+from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.structure import Outline
 
 Reader = Callable[[Path, Drops], Iterator[Record]]
