@@ -40,6 +40,7 @@ class QuestionDataset(BySize):
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
         shuffle: documents of one length come in a random order.
         structured: batches have the global tokens of ``data/structure.py`` too.
+        sentences: sentences have global tokens.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class QuestionDataset(BySize):
         max_question_positions: int,
         shuffle: bool = True,
         structured: bool = False,
+        sentences: bool = True,
     ):
         self.data = data
-        self.structured = structured
+        self.structured, self.sentences = structured, sentences
         self.dictionary = dictionary
         self.split = split
         self.max_question_positions = max_question_positions
@@ -71,7 +73,7 @@ class QuestionDataset(BySize):
         question = framed(example.question, self.dictionary, self.max_question_positions)
         sample = {}
         if self.structured:
-            outline = self.data.outline(index).within(length)
+            outline = self._read(self.data.outline(index), length)
             sample["outline"] = outline
             sample["globals"] = global_tokens(
                 question, example.paragraph_starts, length, outline, self.dictionary
@@ -86,6 +88,11 @@ class QuestionDataset(BySize):
             "paragraphs": long,
             "types": self._types(index, example) | is_lost,
         }
+
+    def _read(self, outline: Outline, length: int) -> Outline:
+        """What is read of an outline, within the first tokens of the document."""
+        outline = outline.within(length)
+        return outline if self.sentences else outline.without_sentences()
 
     def cut(self) -> tuple[int, int, int]:
         """How many documents and questions are cut, and of how many all answers are lost.
@@ -131,7 +138,7 @@ class QuestionDataset(BySize):
                         "where no global token stands for one"
                     )
                 outline.check(starts, int(self.data.sizes[index]), linked=linked)
-                outline = outline.within(length)
+                outline = self._read(outline, length)
                 asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
                 number = number_of_global_tokens(asked, int((starts < length).sum()), outline)
                 if most and number > most:

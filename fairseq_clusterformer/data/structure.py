@@ -9,7 +9,7 @@ G global tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -139,6 +139,10 @@ class Outline:
             right=right,
             mentions=mentions,
         )
+
+    def without_sentences(self) -> "Outline":
+        """Paragraphs, candidates and mentions alone."""
+        return replace(self, sentences=_no(0, 2), supporting=None)
 
     def paragraph_of(self, starts: Tensor) -> Tensor:
         """The number of each sentence's paragraph, int64 [S].

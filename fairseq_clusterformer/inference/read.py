@@ -217,6 +217,8 @@ class Reader(Pretrained):
         """The global tokens of a section, as a batch of one."""
         document, dictionary = section.document, self.task.source_dictionary
         outline = Outline(sentences=document.sentences)
+        if self.model.args.paragraphs_alone:
+            outline = outline.without_sentences()
         row = global_tokens(question, document.starts, len(section.tokens), outline, dictionary)
         batch = batch_of_globals([row], dictionary.pad())
         return {name: tensor.to(self.device) for name, tensor in batch.items()}

@@ -60,6 +60,13 @@ class ETCReaderConfig(LiftOptions):
         metadata={"help": "global tokens stand for --block tokens each, and for nothing else"},
     )
 
+    paragraphs_alone: bool = field(
+        default=False,
+        metadata={
+            "help": "sentences have no global tokens, as in ETC's Natural Questions, so that "
+            "longer documents keep within --max-global-positions"
+        },
+    )
     supporting_facts: bool = field(
         default=False,
         metadata={"help": "say which sentences support an answer; the data must have them"},
@@ -326,6 +333,10 @@ class ETCReader(Lifts, EncoderOnlyModel):
         if args.narrow_cls and args.structure != "text":
             raise ValueError(
                 f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
+            )
+        if args.paragraphs_alone and args.supporting_facts:
+            raise ValueError(
+                "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
             )
         if args.narrow_cls and not args.hard_global:
             raise ValueError("--narrow-cls is given; allowed: with --hard-global")

@@ -83,7 +83,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         self.dictionary = dictionary
         # what the model reads, once there is one
         self.structured = self.supporting = self.flat = False
-        self.by_parts = True
+        self.by_parts = self.sentences = True
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
@@ -132,6 +132,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
             max_question_positions=self.cfg.max_question_positions,
             shuffle=not self.cfg.no_shuffle,
             structured=self.structured,
+            sentences=self.sentences,
         )
         if self.structured:
             self._check_structure(dataset, in_training)
@@ -192,6 +193,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         model.check_questions(self.cfg.max_question_positions)
         if isinstance(model, ETCReader):
             self.structured, self.supporting = True, model.args.supporting_facts
+            self.sentences = not model.args.paragraphs_alone
             self.by_parts, self.flat = model.encoder.by_parts, model.args.structure == "flat"
         return model
 

@@ -12,11 +12,13 @@ import torch
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.data.structure import OF_PARAGRAPH, OF_SENTENCE
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.metrics import hotpotqa
+from fairseq_clusterformer.models.etc_reader import ETCReaderEncoder
 from tests.cli.in_process import HERE, Run, train, validate
 
 READER = (
@@ -61,6 +63,31 @@ def learned(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     line = f"{READER} --supporting-facts --max-update 130 --disable-validation"
     run = train(stories, line, folder)
     return folder / "checkpoint_last.pt", run
+
+
+def test_sentences_without_global_tokens(stories: Path, tmp_path: Path, monkeypatch) -> None:
+    """As in Natural Questions: of the question, for all, and of the one paragraph; also in
+    inference. With those of sentences there would be two more."""
+    seen = []
+    forward = ETCReaderEncoder.forward
+
+    def spy(self, question_tokens, document_tokens, text_mask, structure):
+        seen.append((question_tokens.ne(1).sum(1), structure))
+        return forward(self, question_tokens, document_tokens, text_mask, structure)
+
+    monkeypatch.setattr(ETCReaderEncoder, "forward", spy)
+    line = f"{READER} --structure text --paragraphs-alone --max-global-positions 8"
+    train(stories, line, tmp_path)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    reader = Reader(load_checkpoint(checkpoint, data=stories, task="clusterformer_qa"))
+    text = "Ada is in the hall. Bob is in the park."
+    (section,) = reader.sections(text_source(text, "a story"))
+    reader.read(reader.question("Where is Ada?"), section, 1)
+    for asked, structure in seen:
+        types = structure["types"].masked_fill(structure["words"].eq(1), -1)
+        assert (types.ne(-1).sum(1) == asked - 2 + 2).all()
+        assert types.eq(OF_PARAGRAPH).sum(1).eq(1).all()
+        assert not types.eq(OF_SENTENCE).any()
 
 
 def test_it_learns_answers_and_what_supports_them(learned: tuple[Path, Run], stories: Path):

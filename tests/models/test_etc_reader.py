@@ -318,6 +318,10 @@ def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
         ({"structure": "x"}, "--structure is x; allowed: contexts, text, flat"),
         ({"clusters": 4, "fixed_blocks": True}, "--clusters is 4, and --fixed-blocks is given"),
         ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
+        (
+            {"paragraphs_alone": True, "supporting_facts": True},
+            "--paragraphs-alone is given, and --supporting-facts; allowed: one of them",
+        ),
     ],
 )
 def test_options_that_are_refused(options: dict, message: str) -> None:
