@@ -67,6 +67,7 @@ def test_model_is_the_named_architecture(name: str) -> None:
         ("etc", "pretraining", "etc_masked_lm_base", 512),
         ("etc", "hotpotqa", "etc_reader_base", 32),
         ("etc", "wikihop", "etc_reader_base", 64),
+        ("etc", "natural_questions", "etc_reader_base", 64),
     ],
 )
 def test_recipe_of_a_paper(folder: str, name: str, architecture: str, batch: int) -> None:
