@@ -49,6 +49,9 @@ _MARKS = {
 _DECLARED = re.compile(
     rb"""<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*["']?([\w.:-]+)""", re.I
 )
+#: what a page that declares these is in, by WHATWG's standard, as browsers read it
+_MEANT = dict.fromkeys(("ascii", "iso8859-1"), "cp1252")
+_MEANT |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
 _BLOCKS = set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt "
     "fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li "
@@ -183,7 +186,7 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
     if ending == ".pdf" or data.startswith(b"%PDF-"):
         title, texts = _of_pdf(data)
     elif ending in _HTML:
-        declared = _DECLARED.search(data[:4096])
+        declared = _declared(data)
         title, texts = _of_html(_decoded(data, encoding, declared), main_text)
     else:
         split = _of_markdown if ending in _MARKDOWN else _BLANK_LINE.split
@@ -191,26 +194,52 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
     paragraphs = _joined(texts)
     if not paragraphs:
         raise _Unreadable("holds no text")
-    return Source(str(path), " ".join(title.split()) or path.stem, paragraphs)
+    (title,) = _joined([title]) or (_printable(path.stem),)
+    return Source(_printable(str(path)), title, paragraphs)
 
 
 def _joined(texts: Sequence[str]) -> tuple[str, ...]:
-    """Paragraphs with single blanks, without the empty ones."""
+    """Paragraphs with single blanks, without the empty ones.
+
+    A PDF may name the halves of a character one by one: they are put together, and one without
+    the other becomes U+FFFD.
+    """
+    whole = (text.encode("utf-16-le", "surrogatepass") for text in texts)
+    texts = (text.decode("utf-16-le", "replace") for text in whole)
     return tuple(filter(None, (" ".join(text.split()) for text in texts)))
 
 
-def _decoded(data: bytes, encoding: str | None, declared: re.Match[bytes] | None = None) -> str:
-    """The text of a file, with line ends as Python has them.
+def _printable(name: str) -> str:
+    """The name of a file, where bytes that are no UTF-8 are spelt out."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _declared(data: bytes) -> str | None:
+    """The encoding that a page says it is in."""
+    found = _DECLARED.search(data[:4096])
+    if found is None:
+        return None
+    name = found[1].decode()
+    try:
+        meant = _MEANT[codecs.lookup(name).name]
+        data.decode(meant)
+    except (LookupError, ValueError):  # as it says, then
+        return name
+    return meant
+
+
+def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> str:
+    """The text of a file, with line ends as Python has them and without a byte order mark.
 
     Raises:
         UserError: for an encoding that does not exist.
         _Unreadable: if the file is not in its encoding.
     """
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
-    own = marked or (declared and declared[1].decode()) or "utf-8"
+    own = marked or declared or "utf-8"
     used = encoding or own
     try:
-        text = io.TextIOWrapper(io.BytesIO(data), encoding=used).read()
+        text = io.TextIOWrapper(io.BytesIO(data), encoding=used).read().removeprefix("\ufeff")
         text.encode()  # some encodings know halves of characters
     except UnicodeError as error:
         at = f" (byte {error.start:,})" if isinstance(error, UnicodeDecodeError) else ""

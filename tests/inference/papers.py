@@ -1,16 +1,28 @@
 """PDF documents that the tests write themselves."""
 
 import io
+from collections.abc import Mapping
 
 import pypdf
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 
-def pdf(*pages: str, title: str = "") -> bytes:
-    """A PDF document with these pages; each line of a text is a line of its page."""
+def pdf(*pages: str, title: str = "", letters: Mapping[str, str] | None = None) -> bytes:
+    """A PDF document with these pages; each line of a text is a line of its page.
+
+    Args:
+        letters: what some letters stand for, as UTF-16 in hexadecimal digits.
+    """
     writer = pypdf.PdfWriter()
     font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
     font = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
+    if letters:
+        pairs = "\n".join(f"<{ord(letter):02X}> <{code}>" for letter, code in letters.items())
+        stream = DecodedStreamObject()
+        codes = "begincmap 1 begincodespacerange <00> <FF> endcodespacerange"
+        lines = f"{codes}\n{len(letters)} beginbfchar\n{pairs}\nendbfchar endcmap"
+        stream.set_data(lines.encode())
+        font[NameObject("/ToUnicode")] = writer._add_object(stream)
     fonts = DictionaryObject({NameObject("/F1"): font})
     for text in pages:
         lines = "".join(f"({line}) Tj 0 -16 Td " for line in text.splitlines())

@@ -1,6 +1,7 @@
 """Files as paragraphs: text, HTML and PDF, encodings, and what is named when it is neither."""
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -44,6 +45,16 @@ class TestText:
         content = "Das Café.\n\nNaïve Größe.".encode(encoding)
         source = read(tmp_path / "a", content, given)
         assert source.paragraphs == ("Das Café.", "Naïve Größe.")
+
+    @pytest.mark.parametrize("given", ["utf-8", "utf-16-le"])
+    def test_a_mark_is_no_text(self, given: str, tmp_path: Path) -> None:
+        source = read(tmp_path / "a", "\ufeffOtto.".encode(given), given)
+        assert source.paragraphs == ("Otto.",)
+
+    def test_a_name_that_is_not_utf8_can_be_shown(self, tmp_path: Path) -> None:
+        path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+        source = read(path, b"Otto rules Ulm.")
+        assert (source.name, source.title) == (f"{tmp_path}/caf\\udce9.txt", "caf\\udce9")
 
     def test_what_is_no_text_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "a.txt"
@@ -99,6 +110,21 @@ class TestHTML:
         content = f"{head}<p>Größe: ö".encode(encoding)
         assert read(tmp_path / "a.HTM", content).paragraphs == ("Größe: ö",)
 
+    @pytest.mark.parametrize(
+        ("declared", "encoding"),
+        [("iso-8859-1", "cp1252"), ("us-ascii", "cp1252"), ("utf-16", "utf-8")],
+    )
+    def test_an_encoding_is_what_browsers_take_it_for(
+        self, declared: str, encoding: str, tmp_path: Path
+    ) -> None:
+        text = "\u201cÖrsk\u201d \u2013 it\u2019s"
+        content = f"<meta charset={declared}><p>{text}".encode(encoding)
+        assert read(tmp_path / "a.html", content).paragraphs == (text,)
+
+    def test_a_byte_that_is_none_of_a_browsers(self, tmp_path: Path) -> None:
+        content = b"<meta charset=latin-1><p>a\x81\xe9"
+        assert read(tmp_path / "a.html", content).paragraphs == ("a\x81é",)
+
     def test_the_option_is_stronger(self, tmp_path: Path) -> None:
         content = "<meta charset=utf-8><p>é".encode("latin-1")
         assert "is not in utf-8" in refused(tmp_path / "a.html", content)
@@ -147,6 +173,12 @@ a line and more."""
         )
         assert len(others) == 3
         assert all(text.endswith("an end.") and len(text) <= 1200 for text in others)
+
+    def test_halves_of_characters(self, tmp_path: Path) -> None:
+        """As fonts of formulas have them."""
+        content = pdf("Otto rules @ and A.", letters={"@": "D835", "A": "D835DC9C"})
+        (text,) = read(tmp_path / "a.pdf", content).paragraphs
+        assert text == "Otto rules \ufffd and \U0001d49c."
 
     def test_damaged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         content, path = pdf("The king of Arle is Otto."), tmp_path / "a.pdf"
