@@ -32,6 +32,7 @@ who can reach the page can read the documents.
 """
 
 import argparse
+import io
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     _check(parser, args)
+    _forgive_streams()
     if args.serve:
         from fairseq_clusterformer.serve import check_installed
 
@@ -103,6 +105,14 @@ def main(arguments: Sequence[str]) -> int:
                 raise
             say(f"error: {error}")
     return 0
+
+
+def _forgive_streams() -> None:
+    """A question in another encoding is refused by itself, and a letter that the terminal does not
+    have is spelt out: neither ends the run."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors=errors)
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:

@@ -63,6 +63,7 @@ class Desk:
         self.top, self.most, self.least, self.windows = top, most, least, windows
         self._sections: dict[str, list[Section]] = {}  # by the document's name
         self._words: dict[str, int] = {}
+        self._characters: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def documents(self) -> list[dict[str, Any]]:
@@ -83,8 +84,9 @@ class Desk:
             UserError: if there are too many already.
         """
         with self._lock:
-            others = (own[0].source for name, own in self._sections.items() if name != source.name)
-            size = sum(sum(map(len, each.paragraphs)) for each in (source, *others))
+            own = sum(map(len, source.paragraphs))
+            before = self._characters.get(source.name, 0)
+            size = sum(self._characters.values()) - before + own
             if size > MOST_CHARACTERS:
                 allowed = f"{MOST_CHARACTERS:,} in all documents; remove one"
                 problem = f"there would be {size:,} characters"
@@ -92,6 +94,7 @@ class Desk:
             sections = self.reader.sections(source, self.most)
             self.reader.encode_sections(sections)
             self._words[source.name] = sum(len(text.split()) for text in source.paragraphs)
+            self._characters[source.name] = own
             self._sections[source.name] = sections
 
     def upload(self, name: str, data: bytes, encoding: str | None = None) -> None:
@@ -115,6 +118,7 @@ class Desk:
         with self._lock:
             if self._sections.pop(name, None) is None:
                 raise bad_option("document", name, ", ".join(self._sections) or "none is here")
+            del self._characters[name]
 
     def ask(self, question: str) -> dict[str, Any]:
         """Answer a question.

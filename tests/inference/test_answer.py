@@ -573,6 +573,23 @@ def test_interactive(
     assert len(loads) == 1
 
 
+def test_letters_that_cannot_be_read_or_shown(
+    checkpoint: Path, towns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A question in Latin-1 is refused by itself, and an ASCII terminal has no ellipsis."""
+    asked = io.BytesIO(f"Caf\u00e9?\n{COSTS}\n".encode("latin-1"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(asked, "utf-8"))
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, "ascii"))
+    towns.write_text(f"{fact(COSTS, 'five')} \u201cSo it is\u201d \u2013 {'and ' * 60}on.")
+    line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1, "--interactive"]
+    assert run(*line, "--question", f"{COSTS} \u00e9") == 0
+    out, err = shown.getvalue().decode(), capsys.readouterr().err
+    assert "? Caf\\udce9?\n" in out
+    assert f"? {COSTS}\n1. five\n" in out
+    assert "error: --question is 'Caf\\udce9?': no Unicode; allowed: a question" in err
+
+
 def test_mistakes(
     checkpoint: Path,
     data: Path,

@@ -1,5 +1,6 @@
 """The page to ask in: its server by FastAPI's own client, and itself in a browser."""
 
+import os
 import re
 import shutil
 import socket
@@ -19,7 +20,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from fairseq_clusterformer import serve as serving
-from fairseq_clusterformer.inference.documents import text_source
+from fairseq_clusterformer.inference.documents import Source, read_source, text_source
 from fairseq_clusterformer.serve import Desk
 from fairseq_clusterformer.serve import desk as desks
 from fairseq_clusterformer.serve.app import PAGE, build_app
@@ -134,9 +135,34 @@ class TestDocuments:
         assert "114 characters; allowed: 100 in all" in refused(upload(client, "b.txt", TOWNS))
         assert upload(client, "a.txt", TOWNS).status_code == 200  # in place of itself
         assert [each["name"] for each in desk.documents()] == ["a.txt"]
+        client.delete("/documents", params={"name": "a.txt"})
+        assert upload(client, "b.txt", TOWNS).status_code == 200
         assert "the question is too large" in refused(
             client.post("/ask", content="a" * 100_001), 413
         )
+
+    def test_a_document_is_read_once(self, desk: Desk) -> None:
+        """Not again with each one that is added: a folder may hold thousands."""
+        read = []
+
+        class Counted(tuple):
+            def __iter__(self):
+                read.append(len(self))
+                return super().__iter__()
+
+        desk.add(Source("a", "", Counted([TOWNS] * 2)))
+        before = read.count(2)
+        for name in "bcd":
+            desk.add(Source(name, "", Counted([TOWNS])))
+        assert before == read.count(2) > 0
+
+    def test_a_file_name_that_is_not_utf8(self, client: TestClient, desk: Desk, tmp_path) -> None:
+        path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+        path.write_text(TOWNS)
+        desk.add(read_source(path))
+        (document,) = client.get("/documents").json()["documents"]
+        assert document["name"].endswith("caf\\udce9.txt")
+        assert client.post("/ask", content=ASKED).json()["answers"][0]["file"] == document["name"]
 
 
 class TestQuestions:
