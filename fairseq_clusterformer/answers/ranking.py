@@ -44,7 +44,7 @@ class WordLogits(NamedTuple):
         start: finite at the first token of a word of the text, -inf elsewhere.
         end: finite at its last token, -inf elsewhere.
         paragraph: as there.
-        type: the best span's logits in sum, and those of each slot, [B, 5].
+        type: the logits in sum of the best span of any length, and those of each slot, [B, 5].
         slots: of places in front of the document, one for each of :data:`TYPES` but the first,
             which share the softmaxes of starts and ends with the tokens, [B, 2, 4].
         bounds: the first and the last token of each token's word, int64 [B, N, 2].
@@ -249,7 +249,8 @@ def ranked_answers(
     times that of its last. Of spans that overlap, the best is kept; those of blanks alone are
     left out. Where the model says which sentences support the answer, a span lies in one of them
     (Ainslie et al. 2020, appendix B), unless none is likely enough. A question with candidates
-    has these as short answers.
+    has these as short answers. A reader of words says "no answer" if this has more logits than the
+    best span that may be an answer.
 
     Args:
         documents: B; a model may have read the beginning of one alone.
@@ -261,14 +262,9 @@ def ranked_answers(
     """
     evidence = logits.start.logsumexp(-1) + logits.end.logsumexp(-1)
     of_types = logits.type + logits.type.new_tensor([0.0, 0.0, 0.0, 0.0, no_answer_bias])
-    nones = [None] * len(documents)
-    if isinstance(logits, WordLogits):
-        of_spans = of_types.log_softmax(-1)[:, 0] - evidence
-        nones = (of_types[:, -1] + of_spans).tolist()
-    evidence = evidence.tolist()
+    evidence, of_types = evidence.cpu(), of_types.cpu()
     # of a batch on another device, one transfer
     start, end, paragraph = (x.log_softmax(-1).cpu() for x in logits[:3])
-    types = of_types.log_softmax(-1).tolist()
     numbers = torch.stack([document.paragraph_of(start.size(1)) for document in documents])
     if within_long:
         elsewhere = numbers != numbers.gather(1, paragraph.argmax(-1, keepdim=True))
@@ -284,6 +280,14 @@ def ranked_answers(
         if logits.candidates is not None:
             of_candidates = logits.candidates.log_softmax(-1).cpu()
     spans = best_spans(start, end, within, max_length=max_answer_length, top=_CANDIDATES * top)
+    nones = [None] * len(documents)
+    if isinstance(logits, WordLogits):
+        # the model's own best span may be too long to be an answer
+        nothing = torch.full_like(evidence, -torch.inf).unsqueeze(-1)
+        best = torch.cat([spans[0], nothing], dim=-1).amax(-1) + evidence
+        of_types[:, 0] = best.masked_fill(best.isnan(), -torch.inf)
+        nones = (of_types[:, -1] + of_types.log_softmax(-1)[:, 0] - evidence).tolist()
+    types, evidence = of_types.log_softmax(-1).tolist(), evidence.tolist()
     paragraphs = paragraph.topk(min(top, paragraph.size(1)))
     found = []
     for row, document in enumerate(documents):

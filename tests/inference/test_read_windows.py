@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,6 +90,21 @@ class TestMargins:
             assert (best.text, best.type) == ("a b", "short")
             assert best.margin == pytest.approx(5 + 3 - 6.5, abs=1e-5)
             assert best.probability == pytest.approx(1 / (1 + math.exp(-1.5)), abs=1e-6)
+
+    def test_a_span_that_is_too_long_is_no_answer(self) -> None:
+        """Nor does it hide that there is none: as SQuAD's baselines compare legal spans."""
+        given = logits([6.0, 1.0, 0.0], [0.0, 1.0, 6.0], 8.0)
+        assert given.type[0, 0] == 12  # from the first to the last
+        characters = torch.tensor([[-1, 0, 2, 4], [-1, 1, 3, 5]])
+        document = Document(["a b c"], torch.tensor([0]), characters)
+        (found,) = ranked_answers(given, [document], max_answer_length=2)
+        assert (found.type, found.text, found.short[0].text) == ("none", "", "a b")
+        assert found.margin("short", found.short[0].score) == pytest.approx(7 - 8, abs=1e-5)
+        (found,) = ranked_answers(given, [document], max_answer_length=3)
+        assert (found.type, found.text) == ("short", "a b c")
+        apart = replace(document, texts=["a", "b c"], starts=torch.tensor([0, 2]))
+        (found,) = ranked_answers(given, [apart], max_answer_length=3)
+        assert found.type == "none"
 
     def test_files_are_in_the_order_of_margins(self) -> None:
         """Not of logits, nor of probabilities in the file."""
