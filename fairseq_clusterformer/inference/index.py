@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -122,6 +123,9 @@ class Encodings:
                     older.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             raise _unusable(self.folder, f"cannot be written ({error})") from None
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 def _read(file: Path, number: int) -> list[Tensor]:

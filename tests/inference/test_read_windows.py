@@ -303,6 +303,21 @@ class TestIndex:
         assert written == list(folder.glob("*.safetensors"))
         assert self.ask(towns_reader, folder, document, other)[1] == 1
 
+    def test_a_disk_that_is_full(
+        self, towns_reader: Path, document: Path, tmp_path: Path, monkeypatch
+    ) -> None:
+        """It is named, and no half of a file stays there."""
+
+        def fill(tensors, file):
+            file.write_bytes(b"half")
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr(index, "save_file", fill)
+        folder = tmp_path / "index"
+        with pytest.raises(UserError, match=r"--index is .*: cannot be written \(No space left"):
+            self.ask(towns_reader, folder, document)
+        assert [path.name for path in folder.iterdir()] == [index.MARK]
+
     def test_another_model_has_its_own(
         self, towns_reader: Path, document: Path, tmp_path: Path
     ) -> None:
