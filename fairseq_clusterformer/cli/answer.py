@@ -130,6 +130,8 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--tokens-at-once is {most}; allowed: 2 or more")
     if args.port > 65_535:
         parser.error(f"--port is {args.port}; allowed: 1 to 65,535")
+    if not args.host:  # to a socket, all addresses
+        parser.error("--host is empty; allowed: an address of this computer, such as 127.0.0.1")
 
 
 def _questions(args: argparse.Namespace) -> Iterator[str]:

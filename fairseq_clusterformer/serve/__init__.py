@@ -63,11 +63,12 @@ def serve(desk: Desk, host: str, port: int, limit: int) -> int:
         allowed = "a free port, and an address of this computer (--host)"
         problem = f"cannot listen at {host} ({getattr(error, 'strerror', None) or error})"
         raise bad_option("--port", port, allowed, problem) from None
-    if not is_loopback(host):
+    address = listener.getsockname()[0]
+    if not is_loopback(address):
         warning = f"everybody who can reach {host}:{port} can read the documents and add others"
         print(f"clusterformer answer: {warning}", file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     print(f"Ask at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
-    config = uvicorn.Config(build_app(desk, host, limit), log_level="warning")
+    config = uvicorn.Config(build_app(desk, host, limit, address), log_level="warning")
     uvicorn.Server(config).run(sockets=[listener])
     return 0

@@ -29,20 +29,22 @@ class TooLarge(UserError):
     """More bytes than the server takes."""
 
 
-def build_app(desk: Desk, host: str, limit: int) -> FastAPI:
+def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
     """The page, its documents and its questions.
 
     Args:
         host: where the server listens.
         limit: bytes of an uploaded file.
+        address: that the host's name stands for; empty: it is one itself.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = PAGE.read_text(encoding="utf-8")
     policy = _policy(page)
-    everywhere = host in ("0.0.0.0", "::")  # by any name: nobody knows which is the right one
-    hosts = None if everywhere else {host}
-    if is_loopback(host):
-        hosts = {"127.0.0.1", "localhost", "::1", host}
+    address = address or host
+    everywhere = address in ("0.0.0.0", "::")  # by any name: nobody knows which is the right one
+    hosts = None if everywhere else {host.lower(), address}
+    if is_loopback(address):
+        hosts |= {"127.0.0.1", "localhost", "::1"}
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable) -> Response:

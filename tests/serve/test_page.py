@@ -336,6 +336,39 @@ class TestCommand:
         assert client.get("/documents").json()["limit"] == 1_000_000
         assert client.post("/ask", content=ASKED).json()["answers"][0]["text"] == "Noor"
 
+    @pytest.mark.parametrize(
+        ("host", "answered", "warned"),
+        [
+            ("LOCALHOST", ["127.0.0.1", "localhost"], False),  # browsers write small letters
+            ("127.1", ["127.0.0.1", "127.1"], False),  # and whole addresses
+            ("0", ["127.0.0.1", "desk.lan"], True),
+        ],
+    )
+    def test_other_forms_of_an_address(
+        self, host: str, answered: list, warned: bool, desk: Desk, monkeypatch, capsys
+    ) -> None:
+        served = []
+
+        class Once(uvicorn.Server):
+            def run(self, sockets) -> None:
+                served.append(self.config.app)
+                sockets[0].close()
+
+        monkeypatch.setattr(uvicorn, "Server", Once)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        serving.serve(desk, host, port, LIMIT)
+        assert ("everybody who can reach" in capsys.readouterr().err) is warned
+        for name in answered:
+            client = TestClient(served[0], base_url=f"http://{name}:{port}")
+            assert client.get("/documents").status_code == 200
+        client = TestClient(served[0], base_url="http://evil.example")
+        assert client.get("/documents").status_code == (200 if warned else 403)
+
+    def test_no_address_is_not_all_of_them(self, capsys) -> None:
+        said = usage_error(capsys, "answer", "--serve", "--host", "")
+        assert "--host is empty; allowed: an address of this computer" in said
+
     def test_a_limit_is_a_whole_number(self, capsys) -> None:
         assert "--upload-limit is 0; allowed" in usage_error(
             capsys, "answer", "--serve", "--upload-limit", "0"
