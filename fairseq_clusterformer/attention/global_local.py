@@ -275,8 +275,8 @@ class GlobalLocalAttention(nn.Module):
             long tokens over all global ones teaches queries, keys and centroids, and so what
             belongs together.
         same_cluster: beyond the radius a long token sees so many of its cluster on either side,
-            the nearest ones, with a label of their own: what that label adds weighs content
-            against nearness. They may be of another paragraph. 0: none. Ours, too.
+            the nearest ones, also of other paragraphs. They have a label of their own, which
+            learns how much a cluster counts against nearness. 0: none. Neither paper has this.
         dropout: of the attention weights, in training.
         num_labels: L.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.

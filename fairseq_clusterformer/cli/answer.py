@@ -108,8 +108,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _forgive_streams() -> None:
-    """A question in another encoding is refused by itself, and a letter that the terminal does not
-    have is spelt out: neither ends the run."""
+    """Keep the run going where a stream has another encoding: such a question is refused, the
+    others are answered. A letter that the terminal does not have is printed as its code."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors=errors)

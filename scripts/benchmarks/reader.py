@@ -47,11 +47,9 @@ def make_reader(args: Namespace, attention: str | None):
         dictionary.add_symbol(str(word))
         texts.append(f" {word}" if word % 4 else str(word))
     options = Namespace(max_positions=0)
-    if attention is not None:
-        setattr(options, MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]], attention)
-        options.attention_kernel = args.impl
-        if args.clusters is not None:
-            options.num_clusters = args.clusters
+    given = {MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]]: attention, "num_clusters": args.clusters}
+    vars(options).update({name: value for name, value in given.items() if value is not None})
+    options.attention_kernel = args.impl  # a reader without attention does not look at it
     ARCH_CONFIG_REGISTRY[args.arch](options)
     task = SimpleNamespace(source_dictionary=dictionary, symbol_texts=texts)
     return ARCH_MODEL_REGISTRY[args.arch].build_model(options, task).eval().to(args.device)
@@ -111,10 +109,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", choices=ARCHITECTURES, default="clusterformer_reader_tiny")
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
-    if args.attention and MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]] is None:
-        parser.error(
-            f"--attention is {args.attention[0]}; allowed: none, for {args.arch} has none"
-        )
+    if MODELS[ARCH_MODEL_NAME_REGISTRY[args.arch]] is None:
+        for name in ("attention", "clusters"):
+            if (value := getattr(args, name)) is not None:
+                shown = value[0] if name == "attention" else value
+                parser.error(f"--{name} is {shown}; allowed: none, for {args.arch} has none")
     args.attention = args.attention or [None]
     try:
         rows = measure_all(args)

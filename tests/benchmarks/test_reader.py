@@ -1,7 +1,10 @@
 """The benchmarks of the reader and of generation run, and print what they measured."""
 
+from argparse import Namespace
+
 import pytest
 
+from fairseq_clusterformer.attention import MultiheadAttention
 from scripts.benchmarks import common, generation
 from scripts.benchmarks import reader as benchmark_reader
 
@@ -41,10 +44,24 @@ def test_kinds_and_second_questions(table) -> None:
     assert float(bidaf["second"]) < float(bidaf["seconds"])
 
 
-def test_attention_of_a_reader_without(capsys) -> None:
+@pytest.mark.parametrize("attention", [None, "neural"])
+def test_the_model_is_as_the_options_say(attention: str | None, monkeypatch) -> None:
+    monkeypatch.setattr(benchmark_reader, "WORDS", 500)
+    args = Namespace(arch="clusterformer_reader_tiny", clusters=7, impl="reference", device="cpu")
+    built = benchmark_reader.make_reader(args, attention)
+    own = [module for module in built.modules() if isinstance(module, MultiheadAttention)]
+    assert {module.impl for module in own} == {"reference"}
+    kinds = [heads for module in own for heads in module.kinds]
+    clusters = {heads.options.clusters for heads in kinds if hasattr(heads.options, "clusters")}
+    assert clusters == {7}
+
+
+@pytest.mark.parametrize("option", ["--attention full", "--clusters 9"])
+def test_attention_of_a_reader_without(option: str, capsys) -> None:
     with pytest.raises(SystemExit):
-        benchmark_reader.main("--arch bidaf_reader --attention full".split())
-    assert "--attention is full; allowed: none, for bidaf_reader" in capsys.readouterr().err
+        benchmark_reader.main(f"--arch bidaf_reader {option}".split())
+    name, value = option.split()
+    assert f"{name} is {value}; allowed: none, for bidaf_reader" in capsys.readouterr().err
 
 
 def test_generation(capsys) -> None:

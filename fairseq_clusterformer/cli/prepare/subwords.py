@@ -22,10 +22,10 @@ def add_subwords(parser: Parser) -> None:
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     """Those of an existing model, which exclude others in ``units``."""
     add = partial(common.add, units)
-    add("--sentencepiece-model", "an existing model instead", metavar="FILE", type=Path)
+    add("--sentencepiece-model", "an existing sentencepiece model", metavar="FILE", type=Path)
     add(
         "--gpt2-bpe",
-        "GPT-2's subwords (RoBERTa's) instead: a folder with encoder.json and vocab.bpe",
+        "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe",
         metavar="DIR",
         type=Path,
     )
