@@ -118,7 +118,7 @@ def kept(place: Place) -> dict:
     try:
         state = json.loads(mark.read_text())
         problem = difference([state["command"]], [commands(place)["command"]])
-        if not problem and state["data"] != str(place.data.resolve()):
+        if not problem and state["data"] != data_of(place):
             problem = f"trained on {state['data']}"
     except (ValueError, LookupError, TypeError):
         problem = f"its {MARK} is not one"
@@ -127,13 +127,18 @@ def kept(place: Place) -> dict:
     return state
 
 
+def data_of(place: Place) -> str | None:
+    """What a run's mark says of its data; a task that draws its own has none."""
+    return str(place.data.resolve()) if place.data else None
+
+
 def train(place: Place, threads: int) -> dict:
     """What the log of a training says, which is made, or goes on, if it has not ended."""
     state = kept(place)
     if "trained" in state:
         return state["trained"]
     task, mark = TASKS[place.grid["score"]], place.folder / MARK
-    state = {"command": commands(place)["command"], "data": str(place.data.resolve())}
+    state = {"command": commands(place)["command"], "data": data_of(place)}
     write_aside(mark, json.dumps(state, indent=1) + "\n")
     resumed = Path(place.checkpoint()).exists()
     words = task.train(place) + options_of(task.unshown(place))

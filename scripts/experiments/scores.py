@@ -34,14 +34,14 @@ class Place:
     Attributes:
         run: what is trained.
         grid: what the run belongs to.
-        data: the folder of ``--data``.
+        data: the folder of ``--data``, or None for a task that needs none.
         folder: for the run's checkpoints and logs.
         keep: the folder of ``--keep``, or None.
     """
 
     run: Run
     grid: dict
-    data: Path
+    data: Path | None
     folder: Path
     keep: Path | None = None
 

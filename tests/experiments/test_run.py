@@ -208,6 +208,17 @@ def test_what_there_is_is_drawn(case: Case, tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_task_that_draws_its_own_data_takes_none(tmp_path: Path) -> None:
+    grid = Path(run.__file__).parents[2] / "examples/language_model/recall.yaml"
+    words = [grid, "--quick", "--only", "window", "--out", tmp_path, "--keep", tmp_path / "keep"]
+    assert run.main([str(word) for word in words]) == 0
+    result = json.loads((tmp_path / "window@1.json").read_text())
+    assert [step for step, _ in result["curve"]] == [3]
+    assert "data" not in result["command"]
+    (tmp_path / "window@1.json").unlink()
+    assert run.main([str(word) for word in words]) == 0  # what is kept is its own
+
+
 @pytest.mark.slow
 def test_with_fairseq_itself(case: Case, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.undo()
