@@ -30,6 +30,8 @@ CAUSAL = {
     "gated, gap": "gated(gap=4)",
     "taught": "taught",
     "window+taught, gap, no convolution": "window+taught(gap=3,routing_convolution=0)",
+    "taught, probes": "taught(probes=2,routing_convolution=0)",
+    "taught, probes, gap": "taught(probes=3,gap=3,routing_convolution=0)",
     "window+neural": "window+neural",
     "lsh": "lsh",
     "lsh, gap": "lsh(gap=3)",
@@ -56,6 +58,7 @@ BIDIRECTIONAL = {
     "gated, gap": "gated(gap=2)",
     "taught": "taught",
     "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
+    "taught, probes": "taught(probes=2,routing_convolution=0)",
     "window+neural": "window+neural(rule=chunk)",
     "lsh, chunk": "lsh(rule=chunk)",
     "lsh, recent": "lsh",
@@ -186,6 +189,8 @@ def build(
         options: of the kinds, whatever their spec says.
     """
     spec = (CAUSAL if causal else BIDIRECTIONAL)[kind]
+    if options.get("clusters") == 1:
+        options["probes"] = 1
     for name, value in options.items():
         spec = re.sub(rf"\b{name}=\w+", f"{name}={value}", spec)
     options = {"window": WINDOW, "clusters": CLUSTERS, **options}

@@ -98,6 +98,8 @@ class Assignment(NamedTuple):
         query: int64 [B, G, N] in [0, K), anything at padding; several of them, in a tuple, where
             tokens are assigned several times; None: all tokens are in one cluster.
         key: the same of the keys; None: as the queries.
+        probes: further clusters whose keys each query sees, like ``query`` and different from it
+            and from each other at every token; for kinds that assign tokens once.
         key_bias: added to the logits of a key that is seen by its cluster, floating point
             [B, G, N].
         similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
@@ -110,17 +112,19 @@ class Assignment(NamedTuple):
 
     query: Tensor | tuple[Tensor, ...] | None = None
     key: Tensor | None = None
+    probes: tuple[Tensor, ...] = ()
     key_bias: Tensor | None = None
     similarity: Tensor | None = None
     scouts: Scouts | None = None
     latest: Tensor | None = None
     report: Report = Report()
 
-    def pairs(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
-        """Clusters of queries and of keys, for each time that tokens are assigned."""
+    def rounds(self) -> tuple[tuple[tuple[Tensor | None, ...], Tensor | None], ...]:
+        """For each time that tokens are assigned: the clusters whose keys a query sees, and the
+        cluster of each key; None: the query's."""
         if isinstance(self.query, tuple):
-            return tuple((clusters, None) for clusters in self.query)
-        return ((self.query, self.key),)
+            return tuple(((clusters,), None) for clusters in self.query)
+        return (((self.query, *self.probes), self.key),)
 
 
 class Kind(nn.Module, ABC):

@@ -316,7 +316,7 @@ class MultiheadAttention(nn.Module):
         q, few_k, few_v, of_kind = self._few(router, i, heads, exact)
         tokens = Tokens(x, of_kind, batch, lambda: position, decoding=True)
         assignment, routing = router.assign(tokens, under(state, "routing."))
-        rings = tuple(Ring(queries, keys) for queries, keys in _places(assignment, x))
+        rings = tuple(_places(assignment, x))
         if rings[0].key.size(1) > few_k.size(1):
             few_k, few_v = (self._share(i, self._repeated(t)) for t in heads[1:])
         out, kept = attend_step(
@@ -469,13 +469,13 @@ class MultiheadAttention(nn.Module):
                 state_dict[prefix + name] = heads.mean(1).flatten(0, 1)
 
 
-def _places(assignment: Assignment, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Clusters of the query and of the key, each [B, G], for each time they are assigned."""
-    for queries, keys in assignment.pairs():
-        if queries is None:
-            queries = x.new_zeros(x.size(0), 1, 1, dtype=torch.long)
-        queries = queries.squeeze(-1)
-        yield queries, queries if keys is None else keys.squeeze(-1)
+def _places(assignment: Assignment, x: Tensor) -> Iterator[Ring]:
+    """Where one token reads and is kept, for each time it is assigned."""
+    for probed, keys in assignment.rounds():
+        if probed[0] is None:
+            probed = (x.new_zeros(x.size(0), 1, 1, dtype=torch.long),)
+        probed = tuple(queries.squeeze(-1) for queries in probed)
+        yield Ring(probed, probed[0] if keys is None else keys.squeeze(-1))
 
 
 def under(state: State, prefix: str) -> State:

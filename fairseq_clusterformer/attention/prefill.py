@@ -99,7 +99,8 @@ def _read(
     q, few_k, few_v, of_kind = attention._few(router, i, heads, exact)
     tokens = Tokens(x, of_kind, Batch(padding_mask), lambda: positions, impl=attention.impl)
     assignment, routing = router.assign(tokens, under(state, "routing."))
-    numbers = [queries if keys is None else keys for queries, keys in assignment.pairs()]
+    rounds = assignment.rounds()
+    numbers = [probed[0] if keys is None else keys for probed, keys in rounds]
     in_one = x.new_zeros(len(x), 1, x.size(1), dtype=torch.long)
     numbers = [in_one if keys is None else keys for keys in numbers]
     if numbers[0].size(1) > few_k.size(1):
@@ -108,7 +109,7 @@ def _read(
     kept = under(state, "kept.")
     biased = assignment.key_bias is not None or bool(router.gap and own_bias(router))
     parts, states = [], []
-    for number, (queries, _) in enumerate(assignment.pairs()):
+    for number, (probed, _) in enumerate(rounds):
         past = _past(kept, number, router.num_clusters, few_k, numbers[number])
         k, v = (torch.cat(both, dim=2) for both in ((past.k, few_k), (past.v, few_v)))
         written = torch.cat([past.rings, numbers[number]], dim=-1)
@@ -122,7 +123,7 @@ def _read(
         else:
             hidden = None
         parts += _attended(
-            attention, router, q, k, v, hidden, queries, written, bias, assignment.latest, number
+            attention, router, q, k, v, hidden, probed, written, bias, assignment.latest, number
         )
         states.append(
             filled(
@@ -153,7 +154,7 @@ def _attended(
     k: Tensor,
     v: Tensor,
     hidden: Tensor | None,
-    queries: Tensor | None,
+    probed: tuple[Tensor | None, ...],
     written: Tensor,
     bias: Tensor | None,
     latest: Tensor | None,
@@ -164,9 +165,10 @@ def _attended(
     k, v = (t.repeat_interleave(times, dim=1) if times > 1 else t for t in (k, v))
     q = torch.cat([q.new_zeros(*q.shape[:2], past, q.size(-1)), q], dim=2)
     assignment, spare = Assignment(), router.num_clusters
-    if queries is not None:
-        nothing = queries.new_full((*queries.shape[:2], past), spare)
-        assignment = Assignment(torch.cat([nothing, queries], dim=-1), written)
+    if probed[0] is not None:
+        nothing = written.new_full((*written.shape[:2], past), spare)
+        first, *others = (torch.cat([nothing, queries], dim=-1) for queries in probed)
+        assignment = Assignment(first, written, tuple(others))
     tokens = Tokens(q[:, 0], lambda: (q, k), Batch(hidden), lambda: None, impl=attention.impl)
     layouts, near, own = recent(router, tokens, assignment, spare + 1)
     asks = torch.arange(q.size(2), device=q.device).view(1, 1, -1) >= past

@@ -7,10 +7,12 @@ With a gap, the keys that are nearer than it stand in one more ring, from which 
 the ring of its cluster.
 
 Shape letters: B batch, H heads, J heads of keys and values (H, or fewer that H / J queries share),
-E head width, G groups of heads (1 or H), L layouts, R rings of a layout, W window.
+E head width, G groups of heads (1 or H), L layouts, R rings of a layout, P of them that a query
+reads, W window.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,11 +30,11 @@ class Ring(NamedTuple):
     """One token's place in one layout.
 
     Attributes:
-        query: the ring that the token's query reads, int64 [B, G] in [0, R).
+        query: the P rings that the token's query reads, int64 [B, G] in [0, R), none twice.
         key: the ring that its key is stored in, the same.
     """
 
-    query: Tensor
+    query: tuple[Tensor, ...]
     key: Tensor
 
 
@@ -53,12 +55,12 @@ def attend_step(
     latest: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, State]:
-    """Attend from one token to a ring of each layout, and store it in one of each.
+    """Attend from one token to some rings of each layout, and store it in one of each.
 
     Args:
         q: [B, H, 1, E].
         k, v: [B, J, 1, E]; J divides H, and G divides J.
-        rings: which ring is read and which is written, for each layout.
+        rings: which rings are read and which is written, for each layout; P is that of all.
         state: of the last call, written to in place; empty at first.
         num_rings: R.
         window: W; None: a ring grows without bound (full attention).
@@ -82,7 +84,8 @@ def attend_step(
     biased = own_bias != 0.0 or key_bias is not None
     shape = (len(q), groups, len(rings), k.size(1) // groups)
     ragged = padding_mask is not None or restart is not None or gap > 1
-    numbers = Numbers(*(_by_layout([ring[i] for ring in rings]) for i in (1, 0)))
+    written = _stacked([ring.key for ring in rings])
+    numbers = Numbers(written, _stacked([_stacked(ring.query) for ring in rings]))
     entry = _entry(k, v, key_bias, biased, groups)
     near = Near(state, entry, len(rings), gap) if gap > 1 else None
     kept = _opened(state, q, (*shape, entry.size(-1)), num_rings, window, ragged)
@@ -101,7 +104,7 @@ def attend_step(
             numbers.read,
             kept.state,
             num_rings=num_rings,
-            key_bias=None if key_bias is None else _by_layout([key_bias] * len(rings)),
+            key_bias=None if key_bias is None else _stacked([key_bias] * len(rings)),
             own_apart=gap > 0,
             own_bias=q.new_full((len(q), 1), own_bias) if own_bias else None,
             padding_mask=padding_mask,
@@ -118,12 +121,12 @@ def attend_step(
         parts = [kept.look(numbers.read, latest), (own.flatten(0, 3), None)]
         if near is not None:
             parts.append(near.look(biased))
-    sees_itself = gap > 0 or rings[0].query is rings[0].key
+    sees_itself = gap > 0 or rings[0].query[0] is rings[0].key
     out = _attend(q, parts, groups, sees_itself=sees_itself)
     if gap == 1:
         kept.store(new, numbers.written, padding_mask)
     elif near is not None:
-        leaving = near.push(new, _by_layout([ring.key for ring in rings]), padding_mask)
+        leaving = near.push(new, written, padding_mask)
         if leaving is not None:
             new, written, skipped = leaving
             kept.store(new, written if kept.needs_numbers else None, skipped)
@@ -131,7 +134,8 @@ def attend_step(
 
 
 class Numbers(NamedTuple):
-    """The rings that are written and read, int64 [B, G, L]; None where there is only one."""
+    """The rings that are written, int64 [B, G, L], and read, [B, G, L, P]; None where there is
+    only one."""
 
     written: Tensor | None
     read: Tensor | None
@@ -184,7 +188,8 @@ class History:
         steps, room = self.state["steps"].size(1), self.state["kept"].size(-2)
         slots, hidden = min(steps, room), None
         if read is not None:
-            hidden = self.state["ring"].narrow(-1, 0, slots) != read.unsqueeze(-1)
+            ring = self.state["ring"].narrow(-1, 0, slots)
+            hidden = (ring.unsqueeze(3) != read.unsqueeze(-1)).all(3)
         if latest is not None:
             slot = torch.arange(slots, device=latest.device)
             if hidden is None:  # all are in one ring, which may have come round
@@ -230,7 +235,7 @@ class Rings:
     def look(self, read: Tensor, latest: Tensor | None) -> tuple[Tensor, Tensor]:
         """As :meth:`History.look`."""
         rings, seen = self._flat()
-        read = self._place(read)
+        read = self._place(read).flatten(2)
         entries = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
         slot = torch.arange(rings.size(-2), device=rings.device)
         stored = seen[read].unsqueeze(-1)
@@ -244,10 +249,10 @@ class Rings:
         return kept.view(-1, *kept.shape[3:]), seen.view(-1)
 
     def _place(self, ring: Tensor) -> Tensor:
-        """Numbers among the rings of all sentences, groups and layouts."""
+        """Numbers [B, G, L, ...] among the rings of all sentences, groups and layouts."""
         count = self.state["seen"].numel()
         first = torch.arange(0, count, self.num_rings, device=ring.device)
-        return ring + first.view_as(ring)
+        return ring + first.view(*ring.shape[:3], *(1,) * (ring.dim() - 3))
 
 
 class Near:
@@ -364,8 +369,9 @@ def _apart(kept: Tensor, ring: Tensor, num_rings: int) -> tuple[Tensor, Tensor]:
     return rings.view(*shape, *kept.shape[3:]), begins.diff().view(shape)
 
 
-def _by_layout(x: list[Tensor]) -> Tensor:
-    return x[0].unsqueeze(-1) if len(x) == 1 else torch.stack(x, dim=-1)
+def _stacked(x: Sequence[Tensor]) -> Tensor:
+    """Tensors [B, G, ...] as one, [B, G, number, ...]."""
+    return x[0].unsqueeze(2) if len(x) == 1 else torch.stack(tuple(x), dim=2)
 
 
 def _side_by_side(entries: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:

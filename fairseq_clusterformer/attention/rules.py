@@ -95,21 +95,23 @@ def recent(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int
     if assignment.query is None:
         return window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch), (), None
     layouts: list[Layout] = []
-    for queries, keys in assignment.pairs():
-        layouts += recent_layouts(
-            queries,
-            num_clusters,
-            kind.by_cluster,
-            causal=kind.causal,
-            gap=gap,
-            batch=batch,
-            key_clusters=keys,
-            impl=tokens.impl,
-        )
+    for probed, keys in assignment.rounds():
+        for queries in probed:
+            layouts += recent_layouts(
+                queries,
+                num_clusters,
+                kind.by_cluster,
+                causal=kind.causal,
+                gap=gap,
+                batch=batch,
+                key_clusters=keys,
+                impl=tokens.impl,
+            )
     if gap == 0:
         own = None
         if kind.own == "always" and not kind.causal:
-            own = Own(hidden=assignment.query == assignment.key)
+            ((probed, keys),) = assignment.rounds()
+            own = Own(hidden=torch.stack([queries == keys for queries in probed]).any(0))
         elif kind.own == "last":
             own = Own(LAST_RESORT)
         return layouts, (), own
@@ -127,7 +129,7 @@ def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int
     """A chunk of the tokens sorted by cluster: not causal, for where it begins depends on all."""
     layouts: list[Layout] = []
     options = {"padding_mask": tokens.padding_mask, "impl": tokens.impl}
-    for queries, _ in assignment.pairs():
+    for (queries, *_), _ in assignment.rounds():
         if kind.chunks == "top":
             layouts.append(top_layout(queries, assignment.similarity, **options))
         elif kind.chunks == "own":

@@ -22,7 +22,7 @@ from ..clustering.shares import assign_both
 from ..precision import at_least_float32, full_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
 from .neural import FuzzyOptions
-from .options import option
+from .options import OptionError, option
 from .projections import ShortConvolution
 from .scouts import Scouts, draw_scouts
 
@@ -36,6 +36,9 @@ class TaughtOptions(FuzzyOptions):
     )
     dense_updates: int = option(
         0, "updates in which all queries of taught heads are scouts", at_least=0
+    )
+    probes: int = option(
+        1, "clusters whose latest keys a query of a taught head sees, W - 1 of each", at_least=1
     )
     routing_width: int = option(32, "width of what taught heads route by", at_least=1)
     routing_convolution: int = option(
@@ -51,6 +54,9 @@ class Taught(Kind):
 
     def __init__(self, options: TaughtOptions, shape: Shape):
         super().__init__(options, shape)
+        if options.probes > options.clusters:
+            allowed = f"up to the number of clusters, {options.clusters}"
+            raise OptionError("probes", options.probes, allowed)
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature_or(0.2)
         self.alone = options.routing_convolution == 0
@@ -95,11 +101,15 @@ class Taught(Kind):
             temperature=self.temperature,
             log_normalizer=self.normalizer.log_normalizer,
             padding_mask=tokens.padding_mask,
+            probes=self.options.probes,
         )
         observation = self.normalizer.observation(found.log_mass, found.tokens)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
         scouts = self._scouts(tokens, q, k) if self.training else None
-        return Assignment(found.queries, found.keys, scouts=scouts, report=report), state
+        assignment = Assignment(
+            found.queries, found.keys, found.probes, scouts=scouts, report=report
+        )
+        return assignment, state
 
     def _heads(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """What routes, [B, H, N, R]."""

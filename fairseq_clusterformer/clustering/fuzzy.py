@@ -288,7 +288,12 @@ def _running(scores: Tensor, so_far: Tensor | None) -> Tensor:
 
 
 def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Index of the largest of K scores; the lowest where several tie.
+    """Index of the largest of K scores; the lowest where several tie: :func:`largest_few`."""
+    return largest_few(scores, 1, offsets)[0]
+
+
+def largest_few(scores: Tensor, number: int, offsets: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Indices of the largest of K scores, in order; the lowest first where several tie.
 
     A tie is what lies within rounding of the largest: within ``TIE`` times the largest magnitude
     of the K scores and their offsets. (All clusters tie at the first token of a text and where
@@ -296,14 +301,21 @@ def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
 
     Args:
         scores: [..., K].
+        number: of indices, up to K.
         offsets: what was subtracted from them, of a shape that broadcasts; None: nothing.
     """
     largest = scores.amax(-1, keepdim=True)
     magnitude = torch.maximum(largest, -scores.amin(-1, keepdim=True))
     if offsets is not None:  # they may nearly cancel what rounding was relative to
         magnitude = torch.maximum(magnitude, offsets.abs().amax(-1, keepdim=True))
-    best = scores >= largest - TIE * magnitude
-    return best.view(torch.uint8).argmax(-1)  # of several, the first
+    found: list[Tensor] = []
+    while True:
+        best = scores >= largest - TIE * magnitude
+        found.append(best.view(torch.uint8).argmax(-1))  # of several, the first
+        if len(found) == number:
+            return tuple(found)
+        scores = scores.scatter(-1, found[-1].unsqueeze(-1), -torch.inf)
+        largest = scores.amax(-1, keepdim=True)
 
 
 @torch.no_grad()

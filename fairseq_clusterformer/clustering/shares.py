@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..precision import full_float32
-from .fuzzy import Similarity, chunks, lowest_argmax
+from .fuzzy import Similarity, chunks, largest_few, lowest_argmax
 from .statistics import cluster_sizes
 
 
@@ -21,6 +21,7 @@ class Both(NamedTuple):
 
     Attributes:
         queries, keys: cluster of each, int64 [B, H, N].
+        probes: the clusters of each query that are next, the same.
         log_mass: log of the sum of exp(s) over the real keys of a batch [H, K].
         sizes: real queries and keys in each cluster [2, H, K].
         tokens: number of real tokens, a scalar.
@@ -28,6 +29,7 @@ class Both(NamedTuple):
 
     queries: Tensor
     keys: Tensor
+    probes: tuple[Tensor, ...]
     log_mass: Tensor
     sizes: Tensor
     tokens: Tensor
@@ -44,6 +46,7 @@ def assign_both(
     temperature: float,
     log_normalizer: Tensor,
     padding_mask: Tensor | None = None,
+    probes: int = 1,
 ) -> Both:
     """Assign queries, each to the largest s, and keys, each to the largest of
     ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient.
@@ -52,15 +55,23 @@ def assign_both(
 
     Args:
         log_normalizer: of keys, [H, K].
+        probes: clusters of each query, the nearest included.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
     offsets = log_normalizer.to(dtype).unsqueeze(1)
     rest = similarity, padding_mask
-    queries, _, of_queries = _assign(q, vectors, torch.zeros_like(offsets), *rest)
+    more = [torch.empty(q.shape[:3], dtype=torch.long, device=q.device) for _ in range(1, probes)]
+
+    def probe(part: slice, scores: Tensor, _: Tensor) -> None:
+        for clusters, found in zip(more, largest_few(scores, probes)[1:], strict=True):
+            clusters[:, :, part] = found
+
+    none = torch.zeros_like(offsets)
+    queries, _, of_queries = _assign(q, vectors, none, *rest, probe if more else None)
     keys, log_mass, of_keys = _assign(k, vectors, offsets, *rest)
     sizes = torch.stack([of_queries, of_keys])
-    return Both(queries, keys, log_mass, sizes, _number_of(k, padding_mask))
+    return Both(queries, keys, tuple(more), log_mass, sizes, _number_of(k, padding_mask))
 
 
 class Shares(NamedTuple):

@@ -54,6 +54,19 @@ CASES = {
         "biased": True,
         "padding": "anywhere",
     },
+    "several rings to read": {"num_rings": RINGS, "gap": 1, "apart": True, "probes": 2},
+    "several rings to read, all else": {
+        "num_rings": RINGS,
+        "window": 3,
+        "layouts": 2,
+        "groups": HEADS,
+        "gap": 3,
+        "apart": True,
+        "biased": True,
+        "padding": "anywhere",
+        "probes": 2,
+    },
+    "several rings to read, the own among them": {"num_rings": RINGS, "apart": True, "probes": 2},
     "shared keys": {"kv_heads": 1},
     "shared keys of some heads, rings": {
         "num_rings": RINGS,
@@ -96,6 +109,8 @@ BY_TRITON = [
     "two layouts of each head, padding, biases",
     "itself apart, one ring",
     "itself apart, all else",
+    "several rings to read",
+    "several rings to read, the own among them",
 ]
 PRECISIONS = [torch.float64, torch.bfloat16]
 every_case = pytest.mark.parametrize(
@@ -113,6 +128,7 @@ def text(
     groups=1,
     layouts=1,
     gap=0,
+    probes=1,
     padding=None,
     dtype=torch.float64,
     **flags,
@@ -134,7 +150,10 @@ def text(
     elif documents:
         restart = torch.rand(restart.shape) < 0.2
     keys = torch.randint(num_rings, (LENGTH, layouts, BATCH, groups))
-    queries = torch.randint(num_rings, keys.shape) if apart else keys
+    queries = keys.unsqueeze(2)
+    if apart:  # several rings, none twice
+        order = torch.rand(LENGTH, layouts, BATCH, groups, num_rings).argsort(-1)
+        queries = order[..., :probes].movedim(-1, 2)
     return SimpleNamespace(
         q=q,
         k=k,
@@ -162,7 +181,7 @@ def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -
     for t, (q, k, v) in enumerate(zip(given.q, given.k, given.v, strict=True)):
         rings = []
         for layout, key in enumerate(given.keys[t]):
-            query = given.queries[t, layout] if given.apart else key
+            query = tuple(given.queries[t, layout]) if given.apart else (key,)
             rings.append(Ring(query, key))
         mask, restart = (
             None if rows is None or not rows[t].any() else rows[t]
@@ -210,9 +229,9 @@ def by_lists(given: SimpleNamespace) -> torch.Tensor:
             if gap > 0:
                 seen.append((k, v, given.options["own_bias"]))
             for layout in range(layouts):
-                ring = int(given.queries[t, layout, b, g])
-                members = [token for token in far if token[3][layout] == ring][-window:]
-                seen += [token[:3] for token in members]
+                for ring in given.queries[t, layout, :, b, g].tolist():
+                    members = [token for token in far if token[3][layout] == ring][-window:]
+                    seen += [token[:3] for token in members]
             if is_real and gap > 0:
                 past.append(token)
             if seen:
@@ -255,6 +274,6 @@ def test_a_head_that_is_too_wide_for_the_kernel():
     pytest.importorskip("triton", reason="triton is not installed")
     q = torch.randn(1, 1, 1, 257)
     number = torch.zeros(1, 1, dtype=torch.long)
-    ring = Ring(number, number)
+    ring = Ring((number,), number)
     with pytest.raises(ValueError, match="head is 257 wide; allowed for the kernel triton"):
         attend_step(q, q, q, (ring,), {}, num_rings=1, window=4, impl="triton")

@@ -1,6 +1,7 @@
 """Clusters that attention teaches: who sees what in training, what is taught, and to whom."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -95,6 +96,38 @@ def test_scouts_attend_as_dense_attention_does(name, causal, gap):
     real = slice(None) if batch.padding_mask is None else ~batch.padding_mask
     torch.testing.assert_close(taught(x, batch)[0][real], dense(x, batch)[0][real])
     assert not torch.allclose(taught.eval()(x, batch)[0][real], dense(x, batch)[0][real])
+
+
+@pytest.mark.parametrize("gap", [0, 5])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["plain", "padded", "documents"])
+def test_all_clusters_probed_are_dense_attention(name, causal, gap):
+    taught = layer(f"taught(window={N + 1},clusters=3,probes=3,gap={gap})", causal).eval()
+    dense = layer("full", causal)
+    dense.load_state_dict(taught.state_dict(), strict=False)
+    x, batch = torch.randn(B, N, D).double(), batches()[name]
+    real = slice(None) if batch.padding_mask is None else ~batch.padding_mask
+    torch.testing.assert_close(taught(x, batch)[0][real], dense(x, batch)[0][real])
+
+
+def test_a_query_probes_its_nearest_clusters():
+    """One more cluster shows its latest keys besides those of the others."""
+    seen = []
+    for probes in (1, 2, K):
+        module = layer(f"taught(window=3,clusters={K},probes={probes})").eval()
+        (found,) = tokens_seen(
+            module, torch.linspace(-1, 1, B * N * D).sin().view(B, N, D).double()
+        ).values()
+        seen.append(found)
+    for fewer, more in pairwise(seen):
+        assert (more | ~fewer).all()
+        assert more.sum() > fewer.sum()
+    assert seen[1].sum(-1).max() <= 2 * 2 + 1
+
+
+def test_more_probes_than_clusters_are_refused():
+    with pytest.raises(ValueError, match="probes is 6; allowed: up to the number of clusters, 5"):
+        layer(f"taught(clusters={K},probes=6)")
 
 
 def test_other_queries_see_their_cluster():

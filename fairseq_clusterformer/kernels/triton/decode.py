@@ -1,13 +1,13 @@
 """One decoding step as one Triton kernel: a token is stored in its rings and attends to rings.
 
-A program is one head of one sentence: it goes over the slots of the ring that it reads in each
+A program is one head of one sentence: it goes over the slots of the rings that it reads in each
 layout, and takes the new token from registers where that stands. Heads of a group share counts of
 tokens, so these are written to another tensor than they are read from. Where one long ring is all
 there is (full attention), several programs share its slots, and a second kernel joins what they
 found, always in the same order.
 
 Shape letters: B batch, H heads, E head width, G groups of heads (1 or H), L layouts, R rings of a
-layout, W window.
+layout, P of them that are read, W window.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _load_head(x, b, h, column, inside):
 def _step(
     q, k, v, out, parts, kept, ring, seen, new_seen, read, written, key_bias, own_bias, padding,
     heads, groups, steps, room,
-    LAYOUTS: tl.constexpr, NUM_RINGS: tl.constexpr, BLOCK_R: tl.constexpr,
+    LAYOUTS: tl.constexpr, PROBES: tl.constexpr, NUM_RINGS: tl.constexpr, BLOCK_R: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     BIASED: tl.constexpr, OWN_APART: tl.constexpr, SCALE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -65,62 +65,66 @@ def _step(
         values = tl.where(share == 0, value.to(ACC), 0.0)
     for layout in tl.static_range(LAYOUTS):
         place = group * LAYOUTS + layout
-        reads, writes = place * 0, place * 0
-        if read is not None:
-            reads, writes = tl.load(read + place), tl.load(written + place)
-        source, target = place, place
-        rank, filled = steps, steps
+        writes, target, rank = place * 0, place, steps
         stored = real
+        if written is not None:
+            writes = tl.load(written + place)
         if seen is None:
             stored = h >= 0  # padding has a place in a history, and belongs to no ring
         else:
-            source, target = place * NUM_RINGS + reads, place * NUM_RINGS + writes
+            target = place * NUM_RINGS + writes
             rank = tl.load(seen + target).to(tl.int32)
-            filled = tl.load(seen + source).to(tl.int32)
         slot = rank % room
-        own_here = stored & (source == target)
-        if OWN_APART:
-            own_here = h < 0
-        filled = tl.minimum(filled + own_here.to(tl.int32), room)
         bias = tl.zeros([], ACC)
         if key_bias is not None:
             bias = rounded(tl.load(key_bias + place), dtype).to(ACC)
 
-        source_entries = kept + (source * of_group + head) * room * NUMBERS
-        begin, end = filled * 0, filled
-        if parts is not None:
-            begin = tl.cdiv(filled, shares) * share
-            end = tl.minimum(begin + tl.cdiv(filled, shares), filled)
-        for first in range(begin, end, BLOCK_N):
-            other = first + lane
-            shown = other < end
-            fresh = shown & own_here & (other == slot)
-            older = shown & (fresh == 0)
-            entry = source_entries + other * NUMBERS
-            old = older[:, None] & inside[None, :]
-            keys = tl.load(entry[:, None] + column[None, :], mask=old, other=0.0)
-            keys = tl.where(fresh[:, None], key[None, :], keys)
-            logits = tl.sum(keys.to(ACC) * query[None, :], 1)
-            if BIASED:
-                biases = tl.load(entry + WIDTH, mask=older, other=0.0).to(ACC)
-                logits += tl.where(fresh, bias, biases) * LOG2_E
-            if ring is not None:
-                of_slot = tl.load(ring + place * room + other, mask=older, other=NUM_RINGS)
-                of_slot = tl.where(fresh & real, writes, of_slot)
-                shown = shown & (of_slot == reads)
-            logits = tl.where(shown, logits, float("-inf"))
-            pointers = entry[:, None] + (WIDTH + BIASED) + column[None, :]
-            others = tl.load(pointers, mask=old, other=0.0)
-            others = tl.where(fresh[:, None], value[None, :], others).to(ACC)
+        for probe in tl.static_range(PROBES):
+            reads, source, filled = place * 0, place, steps
+            if read is not None:
+                reads = tl.load(read + place * PROBES + probe)
+            if seen is not None:
+                source = place * NUM_RINGS + reads
+                filled = tl.load(seen + source).to(tl.int32)
+            own_here = stored & (source == target)
+            if OWN_APART:
+                own_here = h < 0
+            filled = tl.minimum(filled + own_here.to(tl.int32), room)
+            source_entries = kept + (source * of_group + head) * room * NUMBERS
+            begin, end = filled * 0, filled
+            if parts is not None:
+                begin = tl.cdiv(filled, shares) * share
+                end = tl.minimum(begin + tl.cdiv(filled, shares), filled)
+            for first in range(begin, end, BLOCK_N):
+                other = first + lane
+                shown = other < end
+                fresh = shown & own_here & (other == slot)
+                older = shown & (fresh == 0)
+                entry = source_entries + other * NUMBERS
+                old = older[:, None] & inside[None, :]
+                keys = tl.load(entry[:, None] + column[None, :], mask=old, other=0.0)
+                keys = tl.where(fresh[:, None], key[None, :], keys)
+                logits = tl.sum(keys.to(ACC) * query[None, :], 1)
+                if BIASED:
+                    biases = tl.load(entry + WIDTH, mask=older, other=0.0).to(ACC)
+                    logits += tl.where(fresh, bias, biases) * LOG2_E
+                if ring is not None:
+                    of_slot = tl.load(ring + place * room + other, mask=older, other=NUM_RINGS)
+                    of_slot = tl.where(fresh & real, writes, of_slot)
+                    shown = shown & (of_slot == reads)
+                logits = tl.where(shown, logits, float("-inf"))
+                pointers = entry[:, None] + (WIDTH + BIASED) + column[None, :]
+                others = tl.load(pointers, mask=old, other=0.0)
+                others = tl.where(fresh[:, None], value[None, :], others).to(ACC)
 
-            new_peak = tl.maximum(peak, tl.max(logits, 0))
-            # While nothing has been seen both are -inf, and their difference would be NaN.
-            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights, decay = tl.exp2(logits - shift), tl.exp2(peak - shift)
-            total = total * decay + tl.sum(weights, 0)
-            others = tl.where(shown[:, None], others, 0.0)  # padding may be NaN
-            values = values * decay + tl.sum(weights[:, None] * others, 0)
-            peak = new_peak
+                new_peak = tl.maximum(peak, tl.max(logits, 0))
+                # While nothing has been seen both are -inf, and their difference would be NaN.
+                shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+                weights, decay = tl.exp2(logits - shift), tl.exp2(peak - shift)
+                total = total * decay + tl.sum(weights, 0)
+                others = tl.where(shown[:, None], others, 0.0)  # padding may be NaN
+                values = values * decay + tl.sum(weights[:, None] * others, 0)
+                peak = new_peak
 
         tl.debug_barrier()  # what is overwritten now has been read by all threads
         stored = stored & (share == 0)
@@ -193,7 +197,7 @@ def triton_step(
 
     Args:
         q, k, v: [B, H, 1, E].
-        written, read: rings, int64 [B, G, L]; None: the only one.
+        written, read: rings, int64 [B, G, L] and [B, G, L, P]; None: the only one.
         state: with room for the token; written to in place.
         num_rings: R.
         key_bias: of the token in each layout [B, G, L].
@@ -227,6 +231,7 @@ def triton_step(
             _packed(key_bias), own_bias, _packed(padding_mask),
             heads, kept.size(1), steps, room,
             LAYOUTS=kept.size(2) // (1 if seen is None else num_rings),
+            PROBES=1 if read is None else read.size(-1),
             NUM_RINGS=num_rings,
             BLOCK_R=triton.next_power_of_2(num_rings),
             WIDTH=width,
