@@ -98,8 +98,6 @@ class Assignment(NamedTuple):
         query: int64 [B, G, N] in [0, K), anything at padding; several of them, in a tuple, where
             tokens are assigned several times; None: all tokens are in one cluster.
         key: the same of the keys; None: as the queries.
-        probes: further clusters whose keys each query sees, like ``query`` and different from it
-            and from each other at every token; for kinds that assign tokens once.
         key_bias: added to the logits of a key that is seen by its cluster, floating point
             [B, G, N].
         similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
@@ -107,16 +105,18 @@ class Assignment(NamedTuple):
         scouts: queries that see every key, for training.
         latest: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N]; read
             in decoding, by a kind that has layouts of its own.
+        probes: further clusters whose keys each query sees, like ``query`` and different from it
+            and from each other at every token; for kinds that assign tokens once.
         report: for the losses, the log and the layer above.
     """
 
     query: Tensor | tuple[Tensor, ...] | None = None
     key: Tensor | None = None
-    probes: tuple[Tensor, ...] = ()
     key_bias: Tensor | None = None
     similarity: Tensor | None = None
     scouts: Scouts | None = None
     latest: Tensor | None = None
+    probes: tuple[Tensor, ...] = ()
     report: Report = Report()
 
     def rounds(self) -> tuple[tuple[tuple[Tensor | None, ...], Tensor | None], ...]:

@@ -168,7 +168,7 @@ def _attended(
     if probed[0] is not None:
         nothing = written.new_full((*written.shape[:2], past), spare)
         first, *others = (torch.cat([nothing, queries], dim=-1) for queries in probed)
-        assignment = Assignment(first, written, tuple(others))
+        assignment = Assignment(first, written, probes=tuple(others))
     tokens = Tokens(q[:, 0], lambda: (q, k), Batch(hidden), lambda: None, impl=attention.impl)
     layouts, near, own = recent(router, tokens, assignment, spare + 1)
     asks = torch.arange(q.size(2), device=q.device).view(1, 1, -1) >= past

@@ -107,7 +107,7 @@ class Taught(Kind):
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
         scouts = self._scouts(tokens, q, k) if self.training else None
         assignment = Assignment(
-            found.queries, found.keys, found.probes, scouts=scouts, report=report
+            found.queries, found.keys, scouts=scouts, probes=found.probes, report=report
         )
         return assignment, state
 
