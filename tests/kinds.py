@@ -32,6 +32,8 @@ CAUSAL = {
     "window+taught, gap, no convolution": "window+taught(gap=3,routing_convolution=0)",
     "taught, probes": "taught(probes=2,routing_convolution=0)",
     "taught, probes, gap": "taught(probes=3,gap=3,routing_convolution=0)",
+    "taught, summaries": "taught(summaries=4,routing_convolution=0)",
+    "taught, summaries, probes, gap": "taught(summaries=3,probes=2,gap=6)",
     "window+neural": "window+neural",
     "lsh": "lsh",
     "lsh, gap": "lsh(gap=3)",
@@ -59,6 +61,7 @@ BIDIRECTIONAL = {
     "taught": "taught",
     "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
     "taught, probes": "taught(probes=2,routing_convolution=0)",
+    "taught, summaries": "taught(summaries=4)",
     "window+neural": "window+neural(rule=chunk)",
     "lsh, chunk": "lsh(rule=chunk)",
     "lsh, recent": "lsh",
@@ -87,7 +90,8 @@ FLAGS = {
 OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
 
 # Kinds that carry more than rings from token to token, which no document of a row may begin with.
-CARRIED_ON = ("neural, running normaliser", "taught")
+CARRIED_ON = ("neural, running normaliser", "taught", "taught, summaries")
+CARRIED_ON += ("taught, summaries, probes, gap",)
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
 CAUSAL_BY_TRITON = ("neural, many clusters", "gated", "window+neural", "lsh")

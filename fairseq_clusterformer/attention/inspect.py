@@ -54,7 +54,8 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
     Returns:
         For each router, in the order in which they ran, its name in ``model`` and which key (the
         last dimension) each query sees, bool [B, G, N, N]; B and G are 1 where all rows or heads
-        agree. A key that counts only where nothing else is seen is seen by such a query alone.
+        agree. A key that counts only where nothing else is seen is seen by such a query alone. The
+        mean of a cluster is no key.
 
     Raises:
         ValueError: a router ran more than once.

@@ -21,6 +21,7 @@ from .rings import Ring, attend_step
 from .rules import own_bias, own_part
 from .scouts import routing_loss
 from .spec import Heads, parse_layer
+from .summaries import as_entries, attend, means, places, summaries_of
 
 logger = logging.getLogger(__name__)
 PROJECTIONS = ("q", "k", "v")
@@ -197,6 +198,12 @@ class MultiheadAttention(nn.Module):
         ]
         if routing.own is not None:
             parts.append(own_part(q, k, v, routing.own, batch.padding_mask, dropout))
+        if (of := routing.summaries) is not None:
+            at = places(of, batch.positions(x), len(x), batch.padding_mask)
+            values, lse = attend(q, means(k, v, of, at)[0], of, at, dropout)
+            if routing.scouts is not None:
+                lse = lse.masked_fill(routing.scouts.queries, -torch.inf)
+            parts.append((values, lse))
         if routing.memory:
             k, v = (self._share(i, self._repeated(t)) for t in past())
             _, k, v = self._placed(i, k, router.project(k, k)[1], v, batch.positions(x))
@@ -319,8 +326,16 @@ class MultiheadAttention(nn.Module):
         rings = tuple(_places(assignment, x))
         if rings[0].key.size(1) > few_k.size(1):
             few_k, few_v = (self._share(i, self._repeated(t)) for t in heads[1:])
+        q, k, v = self._placed(i, q, few_k, few_v, position)
+        new_state, others = {f"routing.{name}": t for name, t in routing.items()}, None
+        if (of := summaries_of(router, assignment)) is not None:
+            at = places(of, position, len(x), batch.padding_mask)
+            sums, new_state["summaries"] = means(k, v, of, at, state.get("summaries"))
+            others = as_entries(sums[:, :, 0], of)
         out, kept = attend_step(
-            *self._placed(i, q, few_k, few_v, position),
+            q,
+            k,
+            v,
             rings,
             under(state, "kept."),
             num_rings=router.num_clusters,
@@ -331,9 +346,9 @@ class MultiheadAttention(nn.Module):
             padding_mask=batch.padding_mask,
             restart=restart,
             latest=assignment.latest,
+            others=others,
             impl=self.impl,
         )
-        new_state = {f"routing.{name}": t for name, t in routing.items()}
         new_state |= {f"kept.{name}": t for name, t in kept.items()}
         return out[..., : self.head_dim], new_state
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels import Layout, join, ranged_attention
@@ -24,6 +25,7 @@ from .batch import Batch
 from .kind import Assignment, Kind, Tokens
 from .multihead import PROJECTIONS, MultiheadAttention, under
 from .rules import own_bias, own_part, recent
+from .summaries import attend, means, places, summaries_of
 
 
 @torch.no_grad()
@@ -107,7 +109,9 @@ def _read(
         few_k, few_v = (attention._share(i, attention._repeated(t)) for t in heads[1:])
     q, few_k, few_v = attention._placed(i, q, few_k, few_v, positions)
     kept = under(state, "kept.")
+    of = summaries_of(router, assignment)
     biased = assignment.key_bias is not None or bool(router.gap and own_bias(router))
+    biased = biased or of is not None
     parts, states = [], []
     for number, (probed, _) in enumerate(rounds):
         past = _past(kept, number, router.num_clusters, few_k, numbers[number])
@@ -138,8 +142,14 @@ def _read(
                 padding_mask=hidden,
             )
         )
-    out = join(parts)[0][..., -x.size(1) :, : attention.head_dim]
     after = {f"routing.{name}": t for name, t in routing.items()}
+    if of is not None:
+        at = places(of, positions, len(x), padding_mask)
+        sums, after["summaries"] = means(few_k, few_v, of, at, state.get("summaries"))
+        values, lse = attend(q, sums, of, at)
+        past = parts[0][0].size(2) - x.size(1)
+        parts.append((pad(values, (0, 0, past, 0)), pad(lse, (past, 0), value=-torch.inf)))
+    out = join(parts)[0][..., -x.size(1) :, : attention.head_dim]
     by_layout = ("kept", "ring", "seen", "near.ring")
     for name, t in states[0].items():
         t = torch.cat([each[name] for each in states], dim=2) if name in by_layout else t
@@ -173,7 +183,7 @@ def _attended(
     layouts, near, own = recent(router, tokens, assignment, spare + 1)
     asks = torch.arange(q.size(2), device=q.device).view(1, 1, -1) >= past
     if latest is not None:
-        most = torch.nn.functional.pad(latest, (past, 0)).unsqueeze(1)
+        most = pad(latest, (past, 0)).unsqueeze(1)
         layouts = [replace(one, lo=one.lo.maximum(one.hi - _at(most, one))) for one in layouts]
     if bias is not None:
         layouts = [replace(one, key_bias=bias) for one in layouts]

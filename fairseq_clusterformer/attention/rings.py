@@ -53,6 +53,7 @@ def attend_step(
     padding_mask: Tensor | None = None,
     restart: Tensor | None = None,
     latest: Tensor | None = None,
+    others: tuple[Tensor, Tensor] | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, State]:
     """Attend from one token to some rings of each layout, and store it in one of each.
@@ -72,8 +73,11 @@ def attend_step(
         padding_mask: bool [B, 1]; a padding token is not stored.
         restart: bool [B, 1], rows in which a document begins: what they keep is forgotten.
         latest: how many of the latest keys of a ring are seen, int64 [1 or B, 1]; None: all.
+        others: what is seen besides: keys, biases and values side by side [B * J, ..., 2 E + 1],
+            and which are hidden, bool [B, G, 1, ...]; in every step, or in none.
         impl: as of :func:`~fairseq_clusterformer.kernels.ranged_attention`: one kernel where
-            that is "triton" (heads up to 256 wide, J = H, a gap of 0 or 1), else PyTorch.
+            that is "triton" (heads up to 256 wide, J = H, a gap of 0 or 1, no ``others``), else
+            PyTorch.
 
     Returns:
         The attended values [B, H, 1, E], and the new state: that of :class:`History` or of
@@ -81,7 +85,7 @@ def attend_step(
         with "near.".
     """
     groups = rings[0].key.size(1)
-    biased = own_bias != 0.0 or key_bias is not None
+    biased = own_bias != 0.0 or key_bias is not None or others is not None
     shape = (len(q), groups, len(rings), k.size(1) // groups)
     ragged = padding_mask is not None or restart is not None or gap > 1
     written = _stacked([ring.key for ring in rings])
@@ -94,7 +98,8 @@ def attend_step(
         if near is not None:
             near.forget(restart)
     numbers = numbers if kept.needs_numbers else Numbers(None, None)
-    by_kernel = near is None and restart is None and latest is None and k.size(1) == q.size(1)
+    simple = near is None and restart is None and latest is None and others is None
+    by_kernel = simple and k.size(1) == q.size(1)
     if by_kernel and chosen(impl, q) == "triton":
         out, changed = triton_kernels(q).triton_step(
             q,
@@ -121,6 +126,8 @@ def attend_step(
         parts = [kept.look(numbers.read, latest), (own.flatten(0, 3), None)]
         if near is not None:
             parts.append(near.look(biased))
+    if others is not None:
+        parts.append(others)
     sees_itself = gap > 0 or rings[0].query[0] is rings[0].key
     out = _attend(q, parts, groups, sees_itself=sees_itself)
     if gap == 1:

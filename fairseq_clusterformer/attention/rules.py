@@ -23,6 +23,7 @@ from .layout import (
     without_own,
 )
 from .scouts import Scouts, hidden_from, scout_layouts
+from .summaries import Summaries, summaries_of
 
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
 # 0, and float16 still holds the logit.
@@ -51,6 +52,7 @@ class Routing(NamedTuple):
         report: for the losses, the log and the layer above.
         scouts: queries that teach, and by which layouts they see every key.
         memory: layouts of keys and values whose states get no gradient; joined with the others.
+        summaries: clusters of which queries that are no scouts see a mean; joined as well.
     """
 
     layouts: tuple[Layout, ...]
@@ -59,6 +61,7 @@ class Routing(NamedTuple):
     scouts: Scouts | None = None
     of_scouts: tuple[Layout, ...] = ()
     memory: tuple[Layout, ...] = ()
+    summaries: Summaries | None = None
 
 
 def own_bias(kind: Kind) -> float:
@@ -78,7 +81,9 @@ def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
             scouts.queries, causal=kind.causal, gap=kind.gap, batch=tokens.batch
         )
         by_cluster = [*hidden_from(scouts.queries, by_cluster), *of_scouts]
-    return Routing((*by_cluster, *near), own, assignment.report, scouts, of_scouts)
+    summaries = summaries_of(kind, assignment)
+    layouts = (*by_cluster, *near)
+    return Routing(layouts, own, assignment.report, scouts, of_scouts, summaries=summaries)
 
 
 _Seen = tuple[Sequence[Layout], Sequence[Layout], Own | None]  # by cluster, by position, itself

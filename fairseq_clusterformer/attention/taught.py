@@ -40,6 +40,12 @@ class TaughtOptions(FuzzyOptions):
     probes: int = option(
         1, "clusters whose latest keys a query of a taught head sees, W - 1 of each", at_least=1
     )
+    summaries: int = option(
+        0,
+        "taught heads also see the mean of each cluster that they do not look into, as one key; "
+        "renewed after that many tokens; 0: not at all",
+        at_least=0,
+    )
     routing_width: int = option(32, "width of what taught heads route by", at_least=1)
     routing_convolution: int = option(
         4, "width of the convolution over what taught heads route by; 0: none", at_least=0
@@ -57,9 +63,11 @@ class Taught(Kind):
         if options.probes > options.clusters:
             allowed = f"up to the number of clusters, {options.clusters}"
             raise OptionError("probes", options.probes, allowed)
+        if options.summaries and not shape.causal and self.gap > 1:
+            raise OptionError("summaries", options.summaries, "0 in an encoder with a gap")
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature_or(0.2)
-        self.alone = options.routing_convolution == 0
+        self.alone = options.routing_convolution == options.summaries == 0
         heads, width = shape.num_heads, options.routing_width
         self.query_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
         self.key_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)

@@ -176,7 +176,14 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
         "gated": fuzzy | {"exploration"},
         "neural": fuzzy | {"rule", "normalizer", "own_centroids"},
         "taught": fuzzy
-        | {"scouts", "dense_updates", "probes", "routing_width", "routing_convolution"},
+        | {
+            "scouts",
+            "dense_updates",
+            "probes",
+            "summaries",
+            "routing_width",
+            "routing_convolution",
+        },
     }
     for defaults in ({"clusters": 3}, {"num_clusters": 3}):
         (name,) = defaults

@@ -1,0 +1,111 @@
+"""Means of clusters, written out token by token."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import Batch, MultiheadAttention
+from fairseq_clusterformer.attention.prefill import prefill
+from fairseq_clusterformer.attention.summaries import Summaries, attend, means, places
+
+B, H, N, E, K = 2, 2, 23, 4, 5
+
+
+def by_loops(q, k, v, s: Summaries, real: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """One softmax over the means that each query sees; 0 and -inf where it sees none."""
+    out, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=q.dtype)
+    for b in range(B):
+        for h in range(H):
+            for place, i in enumerate(real[b]):
+                last = N
+                if s.every is not None:
+                    last = place // s.every * s.every - s.gap  # the latest key that is seen
+                logits, values = [], []
+                for c in range(s.clusters):
+                    members = [
+                        j
+                        for before, j in enumerate(real[b])
+                        if before <= last and s.keys[b, h, j] == c
+                    ]
+                    if any(clusters[b, h, i] == c for clusters in s.looked_into) or not members:
+                        continue
+                    mean = k[b, h, members].mean(0)
+                    logits.append(q[b, h, i] @ mean / math.sqrt(E) + math.log(len(members)))
+                    values.append(v[b, h, members].mean(0))
+                if logits:
+                    logits = torch.stack(logits)
+                    out[b, h, i] = logits.softmax(0) @ torch.stack(values)
+                    lse[b, h, i] = logits.logsumexp(0)
+    return out, lse
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("every", "gap", "looks"), [(1, 1, 1), (4, 1, 2), (3, 7, 1), (40, 2, 1), (None, 1, 2)]
+)
+def test_means_are_those_of_plain_loops(every, gap, looks, padded):
+    q, k, v = torch.randn(3, B, H, N, E).double()
+    keys = torch.randint(K, (B, H, N))
+    looked_into = torch.rand(B, H, N, K).argsort(-1)[..., :looks].unbind(-1)
+    s = Summaries(looked_into, keys, K, every, gap)
+    mask = torch.zeros(B, N, dtype=torch.bool)
+    if padded:
+        mask[0, :6] = mask[1, -4:] = True
+        q[0, :, :6] = k[1, :, -4:] = v[1, :, -4:] = math.nan
+    real = [[i for i in range(N) if not mask[b, i]] for b in range(B)]
+    batch = Batch(mask if padded else None)
+    at = places(s, batch.positions(q[:, 0]), B, batch.padding_mask)
+    out, lse = attend(q, means(k, v, s, at)[0], s, at)
+    expected, expected_lse = by_loops(q, k, v, s, real)
+    shown = (~mask).unsqueeze(1).expand(B, H, N)
+    sees = shown & expected_lse.isfinite()
+    assert sees.any() or every == 40
+    torch.testing.assert_close(out[sees], expected[sees])
+    torch.testing.assert_close(lse[sees], expected_lse[sees])
+    assert (lse[shown & ~sees] < -1e30).all()
+
+
+def test_a_text_in_portions_gives_the_same_sums():
+    """Of rows that begin at other places of their chunks."""
+    k, v = torch.randn(2, B, H, N, E).double()
+    keys = torch.randint(K, (B, H, N))
+    mask = torch.zeros(B, N, dtype=torch.bool)
+    mask[0, :6] = mask[1, 9:12] = True
+    positions = Batch(mask).positions(k[:, 0])
+    whole = Summaries((), keys, K, 4, 6)
+    at = places(whole, positions, B, mask)
+    _, expected = means(k, v, whole, at)
+    before = None
+    for part in (slice(0, 7), slice(7, 8), slice(8, N)):
+        s = whole._replace(keys=keys[..., part])
+        at = places(s, positions[:, part], B, mask[:, part])
+        _, before = means(k[:, :, part], v[:, :, part], s, at, before)
+    torch.testing.assert_close(before, expected)
+
+
+def test_what_decoding_keeps_is_of_one_size():
+    layer = MultiheadAttention(16, 2, kinds="taught(window=4,clusters=3,summaries=5)", causal=True)
+    sizes = set()
+    for length in (40, 400):
+        _, state = prefill(layer.eval(), torch.randn(1, length, 16))
+        sizes.add(sum(t.numel() for name, t in state.items() if "summaries" in name))
+    assert len(sizes) == 1
+
+
+def test_the_task_teaches_keys_that_only_a_mean_shows():
+    """The key of a cluster that no query looks into, far back."""
+    k, v = (torch.randn(1, 1, 9, E, requires_grad=True) for _ in "kv")
+    keys = torch.tensor([1, 2, 1, 2, 1, 2, 1, 2, 1]).view(1, 1, 9)
+    s = Summaries((torch.zeros_like(keys),), keys, 3, 4, 1)
+    at = places(s, torch.arange(9).unsqueeze(0), 1)
+    out, _ = attend(torch.randn(1, 1, 9, E), means(k, v, s, at)[0], s, at)
+    of_keys, of_values = torch.autograd.grad(out.square().sum(), (k, v))
+    assert of_values[0, 0, :8].any(-1).all()
+    assert of_keys[0, 0, :8].any(-1).all()
+    assert not of_values[0, 0, 8].any()
+
+
+def test_near_keys_of_an_encoder_would_count_twice():
+    with pytest.raises(ValueError, match="summaries is 4; allowed: 0 in an encoder with a gap"):
+        MultiheadAttention(16, 2, kinds="taught(summaries=4,gap=3)", causal=False)
