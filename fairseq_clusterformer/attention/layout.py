@@ -94,7 +94,7 @@ def recent_layouts(
 
     def tokens_on(number: int) -> Tensor:
         """The place of the token that is so many real ones behind each query; negative: before."""
-        if padding_mask is None or abs(number) <= 1:  # padding is in no cluster
+        if padding_mask is None or number in (0, 1):  # padding is in no cluster
             return (query_order + number).clamp(0, length)
         real, hidden = ~padding_mask, padding_mask.to(torch.uint8)
         places = batch.once("real first", lambda: hidden.argsort(dim=1, stable=True))

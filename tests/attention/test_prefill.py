@@ -63,9 +63,10 @@ def test_in_portions(kind: str, padding: str, portions: tuple[int, ...]) -> None
     check_portions(build(kind, causal=True), portions, padding)
 
 
+@pytest.mark.parametrize("gap", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in CAUSAL if "gap" in kind])
-def test_padding_does_not_widen_a_gap(kind: str) -> None:
-    check_portions(build(kind, causal=True), (6, 7, 9), "between")
+def test_padding_does_not_widen_a_gap(kind: str, gap: int) -> None:
+    check_portions(build(kind, causal=True, gap=gap, clusters=2), (6, 7, 9), "between")
 
 
 def check_portions(module, portions: tuple[int, ...], padding: str) -> None:
