@@ -32,6 +32,7 @@ RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
 SPREAD = 0.5  # of the weights of a routing convolution
 DISTANCES = 256  # over which rotary positions are averaged
+TINY = 1e-30  # of a head that was pruned, all is 0
 
 
 class Pupil(NamedTuple):
@@ -109,7 +110,8 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
         found = _directions(q, k @ turn.to(k), width)
         for name, wanted in zip("qk", found, strict=True):
             weight = _regression(x, wanted)  # [R, D]
-            weight *= x.size(1) ** -0.5 / weight.std()  # cosines do not see it; steps of Adam do
+            # cosines do not see it; steps of Adam do
+            weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
         keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
@@ -167,7 +169,7 @@ def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor]:
 def _roots(x: Tensor) -> tuple[Tensor, Tensor]:
     """The root of a covariance, and its pseudo-inverse."""
     values, vectors = torch.linalg.eigh(x.t() @ x / len(x))
-    values = values.clamp(min=values.max() * 1e-8)
+    values = values.clamp(min=values.max() * 1e-8 + TINY)
     return tuple(vectors * root @ vectors.t() for root in (values.sqrt(), values.rsqrt()))
 
 

@@ -224,6 +224,17 @@ class TestFit:
         for name, tensor in clustered.state_dict().items():
             assert ".routers." in f".{name}" or torch.equal(tensor, before[name]), name
 
+    def test_of_pruned_heads(self, models: tuple[Model, Model]) -> None:
+        dense, clustered = models
+        with torch.no_grad():
+            of = dense.decoder.layers[0].self_attn
+            of.q_proj.weight[:4] = of.k_proj.weight[4:8] = 0.0
+        routers = pupils(dense, clustered, {("decoder", 0): ORDER})
+        batches = [{"x": pairs(1, 40)}]
+        begin(dense, routers, batches, seed=1)
+        fit(dense, routers, batches, updates=2, lr=0.01)
+        assert all(t.isfinite().all() for pupil in routers for t in pupil.router.parameters())
+
     def test_heads_of_the_dense_model_stay_as_they_are(self, models: tuple[Model, Model]) -> None:
         dense, clustered = models
         before = {name: t.clone() for name, t in dense.state_dict().items()}
