@@ -42,7 +42,11 @@ def _parser() -> Parser:
     add("out", metavar="OUT", type=Path, help="the folder to make")
     add_places(parser)
     spec = {"metavar": "SPEC"}
-    add("--attention", **spec, help="of all layers (default: what the heads' attention suggests)")
+    about = (
+        "of all layers (default: what the heads' attention suggests, by --clusters, --scouts, "
+        "--window-below, --full-below and --parts)"
+    )
+    add("--attention", **spec, help=about)
     add("--encoder-attention", **spec, help="of a translator's encoder alone")
     add("--decoder-attention", **spec, help="of a translator's decoder alone")
     about = "tokens that are near: the window of all heads (default: 128)"
@@ -52,13 +56,13 @@ def _parser() -> Parser:
     about = "of heads that cluster (default: positions / --far-window)"
     add("--clusters", **whole, help=about)
     about = "a head with less attention beyond the near window becomes a window (default: 0.05)"
-    add("--window-below", **share, default=0.05, help=about)
+    add("--window-below", **share, help=about)
     about = (
         "a head stays full if the near window and the heaviest W keys have less (default: 0, none)"
     )
-    add("--full-below", **share, default=0.0, help=about)
+    add("--full-below", **share, help=about)
     about = "most groups of heads in a layer (default: 4)"
-    add("--parts", **whole, default=4, help=about)
+    add("--parts", **whole, help=about)
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions", **whole, help=about)
     add("--gen-subset", metavar="SPLIT", default="train", help="to read (default: train)")
@@ -72,8 +76,8 @@ def _parser() -> Parser:
     add("--updates", metavar="N", type=_count, default=300, help=about)
     rate = {"metavar": "F", "type": number("above 0", lambda value: value > 0)}
     add("--lr", **rate, default=0.02, help="of the routers (default: 0.02)")
-    about = "queries that teach in the training that follows, in --attention's place (default: 16)"
-    add("--scouts", **whole, default=16, help=about)
+    about = "of heads that cluster, queries that teach in the training that follows (default: 16)"
+    add("--scouts", **whole, help=about)
     add("--seed", **whole, default=1, help="of what is drawn (default: 1)")
     add("--force", action="store_true", help="replace what convert has written, nothing else")
     return parser
@@ -91,6 +95,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(arguments)
+    if args.far_window < 2:
+        allowed = "2 or more, the query's own included"
+        raise bad_option("--far-window", args.far_window, allowed)
     for file in args.text or ():
         if not file.is_file():
             problem = "it is a folder" if file.is_dir() else "no such file"
@@ -133,28 +140,38 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plan(args: argparse.Namespace, loaded):
-    """What the options ask for."""
+    """What the options ask for.
+
+    Raises:
+        UserError: an option of specs that are made, where all are given.
+    """
     from fairseq_clusterformer.inference.convert import Plan
     from fairseq_clusterformer.inference.convert_heads import Wanted
     from fairseq_clusterformer.models.convert import sides_of
 
-    specs = {}
-    if args.attention is not None:
-        specs = dict.fromkeys(sides_of(loaded.cfg.model._name), args.attention)
+    sides = sides_of(loaded.cfg.model._name)
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
+    specs = {} if args.attention is None else dict.fromkeys(sides, args.attention)
     specs |= {side: spec for side, spec in given.items() if spec is not None}
+    made, wanted = (_given(args, names) for names in (("clusters", "scouts"), Wanted._fields))
+    if sides and specs.keys() >= set(sides) and (made or wanted):
+        name, value = next(iter((made | wanted).items()))
+        raise bad_option(f"--{name.replace('_', '-')}", value, "none with --attention")
     return Plan(
         specs=specs,
         near=args.near_window,
         far=args.far_window,
-        clusters=args.clusters,
-        wanted=Wanted(args.window_below, args.full_below, args.parts),
+        wanted=Wanted(**wanted),
         max_positions=args.max_positions,
-        scouts=args.scouts,
         updates=args.updates,
         lr=args.lr,
         seed=args.seed,
+        **made,
     )
+
+
+def _given(args: argparse.Namespace, names: Sequence[str]) -> dict[str, float]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _print(converted) -> None:
@@ -169,6 +186,7 @@ def _print(converted) -> None:
         )
     for side in sides:
         print(f"attention of the {side}: {converted.specs[side]}")
-    kinds = {head.kind for head in converted.heads} - {"window", "full", "taught", "strided"}
+    others = {"window", "full", "taught", "strided", "xl"}  # fitted, or without clusters to learn
+    kinds = {head.kind for head in converted.heads} - others
     if kinds:
         print(f"not fitted, their clusters start anew: {', '.join(sorted(kinds))}")

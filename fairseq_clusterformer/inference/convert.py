@@ -49,7 +49,7 @@ class Plan:
     near: int = 128
     far: int = 64
     clusters: int | None = None
-    wanted: Wanted = Wanted(0.05, 0.0, 4)
+    wanted: Wanted = Wanted()
     max_positions: int | None = None
     scouts: int = 16
     updates: int = 300
@@ -155,7 +155,7 @@ def convert(
         progress: of the fitting.
 
     Raises:
-        UserError: options of the model that have no clustered form.
+        UserError: options of the model that have no clustered form, or texts that are too short.
     """
     sides = target_of(loaded.cfg.model._name).specs
     dense = rebuilt(loaded, {side: "full" for side in sides})

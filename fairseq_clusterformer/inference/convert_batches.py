@@ -29,7 +29,7 @@ def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
     whose texts are as long as they are.
 
     Raises:
-        UserError: more than the model has positions, or a task without this option.
+        UserError: less than 3, more than the model has positions, or a task without this option.
     """
     trained, option = loaded.cfg.task.get("tokens_per_sample"), "--tokens-per-sample"
     if trained is None:
@@ -38,8 +38,8 @@ def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
             raise bad_option(option, wanted, allowed)
         return None
     positions = loaded.model.max_positions()
-    if wanted is not None and wanted > positions:
-        raise bad_option(option, wanted, f"{positions} or less")
+    if wanted is not None and not 3 <= wanted <= positions:  # one, and a symbol at either end
+        raise bad_option(option, wanted, f"3 to {positions}")
     return wanted or min(trained, positions, most)
 
 

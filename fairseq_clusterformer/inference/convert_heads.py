@@ -17,6 +17,7 @@ from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.spec import Heads
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.models.convert import attentions
 from fairseq_clusterformer.precision import full_float32
@@ -126,6 +127,9 @@ def head_mass(
     Args:
         window: keys within it are near.
         heaviest: W.
+
+    Raises:
+        UserError: no text is so long that any key is beyond the window.
     """
 
     def sums(place: Place, attention: SelfAttention, read: Read) -> Tensor:
@@ -143,8 +147,12 @@ def head_mass(
         return torch.cat([torch.stack(rows).double(), number.expand(len(rows), 1)], dim=-1)
 
     totals = _totals(model, batches, sums)
+    for (side, _), total in totals.items():
+        if not total[0, -1]:
+            problem = f"no text that the {side} reads goes beyond it"
+            raise bad_option("--near-window", window, "fewer tokens than texts have", problem)
     return {
-        place: Mass(far / number.clamp(min=1), (best / number.clamp(min=1)).clamp(max=1.0))
+        place: Mass(far / number, (best / number).clamp(max=1.0))
         for place, (far, best, number) in ((p, t.unbind(-1)) for p, t in totals.items())
     }
 
@@ -209,7 +217,7 @@ def recall(
 
     totals = _totals(dense, batches, sums)
     return {
-        place: (seen / number.clamp(min=1), chance / number.clamp(min=1))
+        place: (seen / number, chance / number)
         for place, (seen, chance, number) in ((p, t.unbind(-1)) for p, t in totals.items())
     }
 
@@ -238,9 +246,9 @@ class Wanted(NamedTuple):
         parts: into how many groups a layer's heads may be divided.
     """
 
-    window_below: float
-    full_below: float
-    parts: int
+    window_below: float = 0.05
+    full_below: float = 0.0
+    parts: int = 4
 
 
 def kinds_for(mass: Mass, wanted: Wanted) -> list[str]:

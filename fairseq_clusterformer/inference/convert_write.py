@@ -119,11 +119,14 @@ def fine_tuning(converted: Converted, out: Path) -> str:
         *("--total-num-update", updates, "--max-update", updates, "--clip-norm", "1.0"),
     ]
     size = {name: _first_of(cfg, "dataset", name, None) for name in ("batch_size", "max_tokens")}
+    if not any(size.values()):
+        size["max_tokens"] = 4096
+    positions = converted.loaded.model.max_positions()
+    if size["max_tokens"] and isinstance(positions, int):  # one text at least
+        size["max_tokens"] = max(size["max_tokens"], positions)
     for name, value in size.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", value]
-    if not any(size.values()):
-        words += ["--max-tokens", 4096]
     smoothing = _first_of(cfg, "criterion", "label_smoothing", None)
     if smoothing is not None and "label_smoothed" in criterion:
         words += ["--label-smoothing", smoothing]

@@ -30,7 +30,7 @@ from tests.cli.in_process import (
 
 TAUGHT = "window(8)+taught(window=8,clusters=4,gap=8)"
 WIDE = "taught(window=64,clusters=2,gap=64)+window(200)"  # wider than any text here
-FAST = "--near-window 8 --far-window 8 --clusters 4 --tokens 1000 --updates 3"
+FAST = "--near-window 8 --far-window 8 --tokens 1000 --updates 3"
 
 
 def convert(*words: object) -> int:
@@ -92,7 +92,8 @@ class TestSameOutputs:
 
     def test_translator(self, dense_translator: Path, parallel_data: Path, tmp_path: Path) -> None:
         words = ["--encoder-attention", WIDE, "--decoder-attention", f"full,{WIDE}"]
-        assert convert(dense_translator, tmp_path / "out", *words, *FAST.split()) == 0
+        words += [*FAST.split(), "--near-window", 2]
+        assert convert(dense_translator, tmp_path / "out", *words) == 0
         source = letters(parallel_data, 4, 9, name="dict.src.txt")
         target = letters(parallel_data, 4, 7, name="dict.tgt.txt")
         source[1, :3] = Dictionary().pad()
@@ -203,6 +204,18 @@ class TestWhatTakesIt:
         assert len(run.updates) == 1
 
 
+def test_it_goes_on_with_texts_longer_than_a_batch(
+    dense_checkpoint: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    state = torch.load(dense_checkpoint, weights_only=False)
+    state["cfg"]["dataset"]["max_tokens"] = 128
+    torch.save(state, tmp_path / "dense.pt")
+    words = ["--max-positions", 256, "--attention", TAUGHT, *FAST.split()]
+    assert convert(tmp_path / "dense.pt", tmp_path / "out", *words) == 0
+    run = train(byte_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
+    assert run.updates[0]["ntokens"] == 256
+
+
 def test_roberta_of_more_positions(
     roberta: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -250,6 +263,7 @@ class TestTranslator:
         train(parallel_data, f"{CLUSTERED_TRANSLATION} {full}", tmp_path / "dense")
         checkpoint = tmp_path / "dense" / "checkpoint_last.pt"
         words = ["--encoder-attention", "window(3)+neural(clusters=3)", *FAST.split()]
+        words += ["--near-window", 2]
         assert convert(checkpoint, tmp_path / "out", *words) == 0
 
 
@@ -266,9 +280,10 @@ def test_a_classifier(text_data: Path, tmp_path: Path, capsys: pytest.CaptureFix
 def test_other_kinds_start_anew(
     dense_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    words = ["--attention", f"gated(8,clusters=4)+kmeans(8,clusters=4),{TAUGHT}", *FAST.split()]
+    kinds = "gated(8,clusters=4)+kmeans(8,clusters=4)+xl(8)+window(8)"
+    words = ["--attention", f"{kinds},{TAUGHT}", *FAST.split()]
     assert convert(dense_checkpoint, tmp_path / "out", *words) == 0
-    assert "not fitted, their clusters start anew: gated, kmeans" in capsys.readouterr().out
+    assert "not fitted, their clusters start anew: gated, kmeans\n" in capsys.readouterr().out
 
 
 class TestBadInput:
@@ -280,7 +295,12 @@ class TestBadInput:
             ("--attention gated(1)", "--attention-window is 1; allowed: 2 or more"),
             ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
             ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
-            ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 64 or less"),
+            ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
+            ("--tokens-per-sample 2", "--tokens-per-sample is 2; allowed: 3 to 64"),
+            ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
+            ("--far-window 1", "--far-window is 1; allowed: 2 or more, the query's own included"),
+            ("--attention full --scouts 3", "--scouts is 3; allowed: none with --attention"),
+            ("--decoder-attention full --parts 1", "--parts is 1; allowed: none with --attention"),
             ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
             ("--gen-subset tests", "it has no split tests"),
             ("--data no/such", "--data is no/such: no such folder; allowed: "),

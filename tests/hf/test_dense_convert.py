@@ -38,7 +38,8 @@ def texts(dense: Path, folder: Path) -> list[Path]:
 def test_the_same_outputs(dense: Path, tmp_path: Path) -> None:
     """Each head sees all; and the checkpoint needs nothing but its folder."""
     words = ["convert", dense, tmp_path / "out", "--attention", WIDE, "--tokens", 1500]
-    assert run(*words, "--updates", 1, "--text", *texts(dense, tmp_path)) == 0
+    words += ["--updates", 1, "--near-window", 8]
+    assert run(*words, "--text", *texts(dense, tmp_path)) == 0
     assert run("export", dense, tmp_path / "bundle", "--to", "fairseq") == 0
     found, wanted = (
         load_checkpoint(path) for path in (tmp_path / "out" / "checkpoint.pt", tmp_path / "bundle")
