@@ -82,7 +82,8 @@ class Taught(Kind):
 
     def commit(self) -> None:
         super().commit()
-        self.begins = bool(self.normalizer.updates < self.options.dense_updates)
+        dense = self.options.dense_updates  # without any, no device is waited for
+        self.begins = dense > 0 and bool(self.normalizer.updates < dense)
 
     @property
     def least_gap(self) -> int:
@@ -95,8 +96,6 @@ class Taught(Kind):
         if self.convolution is not None and tokens.decoding:
             x, before = self.convolution.step(x, state.get("before"), tokens.batch, None)
             state = {"before": before}
-        elif self.convolution is not None and self.training:
-            x = self.convolution(x, tokens.batch)
         elif self.convolution is not None:
             x, before = self.convolution.following(x, state.get("before"), tokens.batch)
             state = {"before": before}

@@ -207,6 +207,8 @@ def _recall_problem(setting: Setting) -> str:
 
 
 def _mqar_problem(setting: Setting) -> str:
+    if setting.pairs > MQAR_WORDS // 2:
+        return f"--pairs is {setting.pairs}; allowed: up to {MQAR_WORDS // 2}, as there are keys"
     short = 4 * setting.pairs > setting.length
     return f"--length is {setting.length}; allowed: 4 times --pairs or more" * short
 

@@ -159,6 +159,8 @@ def test_what_decoding_keeps(task, monkeypatch):
         model = task.Model(task.Setting(kind))
         assert model.state_size() // (2 * 2 * 64) == tokens
         assert task.evaluate(model)["state"] == model.state_size()
+    model = task.Model(task.Setting("near+taught"))  # what routes looks back in training, too
+    assert model.train().state_size() == model.eval().state_size()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,7 @@ def test_what_decoding_keeps(task, monkeypatch):
         ("near --pairs 1", "--pairs is 1; allowed: 2 or more"),
         ("near --length 47", "--length is 47"),
         ("near --task mqar --length 31", "4 times --pairs or more"),
+        ("near --task mqar --length 20000 --pairs 5000", "--pairs is 5000; allowed: up to 4096"),
         ("near --task mqr", "--task is mqr; allowed: recall, mqar, phonebook"),
         ("near --task phonebook --length 60 --pairs 10", "--length is 60; allowed: 66 or more"),
         ("near --task phonebook --pairs 5000", "--pairs is 5000; allowed: up to 4096"),
