@@ -46,7 +46,6 @@ def _parser() -> Parser:
         "--rare",
         metavar="N",
         type=whole_number,
-        default=20,
         help="with --breakdown, what the training split holds at most N times is rare (default: "
         "20; without the split, everything is)",
     )
@@ -64,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.text and not args.text.is_file():
         problem = "it is a folder" if args.text.is_dir() else "no such file"
         raise bad_option("--text", args.text, "a file of text", problem)
+    if args.rare is not None and not args.breakdown:
+        raise bad_option("--rare", args.rare, "with --breakdown")
     if args.out and args.out.is_dir():
         raise bad_option("--out", args.out, "a file to write", "it is a folder")
 
@@ -93,7 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.breakdown:
         has_training = (loaded.folder / "train.idx").is_file()
         training = perplexity.training_items(loaded) if has_training else ()
-        breakdown = Breakdown(coding, training, args.rare)
+        rare = {} if args.rare is None else {"rare": args.rare}
+        breakdown = Breakdown(coding, training, **rare)
     bar = partial(tqdm, unit="block", disable=not sys.stderr.isatty())
     streamed = {}
     if args.stream:

@@ -110,6 +110,7 @@ def test_mistakes(
     assert "a prepared folder with valid.idx" in error(capsys, *model, "--data", lm_bundle)
     assert "with other.idx" in error(capsys, *model, "--gen-subset", "other")
     assert "is nowhere: no such file" in error(capsys, *model, "--text", "nowhere")
+    assert "--rare is 3; allowed: with --breakdown" in error(capsys, *model, "--rare", 3)
     line = error(capsys, *model, "--text", tmp_path)
     assert f"--text is {tmp_path}: it is a folder; allowed: a file of text" in line
     (tmp_path / "empty").write_text("")
