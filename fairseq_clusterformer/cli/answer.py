@@ -71,6 +71,9 @@ def main(arguments: Sequence[str]) -> int:
 
     path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
     sources = read_sources(args.document, args.encoding, main_text=args.main_text, report=say)
+    if args.html and args.html.resolve() in {Path(each.name).resolve() for each in sources}:
+        problem = "is a document, which the page would replace"
+        raise bad_option("--html", args.html, "another file", problem)
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.read import TASK, Reader
 

@@ -537,6 +537,19 @@ def test_page_of_a_question_without_an_answer(
     )
 
 
+def test_page_does_not_replace_a_document(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    page = tmp_path / "letters" / "page.html"
+    page.parent.mkdir()
+    page.write_text(text := f"<p>{fact(RULES, 'Ida')}</p>", encoding="utf-8")
+    line = ["--checkpoint", checkpoint, "--question", RULES, "--html", page]
+    for document in (page, page.parent):
+        assert run(*line, "--document", document) == 1
+        assert f"--html is {page}: is a document" in capsys.readouterr().err
+        assert page.read_text(encoding="utf-8") == text
+
+
 def test_several_questions(checkpoint: Path, towns: Path, capsys: pytest.CaptureFixture) -> None:
     line = ["--checkpoint", checkpoint, "--document", towns, "--top", 1]
     assert run(*line, "--question", RULES, "--question", COSTS) == 0
