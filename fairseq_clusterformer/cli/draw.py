@@ -9,7 +9,7 @@ The checkpoint's task decides what is drawn into the folder drawn:
 - language model: clusters.png and clusters.html, the tokens of a passage in the colours of their
   clusters. Sizes and words of the clusters are counted over the validation text of --data; where
   there is none, as in a bundle, over the passage.
-- reader (question answering): clusters.png and clusters.html of a document.
+- reader of the architecture clusterformer_reader: clusters.png and clusters.html of a document.
 - --centroids: centroids.png, the fitted centroids of square images.
 
 The picture shows one layer (--layer, counted from 0), the page all layers that cluster.
@@ -97,7 +97,8 @@ def _clusters(args: argparse.Namespace) -> tuple:
         text, draw = language_model.read_clusters(loaded, args.text), figure.draw_passage
     else:
         what = f"is a {type(loaded.model).__name__}"
-        raise bad_option("--checkpoint", args.checkpoint, "a language model or a reader", what)
+        allowed = "a language model, or a reader of the architecture clusterformer_reader"
+        raise bad_option("--checkpoint", args.checkpoint, allowed, what)
     layers = {layer.number: layer for layer in text.layers}
     number = text.layers[-1].number if args.layer is None else args.layer
     if number not in layers:

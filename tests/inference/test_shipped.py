@@ -61,6 +61,14 @@ def test_a_reader_reads(tmp_path, capsys) -> None:
     assert reader.answer("What did she discover?", text)[0].text == "polonium"
 
 
+def test_draw_says_which_readers_cluster(tmp_path, capsys) -> None:
+    (tmp_path / "a.txt").write_text("Ulm lies on the Danube.")
+    line = ["draw", "--checkpoint", "bidaf-en", "--text", str(tmp_path / "a.txt")]
+    assert run(*line, "--question", "Where is Ulm?", "--out", str(tmp_path / "drawn")) == 1
+    said = capsys.readouterr().err
+    assert "is a BidafReader; allowed: a language model, or a reader of the architecture" in said
+
+
 def test_a_writer_of_code_knows_code(capsys) -> None:
     assert run("generate", "--checkpoint", "python-code", "--cpu", "def read(", "--seed", 1) == 0
     assert capsys.readouterr().out.startswith("def read(")
