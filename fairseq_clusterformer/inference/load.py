@@ -20,6 +20,7 @@ import fairseq_clusterformer.plugin  # noqa: F401  registers our models, allows 
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
 
+PLUGIN = "and the plug-in (--user-dir)"
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 #: what torch.load ends in where a file is something else; no code of ours runs in it
 _UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
@@ -98,7 +99,7 @@ def load_checkpoint(
             state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError) as error:
-        allowed = "a model of this version, with the data that it was trained on (--data)"
+        allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
         problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
         raise bad_option(option, path, allowed, problem) from error
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
@@ -164,7 +165,7 @@ def _check_names(cfg: DictConfig, path: Path, option: str, allowed: Sequence[str
     ):
         if name not in known:
             problem = f"its {what} {name} is unknown to this version"
-            raise bad_option(option, path, ALLOWED, problem)
+            raise bad_option(option, path, f"{ALLOWED}, {PLUGIN} of its training", problem)
 
 
 def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:

@@ -101,8 +101,10 @@ def test_other_versions(checkpoint: Path, tmp_path: Path) -> None:
     load_checkpoint(edited(checkpoint, path, lambda s: s["cfg"]["model"].pop("stride")))
     line = refused(edited(checkpoint, path, option(attention="of_the_future")))
     assert "of_the_future" in line
+    assert "and the plug-in (--user-dir) of its training" in line
     line = refused(edited(checkpoint, path, option(_name="of_the_future")))
     assert "its architecture of_the_future is unknown" in line
+    assert "and the plug-in (--user-dir) of its training" in line
     line = refused(edited(checkpoint, path, lambda s: s["cfg"]["task"].update(_name="future")))
     assert "its task future is unknown" in line
     line = refused(edited(checkpoint, path, lambda s: s["model"].update(new=torch.zeros(1))))
