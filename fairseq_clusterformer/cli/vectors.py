@@ -5,7 +5,7 @@
 
 OUT gets a line for each word, frequent words first: the word and its numbers, as GloVe's files
 have it. A word is a run of letters and digits, or one other character. gensim does the learning:
-pip install gensim.
+pip install "fairseq_clusterformer[vectors]".
 """
 
 import time

@@ -77,7 +77,8 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
         elif (source / archive.name).is_file():
             paths[name] = _unpack(source / archive.name, name, work)
         else:
-            allowed = f"a folder that holds {', '.join(archive.members)} or {archive.name}"
+            places = dict.fromkeys((", ".join(archive.members), archive.name))
+            allowed = f"a folder that holds {' or '.join(places)}"
             problem = f"holds no {name}" if source.is_dir() else "no such folder"
             raise bad_option("--source", source, allowed, problem)
         verify(paths[name], checksum)

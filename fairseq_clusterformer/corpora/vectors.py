@@ -3,7 +3,6 @@
 A line of the file is a word and its numbers, separated by blanks; frequent words come first.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -104,8 +103,8 @@ def _gensim(method: str):
         from gensim.models import FastText, Word2Vec
     except ImportError as error:
         raise UserError(
-            f"clusterformer vectors needs gensim ({error}); install it: {sys.executable} -m pip "
-            "install gensim"
+            f"clusterformer vectors needs gensim ({error}); allowed: pip install "
+            '"fairseq_clusterformer[vectors]"'
         ) from None
     return dict(zip(METHODS, (Word2Vec, FastText), strict=True))[method]
 

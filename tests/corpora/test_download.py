@@ -108,6 +108,13 @@ def test_files_at_hand(archive, tmp_path, form):
     assert obtain([archive], source, tmp_path)["text"].read_bytes() == CONTENT
 
 
+def test_a_single_file_is_named_once(tmp_path):
+    (tmp_path / "source").mkdir()
+    archive = Archive("http://nowhere/train.gz", None, {"train.gz": None})
+    with pytest.raises(UserError, match=r"allowed: a folder that holds train\.gz$"):
+        obtain([archive], tmp_path / "source", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
