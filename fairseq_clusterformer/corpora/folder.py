@@ -88,7 +88,7 @@ def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
             raise bad_option("DEST", dest, "another folder; or remove this one", problem)
     if recipe != before:
         where, was, wanted = _first_difference(before, recipe)
-        problem = f"was prepared with {where} {_short(was)}, not {_short(wanted)}"
+        problem = f"was prepared otherwise ({where}: {_short(was)} then, {_short(wanted)} now)"
         raise bad_option("DEST", dest, "another folder; or remove this one", problem)
 
 

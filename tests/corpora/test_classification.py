@@ -601,10 +601,10 @@ def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
     assert run("mr", sentences) == 0
     assert "already prepared" in capsys.readouterr().out
     assert run("mr", sentences, "--max-length", 9) == 1
-    assert "was prepared with settings max_length none, not 9; allowed" in capsys.readouterr().err
+    assert "otherwise (settings max_length: none then, 9 now); allowed" in capsys.readouterr().err
     write_sentences(sentences, SENTENCES[:90])
     assert run("mr", sentences) == 1
-    assert "was prepared with sources all rt-polarity.all " in capsys.readouterr().err
+    assert "was prepared otherwise (sources all rt-polarity.all: " in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(build, "_route", interrupt)
         assert run("mr", sentences, "--force") == 130

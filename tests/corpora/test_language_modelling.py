@@ -428,7 +428,7 @@ MISTAKES = {
         "good {dest} --pattern *.md",
         r"SOURCE is .*: no text file, only test\.txt, train",
     ),
-    "empty text": ("blank {dest}", r"SOURCE has no text for train; allowed"),
+    "empty text": ("blank {dest}", r"SOURCE has no text for train; allowed: a line"),
     "equal documents": (
         "equal {dest} --split documents",
         r"--split is documents: SOURCE has 1; allowed: 3 .*",

@@ -170,7 +170,7 @@ def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run(*words) == 0
     assert "already prepared" in capsys.readouterr().out
     assert run(*words, "--sentencepiece 300") == 1
-    assert "was prepared with at most true, not none" in capsys.readouterr().err
+    assert "was prepared otherwise (at most: true then, none now)" in capsys.readouterr().err
     bpe = write_gpt2(tmp_path / "bpe")
     assert run(*words, "--gpt2-bpe", bpe, "--workers 2 --force") == 0
     again = PageData(tmp_path / "data", "train")

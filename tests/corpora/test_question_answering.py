@@ -105,7 +105,7 @@ def test_squad_to_folder_and_back(source: Path, model: Path, tmp_path: Path, cap
     assert run(*arguments) == 0
     assert "is already prepared" in capsys.readouterr().out
     assert run(*arguments, "--titles") == 1
-    assert "was prepared with titles false, not true" in capsys.readouterr().err
+    assert "was prepared otherwise (titles: false then, true now)" in capsys.readouterr().err
     assert snapshot(dest) == before
 
 

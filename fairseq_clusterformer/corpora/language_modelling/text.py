@@ -239,7 +239,8 @@ def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = N
             if split == "train" and room["train"] < 0:
                 problem = "the first line alone is longer"
                 raise bad_option("--train-bytes", train_bytes, "a larger number", problem)
-            raise UserError(f"SOURCE has no text for {split}; allowed: at least one byte")
+            allowed = "a line or more for each of train, valid and test"
+            raise UserError(f"SOURCE has no text for {split}; allowed: {allowed}")
     return counts
 
 
