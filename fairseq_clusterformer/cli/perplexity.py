@@ -67,6 +67,8 @@ def main(arguments: Sequence[str]) -> int:
         raise bad_option("--rare", args.rare, "with --breakdown")
     if args.out and args.out.is_dir():
         raise bad_option("--out", args.out, "a file to write", "it is a folder")
+    if args.out and not args.out.parent.is_dir():
+        raise bad_option("--out", args.out, "a file to write", "no such folder")
 
     from tqdm import tqdm
 

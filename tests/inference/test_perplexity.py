@@ -116,3 +116,6 @@ def test_mistakes(
     (tmp_path / "empty").write_text("")
     assert "it is empty" in error(capsys, *model, "--text", tmp_path / "empty")
     assert "--max-blocks is 0" in usage_error(capsys, *model, "--max-blocks", 0)
+    out = tmp_path / "no" / "out.json"
+    line = error(capsys, *model, "--out", out)  # before the scoring, which may take hours
+    assert f"--out is {out}: no such folder; allowed: a file to write" in line
