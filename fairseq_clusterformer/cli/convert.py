@@ -43,18 +43,20 @@ def _parser() -> Parser:
     add_places(parser)
     spec = {"metavar": "SPEC"}
     about = (
-        "of all layers (default: what the heads' attention suggests, by --clusters, --scouts, "
-        "--window-below, --full-below and --parts)"
+        "of all layers (default: what the heads' attention suggests, by --clusters, --probes, "
+        "--scouts, --window-below, --full-below and --parts)"
     )
     add("--attention", **spec, help=about)
     add("--encoder-attention", **spec, help="of a translator's encoder alone")
     add("--decoder-attention", **spec, help="of a translator's decoder alone")
     about = "tokens that are near: the window of all heads (default: 128)"
     add("--near-window", **whole, default=128, help=about)
-    about = "W, tokens of their cluster that heads see beyond the near window (default: 64)"
+    about = "W, tokens of their clusters that heads see beyond the near window (default: 64)"
     add("--far-window", **whole, default=64, help=about)
     about = "of heads that cluster (default: positions / --far-window)"
     add("--clusters", **whole, help=about)
+    about = "clusters that a query looks into, which share --far-window (default: 2)"
+    add("--probes", **whole, help=about)
     about = "a head with less attention beyond the near window becomes a window (default: 0.05)"
     add("--window-below", **share, help=about)
     about = (
@@ -98,6 +100,10 @@ def main(arguments: Sequence[str]) -> int:
     if args.far_window < 2:
         allowed = "2 or more, the query's own included"
         raise bad_option("--far-window", args.far_window, allowed)
+    if args.probes is not None and args.clusters is not None and args.probes > args.clusters:
+        raise bad_option("--probes", args.probes, f"up to --clusters, {args.clusters}")
+    if args.probes is not None and args.probes >= args.far_window:
+        raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
     for file in args.text or ():
         if not file.is_file():
             problem = "it is a folder" if file.is_dir() else "no such file"
@@ -153,7 +159,9 @@ def _plan(args: argparse.Namespace, loaded):
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
     specs = {} if args.attention is None else dict.fromkeys(sides, args.attention)
     specs |= {side: spec for side, spec in given.items() if spec is not None}
-    made, wanted = (_given(args, names) for names in (("clusters", "scouts"), Wanted._fields))
+    made, wanted = (
+        _given(args, names) for names in (("clusters", "probes", "scouts"), Wanted._fields)
+    )
     if sides and specs.keys() >= set(sides) and (made or wanted):
         name, value = next(iter((made | wanted).items()))
         raise bad_option(f"--{name.replace('_', '-')}", value, "none with --attention")

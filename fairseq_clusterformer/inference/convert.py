@@ -35,7 +35,8 @@ class Plan:
     Attributes:
         specs: attention of a side, as a spec; a side that is missing gets one by its heads.
         near: window of all heads.
-        far: W, the tokens that heads see of their cluster beyond that window.
+        far: W, the tokens that heads see of their clusters beyond that window.
+        probes: clusters that a query looks into, which share W; None: 2, where W and K allow it.
         clusters: K of the heads that cluster; None: so many that a cluster has W tokens.
         wanted: what makes a head a window, or keeps it full.
         max_positions: most tokens of a sequence; None: as before.
@@ -48,6 +49,7 @@ class Plan:
     specs: dict[str, str] = field(default_factory=dict)
     near: int = 128
     far: int = 64
+    probes: int | None = None
     clusters: int | None = None
     wanted: Wanted = Wanted()
     max_positions: int | None = None
@@ -263,11 +265,14 @@ def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str
     positions = plan.max_positions or loaded.model.max_positions()
     if isinstance(positions, tuple):
         positions = positions[side == "decoder"]
-    clusters = plan.clusters or max(2, positions // plan.far)
+    clusters = plan.clusters or max(2, plan.probes or 0, positions // plan.far)
+    probes = plan.probes or min(2, clusters, plan.far - 1)
+    window = (plan.far - 1) // probes + 1  # W counts the query's own key, once
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     written = {
         "window": f"window({plan.near})",
-        "cluster": f"taught(window={plan.far},clusters={clusters},gap={gap},scouts={plan.scouts})",
+        "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
+        f"scouts={plan.scouts})",
         "full": "full",
     }
     layers = [

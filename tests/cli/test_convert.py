@@ -200,7 +200,9 @@ class TestWhatTakesIt:
     ) -> None:
         assert convert(dense_checkpoint, tmp_path / "out", *FAST.split()) == 0
         run = train(byte_data, "", tmp_path / "on", *words_of(capsys), "--max-update", 1)
-        assert run.model.decoder.layers[0].self_attn.kinds[-1].options.scouts == 16
+        options = run.model.decoder.layers[0].self_attn.kinds[-1].options
+        assert options.scouts == 16
+        assert (options.probes, options.window) == (2, 4)  # 2 clusters share --far-window 8
         assert len(run.updates) == 1
 
 
@@ -299,6 +301,9 @@ class TestBadInput:
             ("--tokens-per-sample 2", "--tokens-per-sample is 2; allowed: 3 to 64"),
             ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
             ("--far-window 1", "--far-window is 1; allowed: 2 or more, the query's own included"),
+            ("--probes 5 --clusters 4", "--probes is 5; allowed: up to --clusters, 4"),
+            ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
+            ("--attention full --probes 3", "--probes is 3; allowed: none with --attention"),
             ("--attention full --scouts 3", "--scouts is 3; allowed: none with --attention"),
             ("--decoder-attention full --parts 1", "--parts is 1; allowed: none with --attention"),
             ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
