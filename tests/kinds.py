@@ -31,7 +31,7 @@ CAUSAL = {
     "taught": "taught",
     "window+taught, gap, no convolution": "window+taught(gap=3,routing_convolution=0)",
     "taught, probes": "taught(probes=2,routing_convolution=0)",
-    "taught, probes, gap": "taught(probes=3,gap=3,routing_convolution=0)",
+    "taught, probes, gap": "taught(probes=2,gap=3,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4,routing_convolution=0)",
     "taught, summaries, probes, gap": "taught(summaries=3,probes=2,gap=6)",
     "window+neural": "window+neural",

@@ -115,7 +115,8 @@ class TestTrain:
         # what fairseq-generate scores
         line = "--gen-subset valid --beam 2 --scoring sacrebleu --sacrebleu-tokenizer none"
         lines = generate(
-            parallel_data, translator, f"--task translation {line}", tmp_path, "--batch-size", 24
+            *(parallel_data, tmp_path / "checkpoint_best.pt", f"--task translation {line}"),
+            *(tmp_path, "--batch-size", 24),
         )
         assert f" = {bleu:.2f} " in lines[-1]
 

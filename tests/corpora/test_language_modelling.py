@@ -110,7 +110,7 @@ def test_split_files_become_exactly_their_bytes(source, tmp_path, capsys):
     assert run("prepare lm text", source, dest, "--document-separator <end>") == 0
     assert capsys.readouterr().out == f"{dest} is already prepared\n"
     assert run("prepare lm text", source, dest, "--train-bytes 41") == 1
-    assert "prepared with document_separator" in capsys.readouterr().err
+    assert "prepared otherwise (document_separator" in capsys.readouterr().err
 
 
 def test_loads_in_the_language_modeling_task(source, tmp_path):

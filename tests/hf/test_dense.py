@@ -52,7 +52,7 @@ def test_gpt2_becomes_clustered(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     words = ["convert", bundle, tmp_path / "out", "--text", tmp_path / "text.txt"]
     words += ["--attention", "window(64)+taught(window=64,clusters=1,gap=0)", "--updates", 1]
-    assert run(*words, "--tokens", 2048) == 0
+    assert run(*words, "--tokens", 2048, "--near-window", 16) == 0
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     clustered = fairseq_clusterformer.load(checkpoint, data=bundle, device="cpu")
     dense = fairseq_clusterformer.load(bundle, device="cpu")
