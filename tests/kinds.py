@@ -90,8 +90,12 @@ FLAGS = {
 OWN_KEY_LAST = {("lsh", True), ("lsh", False), ("routing", True)}
 
 # Kinds that carry more than rings from token to token, which no document of a row may begin with.
-CARRIED_ON = ("neural, running normaliser", "taught", "taught, summaries")
-CARRIED_ON += ("taught, summaries, probes, gap",)
+CARRIED_ON = (
+    "neural, running normaliser",
+    "taught",
+    "taught, summaries",
+    "taught, summaries, probes, gap",
+)
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.
 CAUSAL_BY_TRITON = ("neural, many clusters", "gated", "window+neural", "lsh")

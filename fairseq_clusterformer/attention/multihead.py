@@ -199,7 +199,10 @@ class MultiheadAttention(nn.Module):
         if routing.own is not None:
             parts.append(own_part(q, k, v, routing.own, batch.padding_mask, dropout))
         if (of := routing.summaries) is not None:
-            at = places(of, batch.positions(x), len(x), batch.padding_mask)
+            at = batch.once(  # for all layers
+                ("summaries", of.every, of.gap),
+                lambda: places(of, batch.positions(x), len(x), batch.padding_mask),
+            )
             values, lse = attend(q, means(k, v, of, at)[0], of, at, dropout)
             if routing.scouts is not None:
                 lse = lse.masked_fill(routing.scouts.queries, -torch.inf)

@@ -11,6 +11,16 @@ from fairseq_clusterformer.attention.rings import Ring, attend_step
 
 BATCH, HEADS, WIDTH, RINGS, WINDOW, LENGTH = 3, 2, 5, 3, 9, 16
 
+NEAR_AND_ALL = {
+    "num_rings": RINGS,
+    "window": 3,
+    "layouts": 2,
+    "groups": HEADS,
+    "gap": 3,
+    "apart": True,
+    "biased": True,
+    "padding": "anywhere",
+}
 CASES = {
     "one ring": {},
     "one ring, first padding when it has come round": {"num_rings": 1, "padding": "late"},
@@ -44,28 +54,9 @@ CASES = {
     "near ones apart, one ring": {"gap": 3},
     "near ones apart, rings that grow": {"num_rings": RINGS, "window": None, "gap": 4},
     "near ones apart, more than a ring holds": {"num_rings": RINGS, "window": 2, "gap": 6},
-    "near ones apart, all else": {
-        "num_rings": RINGS,
-        "window": 3,
-        "layouts": 2,
-        "groups": HEADS,
-        "gap": 3,
-        "apart": True,
-        "biased": True,
-        "padding": "anywhere",
-    },
+    "near ones apart, all else": NEAR_AND_ALL,
     "several rings to read": {"num_rings": RINGS, "gap": 1, "apart": True, "probes": 2},
-    "several rings to read, all else": {
-        "num_rings": RINGS,
-        "window": 3,
-        "layouts": 2,
-        "groups": HEADS,
-        "gap": 3,
-        "apart": True,
-        "biased": True,
-        "padding": "anywhere",
-        "probes": 2,
-    },
+    "several rings to read, all else": {**NEAR_AND_ALL, "probes": 2},
     "several rings to read, the own among them": {"num_rings": RINGS, "apart": True, "probes": 2},
     "shared keys": {"kv_heads": 1},
     "shared keys of some heads, rings": {
