@@ -14,7 +14,9 @@ to, is right in 2 of 16.
 This is multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based", figure
 2): 8,192 words, of which half are keys; the pairs come first, the keys again anywhere behind them,
 seldom far away, among random words. It trains on rows of 64 to 256 tokens with 4 to 64 pairs, and
-is tested on rows of --length. ``state`` is how many numbers decoding keeps of such a row.
+is tested on rows of --length. As there, the model's outputs are its words' embeddings: with a
+classifier of its own, dense attention has learned nothing after 1,000 updates. ``state`` is how
+many numbers decoding keeps of such a row.
 
     python -m scripts.experiments.recall near+taught --task phonebook --length 384 --pairs 32
 
@@ -191,12 +193,14 @@ def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
 
 
 class Task(NamedTuple):
-    """Rows, how many words and answers they have, and what a setting has wrong, if anything."""
+    """Rows, how many words and answers they have, and what a setting has wrong, if anything;
+    whether words and answers share their embeddings."""
 
     make: Callable[[Setting, int, torch.Generator], Rows]
     words: Callable[[Setting], int]
     values: Callable[[Setting], int]
     problem: Callable[[Setting], str]
+    tied: bool = False
 
 
 def _recall_problem(setting: Setting) -> str:
@@ -223,7 +227,7 @@ def _phonebook_problem(setting: Setting) -> str:
 
 TASKS = {
     "recall": Task(make_rows, lambda s: 3 * s.symbols, lambda s: s.symbols, _recall_problem),
-    "mqar": Task(make_mqar, lambda _: MQAR_WORDS, lambda _: MQAR_WORDS // 2, _mqar_problem),
+    "mqar": Task(make_mqar, lambda _: MQAR_WORDS, lambda _: MQAR_WORDS, _mqar_problem, tied=True),
     "phonebook": Task(
         make_phonebook, lambda _: DIGITS + 2 * NAMES, lambda _: DIGITS, _phonebook_problem
     ),
@@ -266,7 +270,9 @@ class Model(nn.Module):
         self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
         self.layers = nn.ModuleList(Layer(kinds, width, near) for kinds in setting.layers())
         self.norm = nn.LayerNorm(width)
-        self.classify = nn.Linear(width, setting.values)
+        self.tied = TASKS[setting.task].tied
+        if not self.tied:
+            self.classify = nn.Linear(width, setting.values)
 
     def forward(self, tokens: Tensor, queries_at: Tensor) -> tuple[Tensor, list[list]]:
         """Logits of the values at the queries [B, Q, values], and each layer's reports."""
@@ -275,7 +281,10 @@ class Model(nn.Module):
             x, of_layer = layer(x)
             reports.append(of_layer)
         x = x.gather(1, queries_at.unsqueeze(-1).expand(-1, -1, x.size(-1)))
-        return self.classify(self.norm(x)), reports
+        x = self.norm(x)
+        if self.tied:  # embeddings have variance 1
+            return x @ self.embed.weight.T / math.sqrt(x.size(-1)), reports
+        return self.classify(x), reports
 
     @torch.no_grad()
     def state_size(self) -> int:

@@ -70,6 +70,20 @@ def test_rows_of_zoology(task):
     assert sizes == {64, 128, 256}
 
 
+def test_words_and_answers_of_mqar_share_their_embeddings(task):
+    setting = task.Setting("full", task="mqar", length=64, pairs=4, width=32)
+    rows = task.make_mqar(setting, 2, torch.Generator().manual_seed(3))
+    model = task.Model(setting)
+    assert [p.shape for p in model.parameters() if task.MQAR_WORDS in p.shape] == [(8192, 32)]
+    logits, _ = model(rows.tokens, rows.queries_at)
+    assert logits.shape == (2, 4, 8192)
+    before = logits[..., 5].clone()
+    with torch.no_grad():
+        model.embed.weight[5] *= 2  # of a word that no row has
+    assert 5 not in rows.tokens
+    torch.testing.assert_close(model(rows.tokens, rows.queries_at)[0][..., 5], 2 * before)
+
+
 def test_rows_of_a_phone_book(task):
     setting = task.Setting("full", task="phonebook", length=96, pairs=12)
     rows = task.make_phonebook(setting, 50, torch.Generator().manual_seed(3))
