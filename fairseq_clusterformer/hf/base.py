@@ -159,8 +159,15 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         """Whether the input and each layer's output are to be returned."""
         return bool(output_hidden_states or self.config.output_hidden_states)
 
-    def _with_clustering(self, loss: Tensor, reports: dict[str, list]) -> Tensor:
-        """In training, the task's loss and those of the clusters (CF22 eq. 17)."""
+    def _with_clustering(
+        self, loss: Tensor, reports: dict[str, list], share: Tensor | float = 1.0
+    ) -> Tensor:
+        """In training, the task's loss and those of the clusters (CF22 eq. 17).
+
+        Args:
+            share: of the batch in an update, as :func:`share_of` says; the task's loss has it
+                already.
+        """
         clustering = summary(reports) if self.training else None
         if clustering is None:
             return loss
@@ -169,9 +176,9 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             setattr(weights, name, value)
         return (
             weights.task_loss_weight * loss
-            + weights.clustering_loss_weight * clustering["clustering_loss"]
-            + weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
-            + weights.routing_loss_weight * clustering["routing_loss"]
+            + share * weights.clustering_loss_weight * clustering["clustering_loss"]
+            + share * weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
+            + share * weights.routing_loss_weight * clustering["routing_loss"]
         )
 
 
@@ -190,6 +197,17 @@ def _count(optimizer: Optimizer, *_: object) -> None:
 
 
 register_optimizer_step_post_hook(_count)
+
+
+def share_of(
+    labels: Tensor, num_items_in_batch: Tensor | int | None = None, **_: object
+) -> Tensor | float:
+    """The part of an update that a batch is, by its labels.
+
+    The Trainer adds up the losses of all batches of an update where it says how many labels they
+    have together; where it does not, it averages them itself.
+    """
+    return 1.0 if num_items_in_batch is None else labels.ne(-100).sum() / num_items_in_batch
 
 
 def batch_first(states: Iterable[Tensor] | None) -> tuple[Tensor, ...] | None:

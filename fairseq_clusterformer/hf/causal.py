@@ -7,7 +7,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fairseq_clusterformer.models.decoding import decode
 
-from .base import ClusterformerPreTrainedModel, as_asked, batch_first
+from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
 from .cache import ClusterformerCache
 
 
@@ -84,7 +84,8 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-            loss = self._with_clustering(loss, reports)
+            share = share_of(labels[..., 1:], **kwargs)
+            loss = self._with_clustering(loss, reports, share)
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=states
         )

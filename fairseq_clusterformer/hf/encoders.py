@@ -8,7 +8,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from .base import ClusterformerPreTrainedModel, as_asked, batch_first
+from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
 from .configuration import ClusterformerConfig
 
 
@@ -103,8 +103,9 @@ class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
         logits = self.model.lm_head(encoded["encoder_out"][0].transpose(0, 1))
         states, loss = batch_first(encoded["encoder_states"] if wanted else None), None
         if labels is not None:
-            loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-            loss = self._with_clustering(loss, {"encoder": encoded["reports"]})
+            share = share_of(labels, **kwargs)
+            loss = share * cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            loss = self._with_clustering(loss, {"encoder": encoded["reports"]}, share)
         out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
         return as_asked(out, return_dict)
 
@@ -140,7 +141,8 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
         logits, extra = self.model(self._masked(input_ids, attention_mask))
         loss = None
         if labels is not None:
+            share = share_of(labels, **kwargs)
             loss = self.loss_function(pooled_logits=logits, labels=labels, config=self.config)
-            loss = self._with_clustering(loss, extra["reports"])
+            loss = self._with_clustering(share * loss, extra["reports"], share)
         out = SequenceClassifierOutput(loss=loss, logits=logits)
         return as_asked(out, return_dict)

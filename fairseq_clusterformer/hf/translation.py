@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from fairseq_clusterformer.models.decoding import decode
 
-from .base import ClusterformerPreTrainedModel, as_asked, batch_first
+from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
 from .cache import ClusterformerCache
 
 
@@ -137,8 +137,9 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
                 states = batch_first(extra["inner_states"])
         logits, loss = decoder.output_layer(x), None
         if labels is not None:
-            loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-            loss = self._with_clustering(loss, by_side)
+            share = share_of(labels, **kwargs)
+            loss = share * cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            loss = self._with_clustering(loss, by_side, share)
         out = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

@@ -24,8 +24,7 @@ def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list
     pytest.importorskip("accelerate")
     arguments = TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=4,
-        **{"max_steps": 12, **options},
+        **{"per_device_train_batch_size": 4, "max_steps": 12, **options},
         learning_rate=0.01,
         logging_steps=1,
         report_to=[],
@@ -72,6 +71,31 @@ def test_clusters_follow_once_an_update(accumulated: int, tmp_path: Path) -> Non
     assert len(calls) == 4
     assert model.model.decoder.num_updates == 4
     assert router.normalizer.updates.item() == 3  # the last batches' is still to be applied
+
+
+@pytest.mark.parametrize("kind", ["language", "translation", "masked", "classes"])
+def test_an_update_of_several_batches_is_one_of_all_rows(kind: str, tmp_path: Path) -> None:
+    """The same loss, that of the clusters included."""
+    no_dropout = {"dropout": 0.0, "classifier_dropout": 0.0}
+    found = []
+    for size, accumulated in ((8, 1), (2, 4)):
+        torch.manual_seed(1)
+        model = {
+            "language": lambda: language_model(attention="neural", dropout=0.0),
+            "translation": translator,
+            "masked": lambda: AutoModelForMaskedLM.from_config(
+                config("clusterformer_masked_lm_tiny", **no_dropout)
+            ),
+            "classes": lambda: AutoModelForSequenceClassification.from_config(
+                config("clusterformer_classifier_tiny", **no_dropout)
+            ),
+        }[kind]()
+        model.config.criterion = {"clustering_loss_weight": 1.0}
+        more = {"labels": torch.tensor(1)} if kind == "classes" else {}
+        options = {"per_device_train_batch_size": size, "max_steps": 1}
+        options["gradient_accumulation_steps"] = accumulated
+        found += fine_tuned(model, rows_of(model, **more), tmp_path, **options)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_only_the_models_own_optimizer_counts() -> None:
