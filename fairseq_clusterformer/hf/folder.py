@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -177,6 +178,7 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
 def generation(config: ClusterformerConfig, tokenizer: ClusterformerTokenizer) -> GenerationConfig:
     """How fairseq's programs write with such a model."""
     if config.family == "clusterformer":
+        most = config.namespace().max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
         return GenerationConfig(
             bos_token_id=config.bos_token_id,
             pad_token_id=config.pad_token_id,
@@ -185,7 +187,7 @@ def generation(config: ClusterformerConfig, tokenizer: ClusterformerTokenizer) -
             forced_eos_token_id=config.eos_token_id,
             suppress_tokens=[config.pad_token_id],
             min_new_tokens=1,
-            max_new_tokens=201,
+            max_new_tokens=min(201, most),
             num_beams=5,
             early_stopping=True,
         )

@@ -115,8 +115,9 @@ class Translator(Pretrained):
         Raises:
             UserError: a line is longer than the model allows.
         """
-        found: list[list[Translation]] = [[] for _ in lines]
-        subwords = [self.text.encode(line, self.source) for line in lines]
+        # an empty line may have subwords: a text of BART begins by <s>
+        subwords = [self.text.encode(line, self.source) if line.strip() else "" for line in lines]
+        found: list[list[Translation]] = [[] for _ in subwords]
         if not any(subwords):
             return found
         inputs = self.task.get_interactive_tokens_and_lengths(subwords, str)

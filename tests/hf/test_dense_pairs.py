@@ -101,6 +101,23 @@ def test_the_same_translations(dense: Path, bundle: Path, beam: int, tmp_path: P
     assert texts == wanted
 
 
+def test_texts_end_where_the_positions_end(bundle: Path, tmp_path: Path) -> None:
+    """By what the folder itself says, as by fairseq: these models write 48 tokens at most."""
+    assert run("export", bundle, tmp_path / "ours", "--to", "transformers") == 0
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    ours.model.decoder.output_projection.bias.data[2] = -100  # no text ends by itself
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    found = ours.generate(**tokenizer(ENGLISH[0], return_tensors="pt"))
+    assert found.shape == (1, 49)
+
+
+def test_an_empty_text_stays_empty(bundle: Path) -> None:
+    """Also where a text begins by a symbol of its own, as BART's does."""
+    model = fairseq_clusterformer.load(bundle, device="cpu")
+    found = model.translate(["", ENGLISH[0], " "])
+    assert found == ["", model.translate(ENGLISH[0]), ""]
+
+
 def test_what_is_missing_or_other_is_one_line(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
