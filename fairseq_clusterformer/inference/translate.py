@@ -17,6 +17,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.text import TextPipeline
 
 from .load import Loaded
+from .perplexity import leaks_future
 from .pretrained import Pretrained
 
 
@@ -90,7 +91,8 @@ class Translator(Pretrained):
             The best translation of each, one string for one string.
 
         Raises:
-            UserError: another language, or a sentence that is longer than the model allows.
+            UserError: another language, a sentence that is longer than the model allows, a value
+                that is not allowed, or a model that sees the future.
         """
         self.check_languages(source, target)
         options = {"beam": beam, "lenpen": lenpen, "batch_size": batch_size}
@@ -164,6 +166,19 @@ class Translator(Pretrained):
         max_tokens: int | None = None,
     ) -> Iterator[tuple[int, list[tuple[str, float]]]]:
         """Yield each sentence's index, and its hypotheses' subwords and scores."""
+        for name, value, fits, allowed in (
+            ("beam", beam, beam >= 1, "1 or more"),
+            ("lenpen", lenpen, math.isfinite(lenpen), "a number that is finite"),
+            ("batch_size", batch_size, batch_size is None or batch_size >= 1, "1 or more"),
+        ):
+            if not fits:
+                raise bad_option(name, value, allowed)
+        if any(map(leaks_future, self.models)):
+            raise UserError(
+                f"{self.loaded.path} or a model with it has --decoder-cluster-rule leaking-chunk, "
+                "by which later tokens change earlier outputs: it cannot translate; allowed: "
+                "models that are causal"
+            )
         most = self.task.max_positions(), *[model.max_positions() for model in self.models]
         most = utils.resolve_max_positions(*most)[0]
         for i, length in enumerate(dataset.src_sizes):
@@ -172,6 +187,10 @@ class Translator(Pretrained):
                     f"line {i + 1} has {length} subwords with its end; allowed: {most} or fewer, "
                     "the positions that the model has"
                 )
+        longest = max(map(dataset.num_tokens, range(len(dataset))), default=0)
+        if max_tokens is not None and longest > max_tokens:
+            problem = "the longest sentence has more"
+            raise bad_option("--max-tokens", max_tokens, f"{longest} or more", problem)
         generation = GenerationConfig(beam=beam, lenpen=lenpen)
         generator = self.task.build_generator(self.models, generation)
         subwords = partial(

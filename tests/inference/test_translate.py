@@ -11,10 +11,11 @@ import fairseq_clusterformer
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.translate import Translator, capitalize
+from tests.cli.in_process import train
 from tests.inference.commands import error as refused
 from tests.inference.commands import run as run_command
 from tests.inference.commands import usage_error
-from tests.inference.conftest import PAIRS
+from tests.inference.conftest import PAIRS, TRAINING
 
 # of a machine without an accelerator
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -173,8 +174,8 @@ def test_mistakes(
     assert "cannot be read" in error(capsys, "--checkpoint", tmp_path / "text.pt", "Ja.")
     give(monkeypatch, "gut\nschön".encode("latin-1"))
     assert "stdin: line 2 is not UTF-8" in error(capsys, *model)
-    for wrong in (["--nbest", "6", "Ja."], ["--input", "x", "Ja."], ["--beam", "0", "Ja."]):
-        usage_error(capsys, "translate", *model, *wrong)
+    for wrong in (["--nbest", "6"], ["--input", "x"], ["--beam", "0"], ["--lenpen", "nan"]):
+        usage_error(capsys, "translate", *model, *wrong, "Ja.")
 
     moved = translation_data.with_name("moved")
     translation_data.rename(moved)
@@ -193,6 +194,39 @@ def test_clustered_model(clustered_translator: Path) -> None:
     assert [len(hypotheses) for hypotheses in found] == [2] * 7
     (again,) = translator.hypotheses(GERMAN[6:7], nbest=2, beam=2)  # alone, not in a batch
     assert [each.text for each in again] == [each.text for each in found[6]]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beam": 0}, {"batch_size": 0}, {"lenpen": float("nan")}], ids=str
+)
+def test_values_that_are_not_allowed(translation_model: Path, wrong: dict) -> None:
+    translator = fairseq_clusterformer.load(translation_model, device="cpu")
+    ((name, value),) = wrong.items()
+    with pytest.raises(UserError, match=f"{name} is {value}; allowed: "):
+        translator.translate(GERMAN[3], **wrong)
+
+
+def test_any_iterable_of_texts(translation_model: Path) -> None:
+    translator = fairseq_clusterformer.load(translation_model, device="cpu")
+    assert translator.translate(text for text in GERMAN[3:5]) == ENGLISH[3:5]
+
+
+def test_a_model_that_sees_the_future_is_refused(
+    translation_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    line = f"{TRAINING} --arch clusterformer_tiny --decoder-attention neural --max-update 1"
+    line += " --decoder-cluster-rule leaking-chunk --disable-validation"
+    train(translation_data, line, tmp_path)
+    last = tmp_path / "checkpoint_last.pt"
+    assert "leaking-chunk" in error(capsys, "--checkpoint", last, GERMAN[0])
+
+
+def test_more_tokens_than_a_batch_may_have(
+    translation_model: Path, capsys: pytest.CaptureFixture
+) -> None:
+    line = ("--checkpoint", translation_model, "--max-tokens", 3, "--cpu")
+    found = refused(capsys, "evaluate", "translation", *line)
+    assert "--max-tokens is 3: the longest sentence has more; allowed: " in found
 
 
 def test_models_of_an_ensemble_go_together(
