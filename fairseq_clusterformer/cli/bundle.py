@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from omegaconf import OmegaConf
 
-    from fairseq_clusterformer.inference.bundle import check_out, write_bundle
+    from fairseq_clusterformer.inference.bundle import CARD, check_out, write_bundle
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     bias = args.no_answer_bias
     task = None if bias is None else "clusterformer_qa"
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
+    if card is None and (loaded.path / CARD).is_file():  # of a bundle
+        card = read_card(loaded.path / CARD)
     if bias is not None:
         OmegaConf.update(loaded.cfg, "task.no_answer_bias", bias, force_add=True)
     if args.word_vectors is not None:

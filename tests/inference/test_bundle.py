@@ -167,6 +167,20 @@ def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "damaged" in error(capsys, "bundle", checkpoint, out, "--force")
 
 
+def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle: Path, tmp_path: Path) -> None:
+    """Also where it takes the place of the other."""
+    out, own = tmp_path / "out", tmp_path / "card.md"
+    own.write_text("# Mine\n")
+    assert run("bundle", lm_bundle, out, "--card", own) == 0
+    assert run("bundle", out, out, "--dtype", "float16", "--force") == 0
+    assert run("bundle", out, tmp_path / "again") == 0
+    for folder in (out, tmp_path / "again"):
+        assert (folder / "MODEL_CARD.md").read_text() == "# Mine\n"
+    own.write_text("# Another\n")
+    assert run("bundle", out, out, "--card", own, "--force") == 0
+    assert (out / "MODEL_CARD.md").read_text() == "# Another\n"
+
+
 def test_a_failed_write_leaves_nothing(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
