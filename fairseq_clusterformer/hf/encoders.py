@@ -129,6 +129,7 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput | tuple:
@@ -138,11 +139,14 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
             labels: int64 [B]; of a regression, floating point.
         """
         self._begin(output_attentions, inputs_embeds)
-        logits, extra = self.model(self._masked(input_ids, attention_mask))
+        wanted = self._wants_states(output_hidden_states)
+        tokens = self._masked(input_ids, attention_mask)
+        logits, extra = self.model(tokens, return_all_hiddens=wanted)
         loss = None
         if labels is not None:
             share = share_of(labels, **kwargs)
             loss = self.loss_function(pooled_logits=logits, labels=labels, config=self.config)
             loss = self._with_clustering(share * loss, extra["reports"], share)
-        out = SequenceClassifierOutput(loss=loss, logits=logits)
+        states = batch_first(extra["encoder_states"] if wanted else None)
+        out = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=states)
         return as_asked(out, return_dict)

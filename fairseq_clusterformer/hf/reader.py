@@ -43,6 +43,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs,
     ) -> ReaderOutput | tuple:
@@ -52,7 +53,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             input_ids: int64 [B, N].
             attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
             token_type_ids: 0 at the question, 1 at the document, [B, N].
-            inputs_embeds, output_attentions: refused.
+            inputs_embeds, output_attentions, output_hidden_states: refused.
             start_positions: the answer's first token, int64 [B]; 0: there is none.
             end_positions: its last token, int64 [B].
             return_dict: False: a tuple.
@@ -64,6 +65,11 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             ValueError: what is refused, or no ``token_type_ids``.
         """
         self._begin(output_attentions, inputs_embeds)
+        if self._wants_states(output_hidden_states):
+            raise ValueError(
+                "output_hidden_states is True: the layers read windows of a document, not rows; "
+                "allowed: False"
+            )
         if token_type_ids is None:
             raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
         tokens = self._masked(input_ids, attention_mask)

@@ -2,12 +2,11 @@
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
-
-from fairseq_clusterformer.clustering import Report
 
 from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean
 from .options import complete, set_defaults
@@ -101,32 +100,41 @@ class ClusterformerClassifier(EncoderOnlyModel):
         src_lengths: Tensor | None = None,
         pair_tokens: Tensor | None = None,
         pair_lengths: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, dict[str, list[Report]]]]:
+        return_all_hiddens: bool = False,
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Classify.
 
         Args:
             src_tokens: texts or joined pairs, or the first texts of siamese pairs, int64 [B, N].
             pair_tokens: the second texts of siamese pairs, int64 [B, N'].
             src_lengths, pair_lengths: ignored; padding is where the dictionary says so.
+            return_all_hiddens: also return what each layer gives of ``src_tokens``.
 
         Returns:
-            Logits [B, classes], and the reports of the encoder's layers.
+            Logits [B, classes]; the reports of the encoder's layers and its ``encoder_states``,
+            [N, B, D] each.
         """
-        features, reports = self._encode(src_tokens)
+        features, out = self._encode(src_tokens, return_all_hiddens)
+        reports = out["reports"]
         if pair_tokens is not None:
-            u, (v, more) = features, self._encode(pair_tokens)
+            u, (v, second) = features, self._encode(pair_tokens)
             features = torch.cat([u, v, (u - v).abs(), u * v], dim=-1)
-            reports = reports + more
-        return self.classifier(features), {"reports": {"encoder": reports}}
+            reports = reports + second["reports"]
+        extra = {"reports": {"encoder": reports}, "encoder_states": out["encoder_states"]}
+        return self.classifier(features), extra
 
-    def _encode(self, tokens: Tensor) -> tuple[Tensor, list[Report]]:
-        """Pooled outputs [B, D]."""
+    def _encode(
+        self, tokens: Tensor, return_all_hiddens: bool = False
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Pooled outputs [B, D], and what the encoder returned."""
         embeddings = None
         if self.segments is not None:
             ends = tokens.eq(self.encoder.dictionary.eos())
             second = (ends.cumsum(1) - ends.long()).clamp(max=1)
             embeddings = self.encoder.embed_tokens(tokens) + self.segments(second)
-        out = self.encoder(tokens, token_embeddings=embeddings)
+        out = self.encoder(
+            tokens, token_embeddings=embeddings, return_all_hiddens=return_all_hiddens
+        )
         x = out["encoder_out"][0].transpose(0, 1)
         real = ~out["encoder_padding_mask"][0]
         if self.args.pooling == "first":
@@ -134,7 +142,7 @@ class ClusterformerClassifier(EncoderOnlyModel):
             pooled = x[torch.arange(len(x), device=x.device), first]
         else:
             pooled = masked_mean(x, real)
-        return pooled, out["reports"]
+        return pooled, out
 
     def get_normalized_probs(self, net_output, log_probs: bool, sample=None) -> Tensor:
         """Probabilities of the classes or their logarithms, float32 [B, classes]."""

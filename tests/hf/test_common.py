@@ -132,8 +132,6 @@ def test_embedded_inputs_refused_with_a_reason(auto: type) -> None:
 
 
 def test_hidden_states(auto: type) -> None:
-    if auto is AutoModelForSequenceClassification:
-        pytest.skip("it gives logits alone")
     out = make(auto)(**inputs(auto), output_hidden_states=True)
     states = out.decoder_hidden_states if auto is AutoModelForSeq2SeqLM else out.hidden_states
     assert len(states) == 3

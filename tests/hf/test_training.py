@@ -133,6 +133,8 @@ def test_a_reader_is_fine_tuned(tmp_path: Path) -> None:
     answered, none = ({name: row[name][None] for name in list(row)[:2]} for row in rows)
     assert model.eval().spans(**answered).tolist() == [[30, 32]]
     assert model(**none).type_logits.argmax() == TYPES.index("none")
+    with pytest.raises(ValueError, match="output_hidden_states is True: .*; allowed: False"):
+        model(**none, output_hidden_states=True)
 
 
 def test_clustering_losses_are_in_the_loss() -> None:
