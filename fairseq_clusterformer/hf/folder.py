@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+from fairseq.data import Dictionary
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
@@ -331,6 +332,9 @@ def back(
             raise bad_option("CHECKPOINT", folder, "as many of both", problem)
     if not config.task:
         raise bad_option("CHECKPOINT", folder, allowed, "it was not made from a fairseq model")
+    if form == "sentence" and config.task["_name"] == "masked_lm":
+        problem = "it began as a masked language model, which does not say how texts become words"
+        raise bad_option("CHECKPOINT", folder, "what began as a classifier", problem)
     with tempfile.TemporaryDirectory() as data:
         _bundle_files(folder, Path(data), config)
         sections = {
@@ -362,9 +366,27 @@ def _bundle_files(folder: Path, data: Path, config: ClusterformerConfig) -> None
         if (folder / name).is_file():
             (data / then).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, data / then)
+    if config.family == "clusterformer_classifier":
+        _write_labels([config.id2label[i] for i in sorted(config.id2label)], data / "label")
+        if config.task.get("num_classes"):
+            config.task["num_classes"] = config.num_labels
     if config.form == "joined":
         (data / "input1").mkdir()
         shutil.copyfile(folder / "dict.txt", data / "input1" / "dict.txt")
+
+
+def _write_labels(labels: list[str], folder: Path) -> None:
+    """The labels' dictionary, unless the folder has one of these labels: save_pretrained copies
+    none, and they may be others than before."""
+    file = folder / "dict.txt"
+    if file.is_file():
+        there = Dictionary.load(str(file))
+        symbols = there.symbols[there.nspecial :]
+        more = symbols[len(labels) :]  # fairseq-preprocess fills up with words of its own
+        if symbols[: len(labels)] == labels and all(w.startswith("madeupword") for w in more):
+            return
+    folder.mkdir(exist_ok=True)
+    file.write_text("".join(f"{label} 1\n" for label in labels), encoding="utf-8")
 
 
 def _card_of(folder: Path) -> str | None:

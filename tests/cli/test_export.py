@@ -146,6 +146,54 @@ def test_a_classifier_labels_as_ours(pair_data: Path, tmp_path: Path) -> None:
     assert again.classify(pairs) == ours.classify(pairs)
 
 
+@pytest.mark.parametrize("labels", [None, ["no", "perhaps", "quite so"]])
+def test_a_fine_tuned_classifier_has_its_labels(
+    labels: list[str] | None, pair_data: Path, tmp_path: Path
+) -> None:
+    """Its own, or others of another number."""
+    data, out = shutil.copytree(pair_data, tmp_path / "data"), tmp_path / "out"
+    settings = {"tokenised": False, "settings": {"max_length": None}}
+    (data / "data.json").write_text(json.dumps(settings))
+    train(data, CLASSIFICATION, tmp_path, "--num-classes", 2, "--max-update", 2)
+    assert run("export", tmp_path / "checkpoint_last.pt", out, "--to", "transformers") == 0
+    new = {"id2label": dict(enumerate(labels)), "ignore_mismatched_sizes": True} if labels else {}
+    model = AutoModelForSequenceClassification.from_pretrained(out, **new).eval()
+    model.save_pretrained(tmp_path / "tuned")
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    tokenizer.save_pretrained(tmp_path / "tuned")
+    assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
+    again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
+    assert again.labels == list(model.config.id2label.values())
+    assert labels is None or again.labels == labels
+    found = again.classify(("a b", "e"))
+    with torch.no_grad():
+        wanted = model(**tokenizer("a b", "e", return_tensors="pt")).logits.softmax(-1)[0]
+    assert found.probability == pytest.approx(float(wanted.max()), abs=1e-6)
+    assert found.label == again.labels[int(wanted.argmax())]
+
+
+def test_a_classifier_from_a_masked_model_makes_no_bundle(
+    pair_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    line, out = CLASSIFICATION, tmp_path / "out"
+    for old, new in (
+        ("clusterformer_sentence_prediction", "clusterformer_masked_lm"),
+        ("clusterformer_sentence ", "masked_lm "),
+        ("clusterformer_classifier", "clusterformer_masked_lm"),
+    ):
+        line = line.replace(old, new)
+    words = ("--max-update", 1, "--tokens-per-sample", 64)
+    train(pair_data / "input0", line, tmp_path, *words)
+    last = tmp_path / "checkpoint_last.pt"
+    assert run("export", last, out, "--to", "transformers") == 0
+    model = AutoModelForSequenceClassification.from_pretrained(out, num_labels=3)
+    model.save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(out).save_pretrained(tmp_path / "tuned")
+    there = ("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq")
+    assert "it began as a masked language model" in error(capsys, *there)
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_a_reader_reads_as_ours(towns_data: Path, tmp_path: Path) -> None:
     train(towns_data, QUESTIONS, tmp_path / "run", "--max-update", 2)
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
