@@ -110,7 +110,8 @@ class TextPipeline:
             return self._subword_nmt.segment(tokens)
         if self.bpe == "gpt2":
             return " ".join(["<s>", *map(str, self._gpt2.encode(tokens).ids)])
-        return " ".join(self._pieces_of(lang).encode(tokens, out_type=str))
+        code, tokens = self._language_code(tokens)
+        return " ".join([*code, *self._pieces_of(lang).encode(tokens, out_type=str)])
 
     def words(self, subwords: str, lang: str | None = None) -> str:
         """Return the tokens in language `lang` that `subwords` were made from."""
@@ -163,6 +164,16 @@ class TextPipeline:
 
         with open(self._model_file(), encoding="utf-8", newline="\n") as codes:
             return BPE(codes)
+
+    def _language_code(self, tokens: str) -> tuple[list[str], str]:
+        """The symbol by which a text asks a Marian of several languages for one of them, such as
+        ``>>fra<<``, as far as there is one; and the rest."""
+        code, end, rest = tokens.partition("<<")
+        first, second = self._sentencepieces
+        is_marian = first is not second
+        if is_marian and code.startswith(">>") and end:
+            return [code + end], rest
+        return [], tokens
 
     def _pieces_of(self, lang: str | None):
         return self._sentencepieces[lang == self.languages[1]]

@@ -111,6 +111,18 @@ def test_texts_end_where_the_positions_end(bundle: Path, tmp_path: Path) -> None
     assert found.shape == (1, 49)
 
 
+@pytest.mark.parametrize(
+    "text", [">>deu<< The cat.", ">>deu<<", ">> The cat.", "The >>deu<< cat."]
+)
+def test_a_text_may_ask_for_a_language(text: str, tmp_path: Path) -> None:
+    """As Marians of several target languages read it."""
+    marian(tmp_path / "marian")
+    bundle = tmp_path / "bundle"
+    assert run("export", tmp_path / "marian", bundle, "--to", "fairseq") == 0
+    ours = fairseq_clusterformer.load(bundle, device="cpu").text.encode(text, "en")
+    assert ours.split() == AutoTokenizer.from_pretrained(tmp_path / "marian").tokenize(text)
+
+
 def test_an_empty_text_stays_empty(bundle: Path) -> None:
     """Also where a text begins by a symbol of its own, as BART's does."""
     model = fairseq_clusterformer.load(bundle, device="cpu")
