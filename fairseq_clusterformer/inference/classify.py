@@ -96,11 +96,13 @@ class Classifier(Pretrained):
             batch_size: how many the model reads at once.
 
         Raises:
-            UserError: a pair for a model of texts, or the other way round.
+            UserError: a pair for a model of texts, or the other way round; a batch of nothing.
         """
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]
-        result = []
+        if batch_size < 1:
+            raise bad_option("batch_size", batch_size, "1 or more")
+        texts, result = list(texts), []
         for first in range(0, len(texts), batch_size):
             result += self._classify(texts[first : first + batch_size])
         return result

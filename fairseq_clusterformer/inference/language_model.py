@@ -1,5 +1,6 @@
 """A language model that writes: text in, text out, a token per step."""
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 
@@ -62,9 +63,10 @@ class LanguageModel(Pretrained):
         """
         for name, value, fits, allowed in (
             ("max_tokens", max_tokens, max_tokens >= 1, "1 or more"),
-            ("temperature", temperature, temperature >= 0, "0 or more"),
+            ("temperature", temperature, 0 <= temperature < math.inf, "0 or more"),
             ("top_k", top_k, top_k is None or top_k >= 1, "1 or more"),
             ("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1"),
+            ("seed", seed, seed is None or -(2**63) <= seed < 2**64, "a number of 64 bits"),
             ("num_samples", num_samples, num_samples is None or num_samples >= 1, "1 or more"),
             ("stream", stream, not (stream and num_samples), "without num_samples"),
         ):
@@ -165,7 +167,7 @@ def draw(
     top_p: float,
 ) -> Tensor:
     """Draw a token for each row of log-probabilities [B, V]: int64 [B]. See `generate`."""
-    if temperature == 0:
+    if temperature < 1e-30:  # what float32 cannot divide by
         return log_probs.argmax(-1)
     scores = log_probs / temperature
     if top_k is not None and top_k < scores.size(-1):

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.bundle import write_bundle
 from fairseq_clusterformer.inference.classify import Classifier
 from fairseq_clusterformer.inference.load import load_checkpoint
@@ -69,6 +71,14 @@ def test_texts(checkpoint: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     assert (record["text"], record["label"]) == (("lovely " * 9).strip(), "very good")
     assert record["probabilities"] == {"very good": record["probability"]}
     assert "1 texts were longer than the model reads" in printed.err
+
+
+def test_any_iterable_of_texts(checkpoint: Path) -> None:
+    model = fairseq_clusterformer.load(checkpoint, device="cpu")
+    texts = ["Lovely!", "dull", "A BORING film."]
+    assert model.classify(text for text in texts) == model.classify(texts)
+    with pytest.raises(UserError, match="batch_size is 0; allowed: 1 or more"):
+        model.classify(texts, batch_size=0)
 
 
 def test_words_are_those_of_the_preparation(checkpoint: Path, tmp_path: Path) -> None:
