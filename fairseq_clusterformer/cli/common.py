@@ -108,6 +108,7 @@ def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iter
 
 def read_lines(path: Path | None, option: str) -> Iterator[str]:
     """Yield the lines of a file, or of stdin as they come. A newline alone ends a line.
+    A byte-order mark, by which other systems begin a file, is no text.
 
     Raises:
         UserError: a file that is not there, or another text than UTF-8.
@@ -117,7 +118,7 @@ def read_lines(path: Path | None, option: str) -> Iterator[str]:
         with open(path, "rb") if path else nullcontext(sys.stdin.buffer) as lines:
             for line in lines:
                 count += 1
-                yield line.decode().removesuffix("\n")
+                yield line.decode("utf-8" if count > 1 else "utf-8-sig").removesuffix("\n")
     except OSError as error:
         raise bad_option(option, name, "a file of UTF-8 text", error.strerror) from None
     except UnicodeDecodeError:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.common import Parser, add_places, claim
+from fairseq_clusterformer.cli.common import Parser, add_places, claim, read_lines
 from fairseq_clusterformer.errors import UserError
 
 
@@ -29,6 +29,16 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
         claim(tmp_path / "file", ["scores.json"])
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    """Only where a file begins."""
+    file = tmp_path / "text"
+    file.write_bytes("\ufeffEin Hund.\n\ufeffé\r\n".encode())
+    assert list(read_lines(file, "--input")) == ["Ein Hund.", "\ufeffé\r"]
+    file.write_bytes(b"\xef\xbb")
+    with pytest.raises(UserError, match="line 1 is not UTF-8"):
+        list(read_lines(file, "--input"))
 
 
 def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
