@@ -19,6 +19,7 @@ EXAMPLES = REPO_ROOT / "examples"
 FAIRSEQ = {
     "fairseq-train": options.get_training_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-validate": options.get_validation_parser,
 }
 #: where the results of a grid are, if not in the folder of the grid's name
 FOLDERS = {f"grid_{name}": name for name in "attention cf20 clustering gated speed".split()}
