@@ -14,9 +14,10 @@ to, is right in 2 of 16.
 This is multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based", figure
 2): 8,192 words, of which half are keys; the pairs come first, the keys again anywhere behind them,
 seldom far away, among random words. It trains on rows of 64 to 256 tokens with 4 to 64 pairs, and
-is tested on rows of --length. As there, the model's outputs are its words' embeddings: with a
-classifier of its own, dense attention has learned nothing after 1,000 updates. ``state`` is how
-many numbers decoding keeps of such a row.
+is tested on rows of --length. As there, the model's outputs are its words' embeddings, and with a
+short convolution it has no positions. With a classifier, dense attention learns nothing in 1,000
+updates; positions beyond those of training would be new to it. ``state`` is how many numbers
+decoding keeps of such a row.
 
     python -m scripts.experiments.recall near+taught --task phonebook --length 384 --pairs 32
 
@@ -257,20 +258,22 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Token and position embeddings in fairseq's scale, two layers, a classifier of values."""
+    """Embeddings in fairseq's scale, two layers, a classifier or the embeddings again."""
 
     def __init__(self, setting: Setting):
         super().__init__()
         self.setting = setting
         width, near = setting.width, setting.short_convolution
         self.embed = nn.Embedding(setting.words, width)  # variance 1, as fairseq's
-        rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+        self.tied = TASKS[setting.task].tied
         longest = max(setting.length, *(size for size, *_ in MQAR_TRAINING))
+        has_positions = not (self.tied and near)
+        rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
         angle = torch.arange(longest).unsqueeze(-1) * rate
-        self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], -1))
+        positions = torch.cat([angle.sin(), angle.cos()], -1) * has_positions
+        self.register_buffer("positions", positions)
         self.layers = nn.ModuleList(Layer(kinds, width, near) for kinds in setting.layers())
         self.norm = nn.LayerNorm(width)
-        self.tied = TASKS[setting.task].tied
         if not self.tied:
             self.classify = nn.Linear(width, setting.values)
 

@@ -84,6 +84,15 @@ def test_words_and_answers_of_mqar_share_their_embeddings(task):
     torch.testing.assert_close(model(rows.tokens, rows.queries_at)[0][..., 5], 2 * before)
 
 
+@pytest.mark.parametrize(("convolution", "places"), [(0, True), (4, False)])
+def test_positions_of_mqar_are_for_models_without_a_short_convolution(task, convolution, places):
+    setting = task.Setting("near", task="mqar", length=64, short_convolution=convolution)
+    model = task.Model(setting).eval()
+    tokens, ends = torch.full((1, 64), 7), torch.arange(32, 64).unsqueeze(0)
+    at_all_places = model(tokens, ends)[0]  # of one word repeated: places alone differ
+    assert at_all_places.allclose(at_all_places[:, :1], atol=1e-5) != places
+
+
 def test_rows_of_a_phone_book(task):
     setting = task.Setting("full", task="phonebook", length=96, pairs=12)
     rows = task.make_phonebook(setting, 50, torch.Generator().manual_seed(3))
