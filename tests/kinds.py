@@ -34,6 +34,10 @@ CAUSAL = {
     "taught, probes, gap": "taught(probes=2,gap=3,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4,routing_convolution=0)",
     "taught, summaries, probes, gap": "taught(summaries=3,probes=2,gap=6)",
+    "taught, by heads": "taught(routes_by=heads)",
+    "window+taught, by heads, dropped keys, gap": "window+taught(routes_by=heads,drop_keys=0.5,"
+    "routing_convolution=0,gap=2)",
+    "taught, dropped keys, summaries, probes": "taught(drop_keys=0.4,summaries=4,probes=2)",
     "window+neural": "window+neural",
     "lsh": "lsh",
     "lsh, gap": "lsh(gap=3)",
@@ -62,6 +66,8 @@ BIDIRECTIONAL = {
     "taught, gap, no convolution": "taught(gap=3,routing_convolution=0)",
     "taught, probes": "taught(probes=2,routing_convolution=0)",
     "taught, summaries": "taught(summaries=4)",
+    "taught, by heads": "taught(routes_by=heads)",
+    "taught, dropped keys": "taught(drop_keys=0.5,routes_by=heads)",
     "window+neural": "window+neural(rule=chunk)",
     "lsh, chunk": "lsh(rule=chunk)",
     "lsh, recent": "lsh",
@@ -95,6 +101,7 @@ CARRIED_ON = (
     "taught",
     "taught, summaries",
     "taught, summaries, probes, gap",
+    "taught, dropped keys, summaries, probes",
 )
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.

@@ -19,7 +19,7 @@ from .options import OptionError
 from .projections import RelativePositions, ShortConvolution, rotated
 from .rings import Ring, attend_step
 from .rules import own_bias, own_part
-from .scouts import routing_loss
+from .scouts import routing_gain, routing_loss, weighed
 from .spec import Heads, parse_layer
 from .summaries import as_entries, attend, means, places, summaries_of
 
@@ -187,10 +187,9 @@ class MultiheadAttention(nn.Module):
             Tokens(x, of_kind, batch, lambda: batch.positions(x), centroids, self.impl)
         )
         q, k, v = self._placed(i, q, k, v, batch.positions(x))
-        report = routing.report
+        gain, report = None, routing.report
         if routing.scouts is not None:
-            loss = routing_loss(q, k, routing.of_scouts, routing.scouts, impl=self.impl)
-            report = report._replace(routing_loss=loss)
+            gain = routing_gain(q, k, routing.of_scouts, routing.scouts, impl=self.impl)
         dropout = self.dropout if self.training else 0.0
         parts = [
             ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
@@ -214,7 +213,11 @@ class MultiheadAttention(nn.Module):
                 ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
                 for layout in routing.memory
             ]
-        return join(parts)[0][..., : self.head_dim], report
+        out = join(parts)[0][..., : self.head_dim]
+        if gain is not None:
+            out, gain = weighed(out, gain)
+            report = report._replace(routing_loss=routing_loss(gain))
+        return out, report
 
     def _attend_apart(
         self, router, i, x, heads, exact, past, batch, centroids

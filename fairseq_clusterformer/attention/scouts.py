@@ -8,7 +8,9 @@ what attention finds there, in nats:
     L = - mean over scouts i of log( sum_j a_ij s_ij / mean_j s_ij )
 
 All tokens in one cluster earn nothing, and neither does attention to everything alike: no loss of
-balance is needed. It teaches the shares alone: queries and keys learn from the task.
+balance is needed. It teaches the shares alone: queries and keys learn from the task. Where the
+task has a gradient, it weighs the mean (:func:`weighed`): softmax attends to something even where
+nothing is asked for, and that would teach as well.
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
@@ -41,6 +43,18 @@ class Scouts(NamedTuple):
     queries: Tensor
     query_shares: Tensor
     key_shares: Tensor
+
+
+class Gain(NamedTuple):
+    """What attention finds in the clusters of scouts beyond chance.
+
+    Attributes:
+        nats: of each query [B, H, N], differentiable in the shares.
+        of: scouts that see a key, bool [B, H, N]; the others' nats have no meaning.
+    """
+
+    nats: Tensor
+    of: Tensor
 
 
 def draw_scouts(number: int, heads: int, x: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -100,15 +114,15 @@ def hidden_from(queries: Tensor, layouts: Sequence[Layout]) -> list[Layout]:
 
 
 @full_float32()
-def routing_loss(
+def routing_gain(
     q: Tensor,
     k: Tensor,
     layouts: Sequence[Layout],
     scouts: Scouts,
     *,
     impl: str,
-) -> Tensor:
-    """L above, over scouts that see a key; 0 where there are none.
+) -> Gain:
+    """The logarithm above, of each scout.
 
     Args:
         q, k: as they are attended, [B, H, N, E]; they get no gradient.
@@ -129,9 +143,46 @@ def routing_loss(
     total, seen = _sums(shares, layouts)
     lands = (attended * scouts.query_shares).sum(-1)
     chance = (total * scouts.query_shares).sum(-1) / seen.clamp(min=1)
-    teaches = scouts.queries & (seen > 0)
     gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
-    return -gain.masked_fill(~teaches, 0.0).sum() / teaches.sum().clamp(min=1)
+    return Gain(gain, scouts.queries & (seen > 0))
+
+
+def routing_loss(gain: Gain) -> Tensor:
+    """L above, over scouts that see a key; 0 where there are none."""
+    return -gain.nats.masked_fill(~gain.of, 0.0).sum() / gain.of.sum().clamp(min=1)
+
+
+def weighed(attended: Tensor, gain: Gain) -> tuple[Tensor, Gain]:
+    """The same values and gains, but backward a scout's gain counts by how much the task's loss
+    depends on what it attends to: by the norm of the gradient there, over the mean of the batch's
+    scouts of its head. What nobody needs, attention to noise by noise, then teaches nothing.
+
+    Where the task has no gradient, all count alike.
+
+    Args:
+        attended: [B, H, N, E].
+    """
+    attended, nats = _Weighed.apply(attended, gain.nats, gain.of)
+    return attended, gain._replace(nats=nats)
+
+
+class _Weighed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, attended, nats, of):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(of)
+        return attended.view_as(attended), nats.view_as(nats)
+
+    @staticmethod
+    def backward(ctx, of_attended, of_nats):
+        if of_attended is None or of_nats is None:
+            return of_attended, of_nats, None
+        (of,) = ctx.saved_tensors
+        need = of_attended.detach().to(of_nats.dtype).norm(dim=-1).masked_fill(~of, 0.0)
+        count = of.sum((0, 2), keepdim=True).clamp(min=1)
+        mean = need.sum((0, 2), keepdim=True) / count
+        weight = torch.where(mean > 0, need / mean.clamp(min=1e-30), torch.ones_like(need))
+        return of_attended, of_nats * weight, None
 
 
 def _sums(values: Tensor, layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:

@@ -46,9 +46,23 @@ class TaughtOptions(FuzzyOptions):
         "renewed after that many tokens; 0: not at all",
         at_least=0,
     )
+    routes_by: str = option(
+        "input",
+        "what taught heads route by: the layer's input, or their own queries and keys",
+        choices=("input", "heads"),
+    )
+    drop_keys: float = option(
+        0.0,
+        "share of the keys of taught heads that no cluster holds: those that attention asks for "
+        "least",
+        at_least=0.0,
+        below=1.0,
+    )
     routing_width: int = option(32, "width of what taught heads route by", at_least=1)
     routing_convolution: int = option(
-        4, "width of the convolution over what taught heads route by; 0: none", at_least=0
+        4,
+        "width of the convolution over the layer's input, from which taught heads route; 0: none",
+        at_least=0,
     )
 
 
@@ -56,7 +70,7 @@ class TaughtOptions(FuzzyOptions):
 class Taught(Kind):
     """Each head clusters its queries and its keys, apart, around the same centroids."""
 
-    own, learner, reads_heads = "always", "normalizer", False
+    own, learner = "always", "normalizer"
 
     def __init__(self, options: TaughtOptions, shape: Shape):
         super().__init__(options, shape)
@@ -67,23 +81,37 @@ class Taught(Kind):
             raise OptionError("summaries", options.summaries, "0 in an encoder with a gap")
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature_or(0.2)
-        self.alone = options.routing_convolution == options.summaries == 0
         heads, width = shape.num_heads, options.routing_width
-        self.query_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
-        self.key_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
+        self.reads_heads, self.drops = options.routes_by == "heads", options.drop_keys > 0
+        if self.reads_heads:
+            # The same for both: a query and a key that match begin in the same cluster.
+            weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
+            self.query_proj, self.key_proj = _PerHead(weight), _PerHead(weight)
+        else:
+            self.query_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
+            self.key_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
+        self.gate = nn.Linear(shape.embed_dim, heads, bias=False) if self.drops else None
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
         self.convolution = None
-        if options.routing_convolution:
+        reads_input = self.drops or not self.reads_heads
+        if options.routing_convolution and reads_input:
             self.convolution = ShortConvolution(
                 shape.embed_dim, options.routing_convolution, causal=shape.causal
             )
-        self.normalizer = AverageNormalizer((heads, options.clusters))  # of keys
+        self.alone = self.convolution is None and options.summaries == 0
+        # Of keys: the mass of each cluster, and the least gate of one that is held.
+        self.normalizer = AverageNormalizer((heads, options.clusters + self.drops))
         self.begins = options.dense_updates > 0
 
     def commit(self) -> None:
         super().commit()
         dense = self.options.dense_updates  # without any, no device is waited for
         self.begins = dense > 0 and bool(self.normalizer.updates < dense)
+
+    @property
+    def num_clusters(self) -> int:
+        """K, and the one of the keys that no query sees."""
+        return self.options.clusters + self.drops
 
     @property
     def least_gap(self) -> int:
@@ -99,38 +127,71 @@ class Taught(Kind):
         elif self.convolution is not None:
             x, before = self.convolution.following(x, state.get("before"), tokens.batch)
             state = {"before": before}
-        q, k = (self._heads(x, projection) for projection in (self.query_proj, self.key_proj))
+        q, k = self.routing(x, tokens)
+        of_clusters = self.normalizer.log_normalizer[:, : self.options.clusters]
         found = assign_both(
             q,
             k,
             self.centroids,
             similarity=self.similarity,
             temperature=self.temperature,
-            log_normalizer=self.normalizer.log_normalizer,
+            log_normalizer=of_clusters,
             padding_mask=tokens.padding_mask,
             probes=self.options.probes,
         )
-        observation = self.normalizer.observation(found.log_mass, found.tokens)
+        keys, log_mass, held = found.keys, found.log_mass, None
+        if self.gate is not None:
+            gate = nn.functional.linear(x, self.gate.weight.to(x.dtype)).transpose(1, 2)
+            gate = gate / self.temperature
+            least = self.normalizer.log_normalizer[:, -1:].to(gate.dtype)
+            keys = keys.masked_fill(gate.detach() < least, self.options.clusters)
+            of_batch = self._least(gate.detach(), tokens.padding_mask) if self.training else least
+            held = (gate - of_batch).sigmoid()
+            of_batch = of_batch.to(log_mass.dtype) + found.tokens.log()
+            log_mass = torch.cat([log_mass, of_batch], dim=-1)
+        observation = self.normalizer.observation(log_mass, found.tokens)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
-        scouts = self._scouts(tokens, q, k) if self.training else None
+        scouts = self._scouts(tokens, q, k, held) if self.training else None
         assignment = Assignment(
-            found.queries, found.keys, scouts=scouts, probes=found.probes, report=report
+            found.queries, keys, scouts=scouts, probes=found.probes, report=report
         )
         return assignment, state
 
-    def _heads(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """What routes, [B, H, N, R]."""
-        routing = nn.functional.linear(x, projection.weight.to(x.dtype))
-        return routing.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+    def routing(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """What routes queries and keys, [B, H, N, R].
 
-    def _scouts(self, tokens: Tokens, q: Tensor, k: Tensor) -> Scouts | None:
+        Args:
+            x: the layer's input as routing reads it, [B, N, D].
+        """
+        if self.reads_heads:
+            return self.query_proj(tokens.q.detach()), self.key_proj(tokens.k.detach())
+        return tuple(
+            nn.functional.linear(x, projection.weight.to(x.dtype))
+            .unflatten(-1, (self.shape.num_heads, -1))
+            .transpose(1, 2)
+            for projection in (self.query_proj, self.key_proj)
+        )
+
+    def _least(self, gate: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Of the gates [B, H, N] of a batch: the least of a key that is held, [H, 1]."""
+        if padding_mask is not None:
+            gate = gate.masked_fill(padding_mask.unsqueeze(1), torch.inf)
+        real = gate[:, 0].numel() if padding_mask is None else (~padding_mask).sum()
+        place = torch.as_tensor(self.options.drop_keys * real, device=gate.device).long()
+        ordered = gate.transpose(0, 1).flatten(1).sort(-1).values
+        return ordered.gather(1, place.expand(len(ordered), 1))
+
+    def _scouts(self, tokens: Tokens, q: Tensor, k: Tensor, held: Tensor | None) -> Scouts | None:
         number = self.options.scouts
         if self.begins:
             number = tokens.x.size(1)
         if number == 0:
             return None
         queries = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
-        return Scouts(queries, *self.shares(q, k, tokens.padding_mask))
+        of_queries, of_keys = self.shares(q, k, tokens.padding_mask)
+        if held is not None:
+            of_keys = of_keys * held.unsqueeze(-1)
+        return Scouts(queries, of_queries, of_keys)
 
     def shares(self, q: Tensor, k: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The share p(c) of each cluster in queries and in keys [B, H, N, K], differentiable.
@@ -152,3 +213,14 @@ class Taught(Kind):
             real = of_keys.masked_fill(padding_mask[:, None, :, None], hidden)
         of_keys = of_keys - real.logsumexp((0, 2)).unsqueeze(1)
         return of_queries.softmax(-1), of_keys.softmax(-1)
+
+
+class _PerHead(nn.Module):
+    """A linear map of each head, [B, H, N, E] to [B, H, N, R], by a copy of weights [H, R, E]."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.to(x.dtype).transpose(-1, -2)

@@ -9,6 +9,7 @@ from fairseq import tasks
 from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.attention.taught import Taught
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.convert import (
     attentions,
@@ -134,7 +135,15 @@ def check(loaded: Loaded, plan: Plan) -> None:
     least = max(positions) if isinstance(positions, tuple) else positions
     if plan.max_positions is not None and plan.max_positions < least:
         raise bad_option("--max-positions", plan.max_positions, f"{least} or more")
-    rebuilt(loaded, dict.fromkeys(target.specs, "full") | plan.specs)
+    clustered = rebuilt(loaded, dict.fromkeys(target.specs, "full") | plan.specs)
+    for router in clustered.model.modules():
+        if isinstance(router, Taught):
+            for option, value, allowed in (
+                ("--routes-by", router.options.routes_by, "input"),
+                ("--drop-keys", router.options.drop_keys, 0.0),
+            ):
+                if value != allowed:
+                    raise bad_option(option, value, allowed, "a router that is fitted")
 
 
 def _is_ours(model: torch.nn.Module) -> bool:

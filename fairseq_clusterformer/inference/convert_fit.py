@@ -18,7 +18,13 @@ from torch.nn.functional import normalize
 
 from fairseq_clusterformer.attention.kind import Tokens
 from fairseq_clusterformer.attention.projections import rotated
-from fairseq_clusterformer.attention.scouts import Scouts, draw_scouts, routing_loss, scout_layouts
+from fairseq_clusterformer.attention.scouts import (
+    Scouts,
+    draw_scouts,
+    routing_gain,
+    routing_loss,
+    scout_layouts,
+)
 from fairseq_clusterformer.attention.taught import Taught
 from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
@@ -236,4 +242,4 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     scouts = Scouts(queries, *router.shares(*routing, batch.padding_mask))
     layouts = scout_layouts(queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
-    return routing_loss(q, k, layouts, scouts, impl=pupil.attention.impl)
+    return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))

@@ -181,6 +181,8 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
             "dense_updates",
             "probes",
             "summaries",
+            "routes_by",
+            "drop_keys",
             "routing_width",
             "routing_convolution",
         },

@@ -6,11 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, MultiheadAttention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, multihead
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
+    routing_gain,
     routing_loss,
     scout_layouts,
 )
@@ -45,7 +46,7 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
     queries = draw_scouts(7, H, q[:, 0], batch.padding_mask)
     layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
     scouts = Scouts(queries, *shares)
-    found = routing_loss(q, k, layouts, scouts, impl=impl)
+    found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
     gains = []
     for b in range(B):
@@ -79,7 +80,7 @@ def test_the_loss_is_zero_where_nobody_teaches():
     queries = torch.ones(1, 1, 2, dtype=torch.bool)
     layouts = scout_layouts(queries, causal=True, gap=2, batch=Batch())
     q = torch.randn(1, 1, 2, E).double()
-    loss = routing_loss(q, q, layouts, Scouts(queries, *shares), impl="reference")
+    loss = routing_loss(routing_gain(q, q, layouts, Scouts(queries, *shares), impl="reference"))
     loss.backward()
     assert loss == 0
     assert torch.equal(shares.grad, torch.zeros_like(shares))
@@ -153,8 +154,9 @@ def test_scouts_are_real_tokens_drawn_anew():
     assert not torch.equal(first, second)
 
 
-def test_the_task_teaches_no_router_and_the_router_nothing_else():
-    module = layer(f"taught(window=3,clusters={K},scouts=6)").train()
+@pytest.mark.parametrize("more", ["", ",routes_by=heads", ",routes_by=heads,drop_keys=0.5"])
+def test_the_task_teaches_no_router_and_the_router_nothing_else(more):
+    module = layer(f"taught(window=3,clusters={K},scouts=6{more})").train()
     x = torch.randn(B, N, D).double().requires_grad_()
     out, (report,) = module(x)
     routers = [p for n, p in module.named_parameters() if n.startswith("routers")]
@@ -162,11 +164,45 @@ def test_the_task_teaches_no_router_and_the_router_nothing_else():
     of_task = torch.autograd.grad(
         out.square().sum(), [*routers, *others], retain_graph=True, allow_unused=True
     )
-    assert all(g is None for g in of_task[: len(routers)])
+    assert all(g is None or not g.any() for g in of_task[: len(routers)])
     assert all(g is not None for g in of_task[len(routers) :])
     of_loss = torch.autograd.grad(report.routing_loss, [*routers, *others, x], allow_unused=True)
     assert all(g is not None and g.any() for g in of_loss[: len(routers)])
-    assert all(g is None for g in of_loss[len(routers) :])
+    assert all(g is None or not g.any() for g in of_loss[len(routers) :])
+
+
+def test_scouts_teach_as_much_as_the_task_needs_them():
+    """A task that reads one token alone: its scouts alone teach, as much as all else would."""
+    module = layer(f"taught(window=3,clusters={K},scouts={N},routing_convolution=0)").train()
+    x = torch.randn(B, N, D).double()
+    router = list(module.routers.parameters())
+
+    def taught(need: torch.Tensor) -> list[torch.Tensor]:
+        module.zero_grad()
+        out, (report,) = module(x)
+        (report.routing_loss + (out * need.unsqueeze(-1)).sum()).backward()
+        return [p.grad.clone() for p in router]
+
+    def alone(of: torch.Tensor) -> list[torch.Tensor]:
+        """Of the mean over those tokens."""
+        module.zero_grad()
+        gains = []
+        original = multihead.routing_loss
+        try:
+            multihead.routing_loss = lambda gain: gains.append(gain) or original(gain)
+            module(x)
+        finally:
+            multihead.routing_loss = original
+        of = of.unsqueeze(1) & gains[0].of
+        (-(gains[0].nats * of).sum() / of.sum()).backward()
+        return [p.grad.clone() for p in router]
+
+    everything, some = torch.ones(B, N), torch.zeros(B, N)
+    some[:, 7] = 2.5  # any factor
+    torch.testing.assert_close(taught(0 * everything), alone(everything > 0))
+    torch.testing.assert_close(taught(some), alone(some > 0))
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(taught(some), alone(everything > 0))
 
 
 def test_dense_updates_end_and_are_remembered():
@@ -212,6 +248,71 @@ def test_learns_where_attention_goes():
     assert losses[-1] < -0.9
     (report,) = module.eval()(sorts[None])[1]
     assert len(report.clusters[0, 0].unique()) == 4  # each sort has a cluster of its own
+
+
+def test_queries_and_keys_that_match_begin_in_one_cluster():
+    module = layer(f"taught(clusters={K},routes_by=heads)").eval()
+    with torch.no_grad():
+        module.k_proj.load_state_dict(module.q_proj.state_dict())
+    found = []
+    router = module.routers[0]
+    assign = router.assign
+    router.assign = lambda *args: found.append(assign(*args)[0]) or assign(*args)
+    module(torch.randn(B, N, D).double())
+    assert torch.equal(found[0].query, found[0].key)
+    assert len(found[0].query.unique()) > 1
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_that_share_of_the_keys_is_in_no_cluster(padded):
+    options = f"window={N + 1},clusters={K},probes={K},drop_keys=0.4,routing_convolution=0"
+    module = layer(f"taught({options})").train()
+    x = torch.randn(8, N, D).double()
+    mask = torch.zeros(8, N, dtype=torch.bool)
+    mask[:4, 9:] = padded
+    x[mask] = -100 * module.routers[0].gate.weight.detach().sum(
+        0
+    )  # the lowest gates, if they counted
+    module.observe(module(x, mask)[1])
+    module.commit()
+    (seen,) = tokens_seen(module.eval(), x, batch=Batch(mask)).values()
+    own = torch.eye(N, dtype=torch.bool)
+    held = (seen & ~own).any(-2)[..., :-1]  # nobody comes after the last token
+    real = ~mask[:, None, :-1].expand_as(held)
+    if padded:
+        real[:4, :, 8] = False
+    share = held[real].double().mean()
+    assert 0.5 < share < 0.7
+
+
+@pytest.mark.parametrize("routes_by", ["input", "heads"])
+def test_keys_that_attention_asks_for_are_held(routes_by):
+    """Of tokens of two sorts, all attend to the first."""
+    torch.manual_seed(3)
+    options = f"clusters=2,scouts={N},routing_convolution=0,drop_keys=0.5,routes_by={routes_by}"
+    module = layer(f"taught(window=8,{options})").train()
+    first, other = torch.nn.functional.normalize(torch.randn(2, D), dim=-1).double()
+    with torch.no_grad():
+        module.q_proj.weight.zero_()
+        module.k_proj.weight.zero_()
+        module.q_proj.bias.copy_(torch.ones(D))
+        module.k_proj.weight.copy_(torch.outer(torch.ones(D), first - other)).mul_(4)
+    optimizer = torch.optim.Adam(module.routers.parameters(), lr=0.02)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(60):
+        of_first = torch.rand(8, N, 1, generator=generator) < 0.5
+        _, reports = module(torch.where(of_first, first, other))
+        optimizer.zero_grad()
+        reports[0].routing_loss.backward()
+        optimizer.step()
+        module.observe(reports)
+        module.commit()
+    of_first = torch.arange(N) % 2 == 0
+    (seen,) = tokens_seen(
+        module.eval(), torch.where(of_first[:, None], first, other)[None]
+    ).values()
+    seen = (seen[0] & ~torch.eye(N, dtype=torch.bool)).any(-2)[..., :-1]
+    assert torch.equal(seen, of_first[:-1].expand_as(seen))
 
 
 def test_no_scouts_no_loss():

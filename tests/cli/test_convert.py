@@ -295,6 +295,11 @@ class TestBadInput:
             ("--attention neurall", "--attention is neurall: unknown kind 'neurall'; allowed: "),
             ("--attention window+full+lsh", "4 heads do not divide among the 3 kinds"),
             ("--attention gated(1)", "--attention-window is 1; allowed: 2 or more"),
+            (
+                "--attention taught(routes_by=heads)",
+                "--routes-by is heads: a router that is fitted; allowed: input",
+            ),
+            ("--attention taught(drop_keys=0.5)", "--drop-keys is 0.5: a router that is fitted"),
             ("--encoder-attention full", "--encoder-attention is full: there is no encoder; "),
             ("--max-positions 8", "--max-positions is 8; allowed: 64 or more"),
             ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
