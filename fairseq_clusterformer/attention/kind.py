@@ -157,6 +157,8 @@ class Kind(nn.Module, ABC):
     alone = True
     #: whether it reads ``tokens.q`` or ``tokens.k``
     reads_heads = True
+    #: whether the last cluster is of keys that no query sees
+    drops = False
 
     def __init__(self, options: Options, shape: Shape):
         super().__init__()

@@ -37,7 +37,7 @@ class Scouts(NamedTuple):
     Attributes:
         queries: those that see every key, bool [B, H, N].
         query_shares: p(c) of each query [B, H, N, K], at least float32, differentiable.
-        key_shares: p(c) of each key, likewise.
+        key_shares: p(c) of each key, likewise, times the probability that a cluster holds it.
     """
 
     queries: Tensor
@@ -157,7 +157,7 @@ def weighed(attended: Tensor, gain: Gain) -> tuple[Tensor, Gain]:
     depends on what it attends to: by the norm of the gradient there, over the mean of the batch's
     scouts of its head. What nobody needs, attention to noise by noise, then teaches nothing.
 
-    Where the task has no gradient, all count alike.
+    Where a head gets no gradient, or not in the same backward pass, all its scouts count alike.
 
     Args:
         attended: [B, H, N, E].

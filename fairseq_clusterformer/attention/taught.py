@@ -1,8 +1,9 @@
 """Taught clustering: clusters that attention teaches.
 
-Each head has routing projections of its own, which read the layer's input detached and learn by
-the routing loss alone (:mod:`fairseq_clusterformer.attention.scouts`): in training, some queries
-see every key, and queries and keys come into the same cluster where the scouts' attention goes.
+Each head has routing projections of its own, which read the layer's input, or the head's queries
+and keys, detached, and learn by the routing loss alone
+(:mod:`fairseq_clusterformer.attention.scouts`): in training, some queries see every key, and
+queries and keys come into the same cluster where the scouts' attention goes.
 The task trains what is attended, and never what routes: its gradient would have to pass an argmax.
 
 Learned selection elsewhere is taught alike (DeepSeek-V3.2, 2025: an indexer that learns from the
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clustering import AverageNormalizer, Report, State
-from ..clustering.fuzzy import Similarity
+from ..clustering.fuzzy import TIE, Similarity
 from ..clustering.shares import assign_both
 from ..precision import at_least_float32, full_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
@@ -100,7 +101,7 @@ class Taught(Kind):
             )
         self.alone = self.convolution is None and options.summaries == 0
         # Of keys: the mass of each cluster, and the least gate of one that is held.
-        self.normalizer = AverageNormalizer((heads, options.clusters + self.drops))
+        self.normalizer = AverageNormalizer((heads, options.clusters), others=heads * self.drops)
         self.begins = options.dense_updates > 0
 
     def commit(self) -> None:
@@ -110,7 +111,7 @@ class Taught(Kind):
 
     @property
     def num_clusters(self) -> int:
-        """K, and the one of the keys that no query sees."""
+        """K, and the one of dropped keys, into which no query looks; summaries show its mean."""
         return self.options.clusters + self.drops
 
     @property
@@ -128,28 +129,21 @@ class Taught(Kind):
             x, before = self.convolution.following(x, state.get("before"), tokens.batch)
             state = {"before": before}
         q, k = self.routing(x, tokens)
-        of_clusters = self.normalizer.log_normalizer[:, : self.options.clusters]
         found = assign_both(
             q,
             k,
             self.centroids,
             similarity=self.similarity,
             temperature=self.temperature,
-            log_normalizer=of_clusters,
+            log_normalizer=self.normalizer.log_normalizer,
             padding_mask=tokens.padding_mask,
             probes=self.options.probes,
         )
-        keys, log_mass, held = found.keys, found.log_mass, None
+        keys, held, least = found.keys, None, None
         if self.gate is not None:
-            gate = nn.functional.linear(x, self.gate.weight.to(x.dtype)).transpose(1, 2)
-            gate = gate / self.temperature
-            least = self.normalizer.log_normalizer[:, -1:].to(gate.dtype)
-            keys = keys.masked_fill(gate.detach() < least, self.options.clusters)
-            of_batch = self._least(gate.detach(), tokens.padding_mask) if self.training else least
-            held = (gate - of_batch).sigmoid()
-            of_batch = of_batch.to(log_mass.dtype) + found.tokens.log()
-            log_mass = torch.cat([log_mass, of_batch], dim=-1)
-        observation = self.normalizer.observation(log_mass, found.tokens)
+            keys, held, least = self._gated(x, keys, tokens.padding_mask)
+            least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
+        observation = self.normalizer.observation(found.log_mass, found.tokens, least)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
         scouts = self._scouts(tokens, q, k, held) if self.training else None
         assignment = Assignment(
@@ -172,14 +166,29 @@ class Taught(Kind):
             for projection in (self.query_proj, self.key_proj)
         )
 
-    def _least(self, gate: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Of the gates [B, H, N] of a batch: the least of a key that is held, [H, 1]."""
+    def _gated(
+        self, x: Tensor, keys: Tensor, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Clusters of keys, K of those that none holds, [B, H, N]; in training, by the batch's own
+        least gate: the probability that a key is held [B, H, N], and that gate [H]."""
+        weight = self.gate.weight.to(x.dtype)
+        gate = nn.functional.linear(x, weight).transpose(1, 2) / self.temperature
+        least = self.normalizer.average.to(x.dtype).unsqueeze(-1)
+        # Keys that are alike may be at the least gate: then rounding must not decide.
+        size = nn.functional.linear(x.abs(), weight.abs()).transpose(1, 2) / self.temperature
+        drop = gate.detach() < least - TIE * torch.maximum(size, least.abs()).detach()
+        keys = keys.masked_fill(drop, self.options.clusters)
+        if not self.training:
+            return keys, gate, least.squeeze(-1)
+        of_batch = gate.detach()
         if padding_mask is not None:
-            gate = gate.masked_fill(padding_mask.unsqueeze(1), torch.inf)
+            of_batch = of_batch.masked_fill(padding_mask.unsqueeze(1), torch.inf)
         real = gate[:, 0].numel() if padding_mask is None else (~padding_mask).sum()
         place = torch.as_tensor(self.options.drop_keys * real, device=gate.device).long()
-        ordered = gate.transpose(0, 1).flatten(1).sort(-1).values
-        return ordered.gather(1, place.expand(len(ordered), 1))
+        ordered = of_batch.transpose(0, 1).flatten(1).sort(-1).values
+        place = place.clamp(max=ordered.size(-1) - 1).expand(len(ordered), 1)
+        of_batch = ordered.gather(1, place)
+        return keys, (gate - of_batch).sigmoid(), of_batch.squeeze(-1)
 
     def _scouts(self, tokens: Tokens, q: Tensor, k: Tensor, held: Tensor | None) -> Scouts | None:
         number = self.options.scouts

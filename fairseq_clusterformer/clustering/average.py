@@ -20,13 +20,16 @@ class AverageNormalizer(Float32Buffers):
     Args:
         shape: of what is kept, the clusters last; None: nothing is kept, or observed.
         momentum: of the moving average.
+        others: how many other numbers are averaged, weighed by tokens, as they are.
 
     Attributes:
         log_normalizer: float32 of ``shape``, to subtract from the exponents of eq. 2.
+        average: float32 of ``[others]``; where there are any.
     """
 
-    def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9):
+    def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9, others: int = 0):
         super().__init__()
+        self.others = others
         self.learns = shape is not None
         self.momentum = momentum
         if shape is not None:
@@ -34,28 +37,41 @@ class AverageNormalizer(Float32Buffers):
             # What was seen since the last update, as a log-sum-exp, and of how many tokens.
             self.register_buffer("pending_log_mass", torch.full(shape, -math.inf))
             self.register_buffer("pending_tokens", torch.zeros(()))
+            if others:
+                self.register_buffer("average", torch.zeros(others))
+                self.register_buffer("pending_sums", torch.zeros(others))
             self.register_buffer("updates", torch.zeros(()))  # floating point: models are averaged
 
-    def observation(self, log_mass: Tensor, tokens: Tensor) -> Tensor | None:
+    def observation(
+        self, log_mass: Tensor, tokens: Tensor, others: Tensor | None = None
+    ) -> Tensor | None:
         """What :meth:`observe` takes: the log of the sum of exp(s) over a batch's tokens, of
-        ``shape``, and the number of tokens, a scalar; None if nothing is kept."""
+        ``shape``, the sums of the other numbers over them, and the number of tokens, a scalar;
+        None if nothing is kept."""
         if not self.learns:
             return None
-        return torch.cat([log_mass.flatten(), tokens.view(1)])
+        sums = [] if others is None else [others.to(log_mass.dtype)]
+        return torch.cat([log_mass.flatten(), *sums, tokens.view(1)])
 
     @torch.no_grad()
     def take(self) -> Tensor:
         """What was observed since the last update, as one observation; it is forgotten here."""
-        taken = self.observation(self.pending_log_mass, self.pending_tokens)
+        sums = self.pending_sums if self.others else None
+        taken = self.observation(self.pending_log_mass, self.pending_tokens, sums)
         self._forget()
         return taken
 
     @torch.no_grad()
     def observe(self, observation: Tensor) -> None:
         """Remember a training batch's observation; may be repeated."""
-        log_mass = observation[:-1].to(self.pending_log_mass).view_as(self.pending_log_mass)
+        log_mass, sums, tokens = observation.to(self.pending_log_mass).split(
+            [self.pending_log_mass.numel(), self.others, 1]
+        )
+        log_mass = log_mass.view_as(self.pending_log_mass)
         self.pending_log_mass.copy_(torch.logaddexp(self.pending_log_mass, log_mass))
-        self.pending_tokens += observation[-1]
+        self.pending_tokens += tokens.squeeze(0)
+        if self.others:
+            self.pending_sums += sums
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -71,9 +87,15 @@ class AverageNormalizer(Float32Buffers):
         share = torch.where(self.updates > 0, 1.0 - self.momentum, 1.0).to(seen.dtype)
         moved = torch.lerp(self.log_normalizer, seen, share)
         self.log_normalizer.copy_(torch.where(usable, moved, self.log_normalizer))
+        if self.others:
+            moved = torch.lerp(self.average, self.pending_sums / self.pending_tokens, share)
+            usable_too = usable & torch.isfinite(moved).all()
+            self.average.copy_(torch.where(usable_too, moved, self.average))
         self.updates += usable
         self._forget()
 
     def _forget(self) -> None:
         self.pending_log_mass.fill_(-math.inf)
         self.pending_tokens.zero_()
+        if self.others:
+            self.pending_sums.zero_()

@@ -285,6 +285,63 @@ def test_that_share_of_the_keys_is_in_no_cluster(padded):
     assert 0.5 < share < 0.7
 
 
+def test_micro_batches_drop_as_one_batch_would():
+    """Gates of two micro-batches lie far apart; a third is padding alone."""
+    options = f"clusters={K},routing_convolution=0,drop_keys=0.5"
+    parts = layer(f"taught({options})").train()
+    gate = parts.routers[0].gate.weight.detach()
+    x = torch.randn(4, N, D).double()
+    x[2:] += 3 * torch.linalg.pinv(gate).sum(-1)
+    mask = torch.zeros(4, N, dtype=torch.bool)
+    for rows in (x[:2], x[2:]):
+        parts.observe(parts(rows)[1])
+    parts.observe(parts(x, ~mask)[1])
+    parts.commit()
+    router = parts.routers[0]
+    assert router.normalizer.updates == 1
+    per_batch = []
+    for rows in (x[:2], x[2:]):
+        gates = (rows @ gate.T / 0.2).flatten(0, 1).sort(0).values
+        per_batch.append(gates[int(0.5 * len(gates))])
+    expected = torch.stack(per_batch).mean(0)
+    torch.testing.assert_close(router.normalizer.average, expected)
+    taken = router.normalizer.take()  # nothing is pending
+    router.observe(taken)
+    router.commit()
+    torch.testing.assert_close(router.normalizer.average, expected)
+
+
+def test_nearly_all_keys_may_be_dropped():
+    module = layer(f"taught(clusters={K},drop_keys=0.99999999)").train()
+    assert torch.isfinite(module(torch.randn(B, N, D).double())[0]).all()
+
+
+def test_keys_that_are_alike_are_dropped_alike():
+    """In step-by-step decoding as well, although one of them sets the least gate of all."""
+    torch.manual_seed(1)
+    spec = "taught(window=8,clusters=3,drop_keys=0.5,routing_convolution=0)"
+    module = MultiheadAttention(256, 4, kinds=spec, causal=True).train()
+    words = torch.randn(30, 256)
+    generator = torch.Generator().manual_seed(1)
+
+    def rows() -> torch.Tensor:
+        drawn = torch.randint(1, 30, (4, 60), generator=generator)
+        often = torch.rand(4, 60, generator=generator) < 0.7
+        return words[drawn.masked_fill(often, 0)]
+
+    for _ in range(30):
+        module.observe(module(rows())[1])
+        module.commit()
+    x, state, outputs = rows()[:1], {}, []
+    module.eval()
+    with torch.no_grad():
+        expected, _ = module(x)
+        for token in x.split(1, dim=1):
+            out, state = module.step(token, state)
+            outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("routes_by", ["input", "heads"])
 def test_keys_that_attention_asks_for_are_held(routes_by):
     """Of tokens of two sorts, all attend to the first."""
