@@ -310,6 +310,13 @@ def test_heads_that_cluster_apart_are_shown_apart(byte_data, texts, tmp_path):
     assert pages.cluster_page(reading, reading.layers[0])
 
 
+def test_keys_that_no_cluster_holds_are_no_cluster(byte_data, texts, tmp_path):
+    spec = "window+taught(clusters=3,drop_keys=0.5)"
+    checkpoint = small_model(byte_data, tmp_path, CLUSTERFORMER, "--attention", spec)
+    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+    assert {len(layer.clusters) for layer in reading.layers} == {3}
+
+
 @pytest.mark.parametrize("data", ["piece_data", "word_data"])
 def test_pieces_and_words(data, texts, tmp_path, request):
     data = request.getfixturevalue(data)
