@@ -207,7 +207,7 @@ def build(
     if options.get("clusters") == 1:
         options["probes"] = 1
     for name, value in options.items():
-        spec = re.sub(rf"\b{name}=\w+", f"{name}={value}", spec)
+        spec = re.sub(rf"\b{name}=[\w.]+", f"{name}={value}", spec)
     options = {"window": WINDOW, "clusters": CLUSTERS, **options}
     layer = HandedOn if "own_centroids=false" in spec else MultiheadAttention
     defaults = {FLAGS.get(name, name): value for name, value in options.items()}
