@@ -54,8 +54,8 @@ class TaughtOptions(FuzzyOptions):
     )
     drop_keys: float = option(
         0.0,
-        "share of the keys of taught heads that no cluster holds: those that attention asks for "
-        "least",
+        "about this share of the keys of taught heads is kept out of all clusters: those that "
+        "attention asks for least",
         at_least=0.0,
         below=1.0,
     )

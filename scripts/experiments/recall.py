@@ -16,7 +16,7 @@ This is multi-query associative recall with the data of Zoology (Arora et al. 20
 seldom far away, among random words. It trains on rows of 64 to 256 tokens with 4 to 64 pairs, and
 is tested on rows of --length. As there, the model's outputs are its words' embeddings: with a
 classifier, dense attention had learned nothing after 600 updates. With a short convolution, which
-tells the order, the model has no positions: longer rows would have new ones. ``state`` is how many
+shows the order, the model has no positions: longer rows would have new ones. ``state`` is how many
 numbers decoding keeps of such a row.
 
     python -m scripts.experiments.recall near+taught --task phonebook --length 384 --pairs 32
