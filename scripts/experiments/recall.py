@@ -57,8 +57,9 @@ from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, write_aside
 
 HEADS, LAYERS, NEAR = 2, 2, 8
-BATCH, LEARNING_RATE, WARMUP = 32, 1e-3, 100
+LEARNING_RATE, WARMUP = 1e-3, 100
 TEST_ROWS, TEST_SEED = 512, 0  # --seed is 1 or more
+TEST_TOGETHER = 64  # rows of a forward pass in evaluation, which bounds its memory
 MQAR_WORDS, MQAR_POWER = 8192, 0.01
 #: of Zoology: tokens, pairs and rows of its training data
 MQAR_TRAINING = ((64, 4, 5), (128, 8, 1), (256, 16, 1), (256, 32, 1), (256, 64, 1))
@@ -84,6 +85,7 @@ class Setting:
     cluster_exploration: float = 0.1
     loss_weight: float = 0.1
     short_convolution: int = 0
+    batch: int = 32
     steps: int = 2000
     seed: int = 1
 
@@ -190,7 +192,7 @@ def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
         share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
         size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
         setting = replace(setting, length=size[0], pairs=size[1])
-    return TASKS[setting.task].make(setting, BATCH, generator)
+    return TASKS[setting.task].make(setting, setting.batch, generator)
 
 
 class Task(NamedTuple):
@@ -341,20 +343,35 @@ def evaluate(model: Model) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
     drawn = torch.Generator().manual_seed(TEST_SEED)
     rows = TASKS[model.setting.task].make(model.setting, TEST_ROWS, drawn)
-    logits, reports = model.eval()(rows.tokens, rows.queries_at)
+    model.eval()
+    parts = [
+        evaluate_rows(model, Rows(*part))
+        for part in zip(*(x.split(TEST_TOGETHER) for x in rows), strict=True)
+    ]
+    model.train()
+    right, sizes, pairs = zip(*parts, strict=True)
+    # of parts, then layers; then layers, then parts
+    by_layer = [torch.tensor(of_layer).mean(0).tolist() for of_layer in zip(*pairs, strict=True)]
+    use = [cluster_use(sum(of_layer)) for of_layer in zip(*sizes, strict=True)]
+    return {
+        "accuracy": torch.cat(right).float().mean().item(),
+        "state": model.state_size(),
+        "effective clusters": [u.effective.item() for u in use],
+        "sees its pair": [own for own, _ in by_layer],
+        "sees another pair": [other for _, other in by_layer],
+    }
+
+
+def evaluate_rows(model: Model, rows: Rows) -> tuple[Tensor, list[Tensor], list[tuple]]:
+    """Which answers are right, bool [B, Q]; cluster sizes of each router that clusters; of each
+    layer, the share of queries that see their pair, and another pair."""
+    logits, reports = model(rows.tokens, rows.queries_at)
     by_layer: dict[str, list[Tensor]] = {}
     for name, seen in tokens_seen(model, rows.tokens, rows.queries_at).items():
         by_layer.setdefault(name.rpartition(".routers.")[0], []).append(seen)
-    model.train()
     sizes = [r.cluster_sizes for rs in reports for r in rs if r.cluster_sizes is not None]
     pairs = [pairs_seen(of_layer, rows) for of_layer in by_layer.values()]
-    return {
-        "accuracy": (logits.argmax(-1) == rows.answers).float().mean().item(),
-        "state": model.state_size(),
-        "effective clusters": [cluster_use(s).effective.item() for s in sizes],
-        "sees its pair": [own for own, _ in pairs],
-        "sees another pair": [other for _, other in pairs],
-    }
+    return logits.argmax(-1) == rows.answers, sizes, pairs
 
 
 def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
