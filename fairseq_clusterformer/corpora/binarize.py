@@ -94,10 +94,15 @@ def word_dictionary(
     return dictionary
 
 
+_PART = 1 << 14  # characters, of at most 4 bytes each
+
+
 def _text_lines(text: Path) -> Iterator[str]:
+    """Yield the lines; one that is too long for sentencepiece, which would drop it, in parts."""
     with open(text, encoding="utf-8") as file:
         for line in file:
-            yield line.rstrip("\n")
+            line = line.rstrip("\n")
+            yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))
 
 
 def train_sentencepiece(
@@ -134,7 +139,7 @@ def train_sentencepiece(
                 **({"hard_vocab_limit": False} if at_most else {}),
                 user_defined_symbols=["\u2581" + word for word in words],
                 input_sentence_size=1_000_000,
-                max_sentence_length=1 << 16,
+                max_sentence_length=4 * _PART,
                 minloglevel=2,
             )
     except RuntimeError as error:
