@@ -1,7 +1,6 @@
 """What several commands share: parser, options, input, and the report of a preparation."""
 
 import argparse
-import codecs
 import math
 import re
 import sys
@@ -151,11 +150,19 @@ def number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float
 def encoding(text: str) -> str:
     """Return an option's value, the name of a text encoding that Python knows."""
     try:
-        codecs.lookup(text)
+        "".encode(text)  # refuses what is no encoding of text, such as hex
     except LookupError:
         raise argparse.ArgumentTypeError(
             f"is {text}; allowed: utf-8, latin-1, cp1252 and others that Python knows"
         ) from None
+    return text
+
+
+def line_encoding(text: str) -> str:
+    """Return an option's value, the name of a text encoding in which lines end in one byte."""
+    if "\n".encode(encoding(text)) != b"\n":
+        allowed = "an encoding whose line end is one byte, such as utf-8, latin-1, cp1252"
+        raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
     return text
 
 

@@ -70,7 +70,7 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
 def count_words(text: Path) -> Counter:
     """Return how often each word occurs, and ``</s>`` once per line."""
     counts = Counter()
-    with open(text, encoding="utf-8") as file:
+    with open(text, encoding="utf-8", newline="\n") as file:
         for line in _progress(file, "counting words"):
             counts.update(line.split())
             counts["</s>"] += 1
@@ -99,7 +99,7 @@ _PART = 1 << 14  # characters, of at most 4 bytes each
 
 def _text_lines(text: Path) -> Iterator[str]:
     """Yield the lines; one that is too long for sentencepiece, which would drop it, in parts."""
-    with open(text, encoding="utf-8") as file:
+    with open(text, encoding="utf-8", newline="\n") as file:
         for line in file:
             line = line.rstrip("\n")
             yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))

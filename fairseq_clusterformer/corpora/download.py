@@ -6,7 +6,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,28 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     """Return a file's checksum in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def checksum(path: Path) -> str:
+    """Return ``sha256:hex`` of a file, of a folder's names and contents, or of an archive.
+
+    Args:
+        path: of a file or folder, or what leads into an archive.
+    """
+    if not path.is_dir():
+        return f"sha256:{digest(next(p for p in (path, *path.parents) if p.is_file()))}"
+    total = hashlib.sha256()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        total.update(f"{file.relative_to(path).as_posix()}\n{digest(file)}\n".encode())
+    return f"sha256:{total.hexdigest()}"
+
+
+def checksums(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the checksums of sources by their folders' and their own names.
+
+    A recipe in ``prepared.json`` has them: a file that was edited is other data, at any size.
+    """
+    return {f"{path.parent.name}/{path.name}": checksum(path) for path in map(Path.resolve, paths)}
 
 
 def verify(path: Path, checksum: str | None) -> None:

@@ -103,7 +103,7 @@ class TextCoding(ABC):
     def line_items(self, file: Path) -> Iterator[Tensor]:
         """The same, with each line an item that ends in ``</s>``, whatever the coding."""
         end = torch.tensor([self.dictionary.eos()])
-        with open(file, encoding="utf-8") as opened:
+        with open(file, encoding="utf-8", newline="\n") as opened:
             for line in opened:
                 yield torch.cat([self.encode(line.rstrip("\n")), end])
 
@@ -184,7 +184,7 @@ class _LineCoding(TextCoding):
         return torch.tensor(first, dtype=torch.int64)
 
     def items(self, file: Path) -> Iterator[Tensor]:
-        with open(file, encoding="utf-8") as opened:
+        with open(file, encoding="utf-8", newline="\n") as opened:
             while lines := [line.rstrip("\n") for line in islice(opened, 1000)]:
                 for line in self._lines(lines):
                     yield torch.tensor([*line, self.dictionary.eos()])

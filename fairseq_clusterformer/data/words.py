@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import cache
 
 # In scripts that put no blanks between words, each letter stands for itself.
-_LETTER = (
-    r"[[\p{L}\p{M}\p{N}]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
-)
+_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+_LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--{_UNSPACED}]"
+_NAME = rf"[[\p{{L}}\p{{N}}]--{_UNSPACED}][{_LETTER}\u200C\u200D]*|[\p{{L}}\p{{N}}]\p{{M}}*"
 
 
 @cache
@@ -19,6 +19,12 @@ def _compiled(pattern: str):
 def words_of(text: str) -> list[str]:
     """The words of a text: runs of letters and digits, and every other visible character."""
     return _compiled(rf"{_LETTER}+|\S").findall(text)
+
+
+def places_of_names(text: str) -> Iterator[tuple[int, int]]:
+    """Where the words and the symbols ($, +, =) of a text begin and end, without punctuation."""
+    for match in _compiled(rf"{_NAME}|[\p{{Sc}}\p{{Sm}}\p{{So}}]").finditer(text):
+        yield match.span()
 
 
 def joins(character: str) -> bool:

@@ -271,9 +271,14 @@ class TranslationTask(Task):
 
 class AnswersTask(Task):
     """Exact match and F1 on the validation sets in the folders of the grid's ``tests``; and what
-    a reader of supporting sentences gets for these. With ``store-ema``, the average is scored."""
+    a reader of supporting sentences gets for these. With ``store-ema``, the average is scored.
+    ``valid`` is the last validation of the training: NLL and AvNA, if it was validated."""
 
     made_by = "clusterformer prepare qa"
+
+    def read(self, place: Place) -> dict:
+        found, validations = super().read(place), json_records(place.log, "valid")
+        return found | ({"valid": numbers(validations[-1], "valid_")} if validations else {})
 
     def tests(self, place: Place) -> dict[str, list[str]]:
         checkpoint, found = place.checkpoint(), {}

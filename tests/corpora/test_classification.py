@@ -405,6 +405,14 @@ def test_questions_as_trec_offers_them(tmp_path):
     assert (label, text[-8:]) == ("DESC:manner", "à jour ?")
 
 
+@pytest.mark.parametrize("encoding", ["hex", "utf-16"])
+def test_an_encoding_whose_lines_cannot_be_read(tmp_path, capsys, encoding):
+    write_lines(tmp_path / "a.tsv", *as_table("\t", "", 2))
+    with pytest.raises(SystemExit):
+        prepare("text", tmp_path / "a.tsv", tmp_path / "dest", "--encoding", encoding)
+    assert f"--encoding is {encoding}; allowed: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("splits", [True, False])
 def test_folder_of_reviews(tmp_path, splits):
     for split in ("train", "test") if splits else ("",):
@@ -421,6 +429,34 @@ def test_folder_of_reviews(tmp_path, splits):
     )
     assert {label for label, _ in examples_of(tmp_path / "dest", "train")} == {"pos", "neg"}
     assert examples_of(tmp_path / "dest", "train")[0][1].startswith("a neg film , the")
+
+
+def test_equal_texts_come_to_one_split(tmp_path):
+    rows = own_rows(60)
+    write_lines(tmp_path / "a.tsv", *[f"{label}\t{text}" for label, text, _ in rows * 3])
+    assert prepare("text", tmp_path / "a.tsv", tmp_path / "dest") == 0
+    splits = facts_of(tmp_path / "dest")["splits"]
+    assert sum(splits[split]["distinct"] for split in SPLITS) == 60
+    assert [splits[split]["examples"] > 0 for split in SPLITS] == [True] * 3
+    assert splits["valid"]["also in train"] == splits["test"]["also in train"] == 0
+
+
+def test_words_of_any_script(tmp_path):
+    text = "हिन्दी भाषा, Cafe\u0301 और 東京"
+    (tmp_path / "source").mkdir()
+    for split in SPLITS:
+        write_lines(
+            tmp_path / "source" / f"{split}.tsv", *[f"{label}\t{text}" for label in "abab"]
+        )
+    assert prepare("text", tmp_path / "source", tmp_path / "dest") == 0
+    words = "हिन्दी भाषा , cafe\u0301 और 東 京"
+    assert {text for _, text in examples_of(tmp_path / "dest", "train")} == {words}
+
+
+def test_dest_within_source_is_refused(tmp_path, capsys):
+    write_lines(tmp_path / "train.tsv", *as_table("\t", "", 2))
+    assert prepare("text", tmp_path, tmp_path / "dest") == 1
+    assert "lies in SOURCE" in capsys.readouterr().err
 
 
 def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
@@ -451,6 +487,19 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
         ("a.csv", ["a,b,c,d"], (), "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
         ("a.csv", ["a,b"], ("--label-field", "y"), "line 1: ['a', 'b']; allowed: a header with y"),
         ("a.csv", ['a,"b'], (), "a.csv: line 1: unexpected end of data"),
+        (
+            "a.csv",
+            ["mood,words", *["good,x", "bad,y"] * 9],
+            (),
+            "a.csv: line 1: no other line has the label 'mood'; allowed: a label that comes again",
+        ),
+        (
+            "a.jsonl",
+            ['{"label": "a", "text": "\\ud83d"}'],
+            (),
+            r"a.jsonl: line 1: '\ud83d' has half a character; allowed: valid Unicode",
+        ),
+        ("a.jsonl", ["[" * 100_000], (), "a.jsonl: line 1: '[[[["),
         (
             "a.jsonl",
             ['{"label": 1, "text": "x"}', "{"],

@@ -312,6 +312,32 @@ def test_train_bytes_keeps_whole_lines(source, tmp_path, limit, kept):
     assert bytes_of(tmp_path / "dest", "test") == TEXTS["test"]
 
 
+def test_a_line_ends_where_a_newline_is(tmp_path):
+    """A carriage return alone is a character; with a newline it ends a line, in any coding."""
+    for split in SPLITS:
+        (tmp_path / f"{split}.txt").write_bytes(b"\xef\xbb\xbfone\rtwo\r\nthree\n" * 2)
+    (tmp_path / "dest").mkdir()
+    assert run("prepare lm text", tmp_path, tmp_path.with_name("words"), "--words") == 0
+    assert [len(item) for item in items_of(tmp_path.with_name("words"), "valid")] == [3, 2] * 2
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path):
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    source.mkdir()
+    for split in SPLITS:
+        (source / f"{split}.txt").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    assert run("prepare lm text", source, dest, "--bytes") == 0
+    assert bytes_of(dest, "train") == "one\n\ufefftwo\n".encode()
+
+
+def test_a_damaged_bz2_is_named(tmp_path, capsys):
+    (tmp_path / "source").mkdir()
+    for split in SPLITS:
+        (tmp_path / "source" / f"{split}.txt.bz2").write_bytes(b"BZh9 not really")
+    assert run("prepare lm text", tmp_path / "source", tmp_path / "dest", "--bytes") == 1
+    assert "train.txt.bz2: cannot be read after line 0" in capsys.readouterr().err
+
+
 def test_any_bytes_are_kept_if_allowed(tmp_path):
     for split in SPLITS:
         (tmp_path / "source" / split).mkdir(parents=True)

@@ -320,6 +320,60 @@ def test_too_few_documents_because_questions_are_unusable(
     assert error.count("\n") == 1
 
 
+def write_own(path: Path, *titles: str, **more: object) -> None:
+    """Two questions on the same text for each title."""
+    lines = []
+    for i, title in enumerate(titles):
+        context = f"The {title.split()[0]} opened in 190{i % 10}."
+        for answer in (f"190{i % 10}", "opened"):
+            question = f"What of {title} and {answer}?"
+            item = {"question": question, "context": context, "title": title, "answers": [answer]}
+            lines.append(json.dumps(item | more) + "\n")
+    path.write_text("".join(lines))
+
+
+def test_ids_are_of_one_question_in_all_files_of_a_split(pieces, tmp_path: Path, capsys) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("train", "valid-one", "valid-two"):
+        write_own(source / f"{name}.jsonl", "bar", "museum")
+    (source / "._train.jsonl").write_bytes(b"\0\5\x16\7")  # beside a file that a Mac copied
+    arguments = ("text", source, tmp_path / "dest", "--sentencepiece-model", pieces)
+    assert run(*arguments) == 0
+    data = QAData(tmp_path / "dest", "valid")
+    ids = [data.texts(i)["id"] for i in range(len(data))]
+    names = ("valid-one", "valid-two")
+    assert ids == [f"{name}.jsonl:{i}" for name in names for i in range(4)]
+    for name in names:
+        question = (source / f"{name}.jsonl").read_text().splitlines()[0]
+        (source / f"{name}.jsonl").write_text(json.dumps(json.loads(question) | {"id": 7}))
+    assert run(*arguments, "--force") == 1
+    error = capsys.readouterr().err
+    assert "valid: 1 ids are of more than one question, '7' first; allowed: " in error
+
+
+def test_half_a_character_in_an_id_is_dropped(pieces, tmp_path: Path, capsys) -> None:
+    write_own(tmp_path / "train.jsonl", "bar", "museum")
+    write_own(tmp_path / "valid.jsonl", "theatre", id="\ud83d")
+    with open(tmp_path / "valid.jsonl", "a") as file:
+        file.write((tmp_path / "train.jsonl").read_text())
+    assert run("text", tmp_path, tmp_path / "dest", "--sentencepiece-model", pieces) == 0
+    assert "valid: dropped 2: not valid Unicode" in capsys.readouterr().out
+
+
+def test_the_same_text_under_two_titles_is_one_document(pieces, tmp_path: Path) -> None:
+    titles = [f"house{i} {again}" for again in ("first", "second", "third") for i in range(10)]
+    write_own(tmp_path / "own.jsonl", *titles)
+    arguments = (tmp_path / "own.jsonl", tmp_path / "dest", "--sentencepiece-model", pieces)
+    assert run("text", *arguments) == 0
+    texts = []
+    for split in ("train", "valid", "test"):
+        data = QAData(tmp_path / "dest", split)
+        texts.append({data.texts(i)["paragraphs"][0][1] for i in range(len(data))})
+    assert [len(of_split) for of_split in texts] == [8, 1, 1]
+    assert len(set.union(*texts)) == 10
+
+
 @pytest.mark.parametrize("name", ["own.jsonl", "own.json"])
 def test_own_questions_are_divided_by_document(name, model, tmp_path: Path, capsys) -> None:
     lines = own_lines(40)

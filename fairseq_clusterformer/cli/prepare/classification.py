@@ -18,13 +18,14 @@ from fairseq_clusterformer.cli.common import (
     PATH,
     Parser,
     add_dest,
-    encoding,
+    line_encoding,
     prepare_folder,
 )
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID
 from fairseq_clusterformer.corpora.classification.newsgroups import STRIPS
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
+from fairseq_clusterformer.errors import bad_option
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 
@@ -97,7 +98,7 @@ def _add_own_options(parser: Parser) -> None:
     )
     about = "read these labels alone, as in pos,neg (default: all)"
     add("--labels", about, metavar="LIST", type=_names, default=())
-    add("--encoding", "of the files", metavar="NAME", type=encoding, default="utf-8")
+    add("--encoding", "of the files", metavar="NAME", type=line_encoding, default="utf-8")
     about = "words stand between blanks (default: punctuation marks become words)"
     add("--tokenised", about, action="store_true")
 
@@ -160,6 +161,9 @@ def main(arguments: Sequence[str]) -> int:
     name, force = options.pop("corpus"), options.pop("force")
     source, dest = options.pop("source"), options.pop("dest")
     if name == "text":
+        if dest.resolve().is_relative_to(source.resolve()):
+            problem = "lies in SOURCE, where the next run would read it"
+            raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
         parts = {split: options.pop(split) for split in ("valid", "test")}
         corpus = own_corpus(source, FileFormat(**options), **parts)
         if "valid" in corpus.files or "test" in corpus.files:

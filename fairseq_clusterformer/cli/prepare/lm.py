@@ -82,8 +82,8 @@ def _add_text_options(parser: Parser) -> None:
         "--split",
         "files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents: whole "
         "documents, drawn by a checksum of their text; contiguous: train, valid and test in "
-        "order, cut at line ends (default: files where the names say so, contiguous for one or "
-        "two files without --document-separator, otherwise documents)",
+        "order, cut at line ends (default: files where the names say so; otherwise documents, or "
+        "contiguous where one file is more than a split's share: below 20 files)",
         choices=("files", "documents", "contiguous"),
     )
     for split in ("valid", "test"):

@@ -163,7 +163,8 @@ def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
         return {split: _find(source, pattern) for split, pattern in places if pattern}
     if not source.is_dir():
         return {"train": [source]}
-    paths = sorted(path for path in source.iterdir() if path.is_file())
+    files = (path for path in source.iterdir() if path.is_file())
+    paths = sorted(path for path in files if not path.name.startswith("."))
     return {split: [path for path in paths if split_of(path) == split] for split in SPLITS}
 
 

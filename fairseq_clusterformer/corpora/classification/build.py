@@ -6,7 +6,6 @@ imported where they are used.
 """
 
 import contextlib
-import hashlib
 import itertools
 import json
 import random
@@ -24,6 +23,7 @@ from fairseq_clusterformer.corpora.classification.tokenise import (
     tokenise,
     warn_of_counts,
 )
+from fairseq_clusterformer.corpora.download import checksum
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.errors import UserError
 
@@ -76,7 +76,7 @@ def prepare(
         "name": corpus.name,
         "settings": vars(settings) | options,
         "sources": {
-            f"{part} {_file_in(path).name}": checksum(_file_in(path))
+            f"{part} {_file_in(path).name}": checksum(path)
             for part, paths in corpus.files.items()
             for path in paths
         },
@@ -106,19 +106,6 @@ def prepare(
         return {"splits": splits}
 
     return make_folder(dest, recipe, build, force)
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of a folder's files."""
-    total = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            if path.is_dir():
-                total.update(f"{file.relative_to(path)}\n".encode())
-            with open(file, "rb") as opened:
-                while block := opened.read(1 << 20):
-                    total.update(block)
-    return f"sha256:{total.hexdigest()}"
 
 
 def _file_in(path: Path) -> Path:
@@ -151,6 +138,9 @@ def _deal(
     if undivided == "all":
         shares = dict.fromkeys(shares, _UNDIVIDED)
     shares = {split: share for split, share in shares.items() if share and split not in parts}
+    if corpus.apart:
+        first: dict[int, int] = {}
+        place = [place[first.setdefault(text, i)] for i, text in enumerate(parts[undivided].texts)]
     ends = dict(zip(shares, itertools.accumulate(shares.values()), strict=True))
     dealt[undivided] = [
         next((split for split, end in ends.items() if p < end), "train") for p in place

@@ -38,6 +38,7 @@ class LabelledCorpus:
         grouped: its examples have a group, and are ranked within it.
         published: the number of examples in each part.
         max_length: the most tokens of an input; None: any number.
+        apart: where splits are drawn, equal texts come to the same one.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LabelledCorpus:
     grouped: bool = False
     published: dict[str, int] | None = None
     max_length: int | None = None
+    apart: bool = False
 
     @property
     def classes(self) -> list[str]:

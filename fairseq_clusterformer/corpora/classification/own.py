@@ -75,10 +75,10 @@ def own_corpus(
     if "train" not in files:
         raise bad_option("SOURCE", source, "a file or folder with training data", "no train")
     read = partial(_read, form=form)
-    counts, inputs = Counter(), 0
+    counts, first = Counter(), None
     for example in read(files["train"]):
         counts[example.label] += 1
-        inputs = inputs or len(example.texts)
+        first = first or example
     total = counts.total()
     if missing := [name for name in form.labels if name not in counts]:
         problem = f"no example has the label {missing[0]}"
@@ -94,14 +94,21 @@ def own_corpus(
             f"{short(next(iter(counts)))}; allowed: labels that come again; is the label another "
             "column? See --label-field"
         )
+    columns = files["train"][0].is_file() and _format(files["train"][0], form) in ("tsv", "csv")
+    if columns and first.where.endswith(" line 1") and counts[first.label] == 1:
+        raise UserError(
+            f"{first.where}: no other line has the label {short(first.label)}; allowed: a label "
+            "that comes again; is this a header? See --label-field and --text-fields"
+        )
     names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
     return LabelledCorpus(
         "text",
         {name: name for name in names},
         files,
         read,
-        inputs=inputs,
+        inputs=len(first.texts),
         tokenised=form.tokenised,
+        apart=True,
     )
 
 
@@ -196,7 +203,7 @@ def _read_table(path: Path, form: FileFormat) -> Iterator[LabelledText]:
 def _read_objects(path: Path, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of JSON lines; the first one says which names the texts have."""
     first = {}
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         first = json.loads(next(read_lines(path, form.encoding), ""))
     texts = _texts_of(first if isinstance(first, dict) else {}, form)
     return read_objects([path], label=form.label, texts=texts, encoding=form.encoding)

@@ -130,7 +130,7 @@ def read_objects(
             if not line.strip():
                 continue
             values = []
-            with suppress(ValueError, LookupError, TypeError):
+            with suppress(ValueError, LookupError, TypeError, RecursionError):
                 record = json.loads(line)
                 values = [record[name] for name in (label, *texts)]
             name, *found = values or [None]
@@ -140,6 +140,10 @@ def read_objects(
                     f"{some((label, *texts))}"
                 )
             name = json.dumps(name) if isinstance(name, bool) else str(name)
+            with_half = next((v for v in (name, *found) if not v.isascii() and _is_cut(v)), None)
+            if with_half is not None:
+                problem = f"{short(with_half)} has half a character"
+                raise UserError(f"{at(path, number)}: {problem}; allowed: valid Unicode")
             yield LabelledText(
                 None if name == unlabelled else name, tuple(found), at(path, number)
             )
@@ -149,6 +153,11 @@ def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
     """Yield the examples of four files with equally many lines: label, group and both texts."""
     for number, (label, group, *texts) in enumerate(aligned_lines(files), 1):
         yield LabelledText(label, tuple(texts), at(files[0], number), group)
+
+
+def _is_cut(text: str) -> bool:
+    """Whether a text holds half of a surrogate pair, which JSON can escape on its own."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def short(value: object, most: int = 80) -> str:

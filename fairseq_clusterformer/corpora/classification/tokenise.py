@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import re
 import sys
 from array import array
 from collections import Counter
@@ -11,9 +10,8 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.readers import some
+from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError
-
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 @dataclass
@@ -42,11 +40,11 @@ def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[
 
     Args:
         tokenised: the words stand between blanks already. Otherwise each run of letters and
-            digits is a word, and so is every other character but white space.
+            digits is a word, and so is every other visible character (`words_of`).
         max_length: the most tokens, ``</s>`` included; None: any number.
     """
     text = text.lower()
-    words = text.split() if tokenised else _TOKEN.findall(text)
+    words = text.split() if tokenised else words_of(text)
     if max_length and len(words) >= max_length:
         return words[: max_length - 1], True
     return words, False

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.keyphrases.openkp import PageRecord, openkp
 from fairseq_clusterformer.corpora.parallel import parallel
@@ -40,10 +41,7 @@ def prepare(
     """
     recipe = {
         "corpus": "openkp",
-        "files": {
-            split: {path.name: path.stat().st_size for path in paths}
-            for split, paths in splits.items()
-        },
+        "files": {split: checksums(paths) for split, paths in splits.items()},
         **vocabulary.recipe(),
     }
 

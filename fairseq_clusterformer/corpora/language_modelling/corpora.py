@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.download import Archive, obtain
+from fairseq_clusterformer.corpora.download import Archive, checksum, obtain
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.language_modelling.text import (
     TextReader,
@@ -177,9 +177,7 @@ def prepare_text(
         "split": split,
         "fractions": None if split == "files" else fractions,
         "train_bytes": train_bytes,
-        "files": {
-            path.relative_to(source.parent).as_posix(): path.stat().st_size for path in texts
-        },
+        "files": {path.relative_to(source.parent).as_posix(): checksum(path) for path in texts},
     }
     return make_folder(dest, recipe, build)
 

@@ -6,13 +6,13 @@ that memory holds no more than one line of the corpus.
 """
 
 import fnmatch
-import gzip
 import hashlib
 import itertools
 import lzma
 import math
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -74,7 +74,7 @@ def _is_binary(path: Path) -> bool:
     try:
         with PACKED.get(path.suffix, open)(path, "rb") as file:
             start = file.read(8192)
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile):
+    except (OSError, EOFError, lzma.LZMAError, zlib.error):
         return False  # to be reported when it is read
     return start.startswith(b"%PDF-") or b"\0" in start
 
@@ -102,6 +102,8 @@ class TextReader:
         """Yield the documents that are not empty. Read each before you take the next."""
         for path in texts:
             raw = raw_lines(path, None if self.allow_binary else "utf-8")
+            if not self.allow_binary:
+                raw = _without_mark(raw)
             lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
             for number, document in itertools.groupby(lines, self._document_number):
                 if number is not None:
@@ -112,6 +114,12 @@ class TextReader:
             self.separators_seen += 1
             return None
         return self.separators_seen
+
+
+def _without_mark(lines: Lines) -> Lines:
+    """Yield the lines of a file without the byte order mark in front of the first one."""
+    yield from (line.removeprefix(BOM_UTF8) for line in itertools.islice(lines, 1))
+    yield from lines
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:

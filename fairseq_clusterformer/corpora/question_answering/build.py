@@ -9,12 +9,14 @@ import functools
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import RECORD, make_folder
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
@@ -51,10 +53,7 @@ def prepare(
     """
     recipe = {
         "corpus": corpus,
-        "files": {
-            split: {f"{path.parent.name}/{path.name}": _size(path) for path in paths}
-            for split, paths in splits.items()
-        },
+        "files": {split: checksums(paths) for split, paths in splits.items()},
         **vocabulary.recipe(),
         "titles": titles,
         "options": options,
@@ -92,19 +91,14 @@ def prepare(
             if not counts[split]["questions"]:
                 problem = f"{corpus}: no question is left in {split}"
                 raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
+            if split != "train" and len(paths) > 1:
+                _check_ids(out, split)
             dropped[split] = drops.examples
             if drops.counts:
                 print(f"{split}: {drops}")
         return {"splits": counts, "dropped": dropped}
 
     return make_folder(dest, recipe, build, force)
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file, a folder's files, or the archive that a path leads into."""
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return next((part.stat().st_size for part in (path, *path.parents) if part.is_file()), 0)
 
 
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
@@ -124,6 +118,17 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
     counts = {name: sum(count[name] for count in of_parts) for name in COUNTS}
     counts["longest"] = max(count["longest"] for count in of_parts)
     return counts | {"dropped": drops.counts.total()}, drops
+
+
+def _check_ids(out: Path, split: str) -> None:
+    """Raise UserError if two questions of a split have the same id: answers are filed by it."""
+    with open(out / f"{split}.jsonl", encoding="utf-8") as file:
+        ids = Counter(json.loads(line)["id"] for line in file)
+    if shared := [id_ for id_, number in ids.items() if number > 1]:
+        raise UserError(
+            f"{split}: {len(shared):,} ids are of more than one question, {shared[0]!r} first; "
+            "allowed: an id of its own for each question, or none"
+        )
 
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:

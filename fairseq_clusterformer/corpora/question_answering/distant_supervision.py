@@ -7,8 +7,7 @@ from training data; ``keep_unfound`` keeps it, without a span, to score predicti
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 from fairseq_clusterformer.corpora.question_answering.records import (
     GoldAnswer,
@@ -18,9 +17,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Sentence,
     Unusable,
 )
-
-if TYPE_CHECKING:
-    import regex
+from fairseq_clusterformer.data.words import places_of_names
 
 #: folded words, with their characters [start, end)
 Words = list[tuple[str, int, int]]
@@ -139,17 +136,9 @@ def distant_record(
     return record
 
 
-@cache
-def _word() -> "regex.Pattern":
-    """A word of letters, digits and their marks, or one symbol ($, +, =); no punctuation."""
-    import regex  # takes too long for --help
-
-    return regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}\u200C\u200D]*|[\p{Sc}\p{Sm}\p{So}]")
-
-
 def _words(text: str) -> Words:
     """Return the folded words with their characters [start, end)."""
-    return [(_fold(match[0]), *match.span()) for match in _word().finditer(text)]
+    return [(_fold(text[start:end]), start, end) for start, end in places_of_names(text)]
 
 
 def _folded(words: Words) -> tuple[str, ...]:

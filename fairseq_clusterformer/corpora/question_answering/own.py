@@ -5,7 +5,7 @@ The files hold SQuAD's JSON, or one question per line as JSON.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ def own_questions(
         if not isinstance(content, list):
             raise foreign(path, FORMATS)
         items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
-    numbered = ((place, (str(i), item)) for i, (place, item) in enumerate(items))
+    numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
     return convert(numbered, partial(_record, keep_unfound=keep_unfound), drops)
 
 
@@ -170,7 +170,7 @@ def draw_documents(
 ) -> dict[str, Reader]:
     """Return a reader for train and for each split of `shares`, all of the same files.
 
-    No document is in two splits; documents are drawn at random.
+    No document is in two splits, by its title or its text; documents are drawn at random.
 
     Args:
         shares: of all questions.
@@ -179,7 +179,7 @@ def draw_documents(
         UserError: if there are too few documents; names the first question that is unusable.
     """
     unusable = Drops()
-    sizes = Counter(document_of(r) for path in paths for r in reader(path, unusable))
+    sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
     order = sorted(sizes)
     random.Random(seed).shuffle(order)
     try:
@@ -198,8 +198,32 @@ def draw_documents(
     return {split: partial(read, split=split) for split in ("train", *shares)}
 
 
-def document_of(record: Record) -> str:
-    """Return what identifies a record's document: its title, or else its text."""
+def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
+    """Return the questions of each document, and what names a record's document.
+
+    Records of one title or of equal texts have one document.
+    """
+    questions: Counter[str] = Counter()
+    other_name: dict[str, str] = {}
+    first_of_text: dict[int, str] = {}
+
+    def root(name: str) -> str:
+        while (other := other_name.get(name, name)) != name:
+            name = other
+        return name
+
+    for record in records:
+        questions[name := _name(record)] += 1
+        text = hash("\n".join(paragraph.text for paragraph in record.paragraphs))
+        other_name[root(name)] = root(first_of_text.setdefault(text, name))
+    sizes: Counter[str] = Counter()
+    for name, number in questions.items():
+        sizes[root(name)] += number
+    return sizes, lambda record: root(_name(record))
+
+
+def _name(record: Record) -> str:
+    """Return what a record says of its document: its title, or else its text."""
     titles = {paragraph.title for paragraph in record.paragraphs}
     if record.document:
         return record.document

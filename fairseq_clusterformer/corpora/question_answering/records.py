@@ -121,7 +121,7 @@ class Record:
             if (found := text[answer.start : answer.end]) != answer.text:
                 raise Unusable("answer not in its context", f"{answer.text!r} is {found!r} there")
         self._check_structure()
-        strings = [self.question, *self.texts, *self.candidates]
+        strings = [self.id, self.question, *self.texts, *self.candidates]
         strings += [text for part in self.paragraphs for text in (part.title, part.text)]
         try:
             "".join(strings).encode()

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SUBWORDS
+from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.lines import aligned_lines
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.translation.corpora import ParallelCorpus
 from fairseq_clusterformer.corpora.translation.pairs import (
     Pair,
-    file_sizes,
     pair_files,
     pairs_of,
 )
@@ -69,7 +69,7 @@ def prepare(
         "detokenised": not corpus.tokenised,
         "hold_out": corpus.hold_out,
         "cleaning": asdict(corpus.cleaning),
-        "extra_train": file_sizes(itertools.chain.from_iterable(extra)),
+        "extra_train": checksums(itertools.chain.from_iterable(extra)),
         **corpus.facts,
     }
 

@@ -10,12 +10,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.download import Archive, obtain
+from fairseq_clusterformer.corpora.download import Archive, checksums, obtain
 from fairseq_clusterformer.corpora.lines import aligned_lines
 from fairseq_clusterformer.corpora.translation.pairs import (
     Pairs,
     draw_pairs,
-    file_sizes,
     pair_files,
     pairs_of,
     read_segments,
@@ -119,7 +118,7 @@ def own_pairs(
         given = {split: pairs(split) for split in (*fractions, "train")}
         return given | (draw_pairs(partial(pairs, "train"), drawn) if drawn else {})
 
-    sizes = {split: file_sizes(chain.from_iterable(parts)) for split, parts in found.items()}
+    sources = {split: checksums(chain.from_iterable(parts)) for split, parts in found.items()}
     return ParallelCorpus(
         "text",
         read,
@@ -128,7 +127,7 @@ def own_pairs(
         drawn=tuple(drawn),
         disjoint=True,
         cleaning=Cleaning("subwords", 250, 9),
-        facts={"files": sizes, "fractions": drawn},
+        facts={"files": sources, "fractions": drawn},
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -35,12 +35,6 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
         allowed = f"a PREFIX with {names} (or as .gz, .xz, .bz2, .zip), or a file of two columns"
         raise bad_option(option, given, allowed, f"found {found or 'nothing'}")
     return files
-
-
-def file_sizes(files: Iterable[Path]) -> dict[str, int]:
-    """Return the sizes of files by their names, with their folders', for ``prepared.json``."""
-    paths = [path.resolve() for path in files]
-    return {f"{path.parent.name}/{path.name}": path.stat().st_size for path in paths}
 
 
 def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[str]) -> Pairs:
