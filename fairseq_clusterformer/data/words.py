@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from functools import cache
 
-# In scripts that put no blanks between words, each letter stands for itself.
-_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+#: scripts that put no blanks between words, in which each letter stands for itself
+UNSPACED = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
+_UNSPACED = "[" + "".join(rf"\p{{{script}}}" for script in UNSPACED) + "]"
 _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--{_UNSPACED}]"
 _NAME = rf"[[\p{{L}}\p{{N}}]--{_UNSPACED}][{_LETTER}\u200C\u200D]*|[\p{{L}}\p{{N}}]\p{{M}}*"
 
@@ -18,7 +19,7 @@ def _compiled(pattern: str):
 
 def words_of(text: str) -> list[str]:
     """The words of a text: runs of letters and digits, and every other visible character."""
-    return _compiled(rf"{_LETTER}+|\S").findall(text)
+    return _compiled(rf"{_LETTER}+|[^\s\x1c-\x1f]").findall(text)
 
 
 def places_of_names(text: str) -> Iterator[tuple[int, int]]:

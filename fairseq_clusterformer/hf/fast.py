@@ -27,13 +27,15 @@ from tokenizers import (
 
 from fairseq_clusterformer.data.coding import SUBWORD_MODEL, ByteCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.data.words import UNSPACED
 from fairseq_clusterformer.text import TARGETS_OWN
 
 if TYPE_CHECKING:
     from .tokenizer import ClusterformerTokenizer
 
 _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
-_WORD = r"\p{L}\p{N}"  # letters and digits as Python's re has them
+_UNSPACED = "".join(rf"\p{{{script}}}" for script in UNSPACED)
+_LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{_UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
 _BLANK = "\u2581"  # how sentencepiece writes a blank
 _UNIGRAM, _BPE = 1, 2  # its numbers of types of models
 _NORMAL, _USER_DEFINED, _UNUSED, _BYTE = 1, 4, 5, 6  # and of types of pieces
@@ -158,7 +160,7 @@ def _sentence(symbols: list[str], tokenised: bool) -> Tokenizer:
     made = _words(symbols)
     made.normalizer = normalizers.Sequence(_lower())
     if not tokenised:
-        word = Regex(f"[{_WORD}]+|[^{_WORD}{_SPACE}]")
+        word = Regex(f"{_LETTER}+|[^{_SPACE}]")
         made.pre_tokenizer = pre_tokenizers.Split(word, "removed", invert=True)
     return made
 
