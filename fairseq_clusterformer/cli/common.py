@@ -160,7 +160,7 @@ def encoding(text: str) -> str:
 
 def line_encoding(text: str) -> str:
     """Return an option's value, the name of a text encoding in which lines end in one byte."""
-    if "\n".encode(encoding(text)) != b"\n":
+    if not "\n\n".encode(encoding(text)).endswith(b"\n\n"):
         allowed = "an encoding whose line end is one byte, such as utf-8, latin-1, cp1252"
         raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
     return text

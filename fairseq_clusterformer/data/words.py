@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from functools import cache
 
-#: scripts that put no blanks between words, in which each letter stands for itself
-UNSPACED = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
-_UNSPACED = "[" + "".join(rf"\p{{{script}}}" for script in UNSPACED) + "]"
+_SCRIPTS = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
+#: letters of scripts that put no blanks between words, which stand for themselves, as a regular
+#: expression writes them in brackets; the mark of long vowels is of no script
+UNSPACED = "".join(rf"\p{{{script}}}" for script in _SCRIPTS) + "\u30fc\uff70"
+_UNSPACED = f"[{UNSPACED}]"
 _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--{_UNSPACED}]"
 _NAME = rf"[[\p{{L}}\p{{N}}]--{_UNSPACED}][{_LETTER}\u200C\u200D]*|[\p{{L}}\p{{N}}]\p{{M}}*"
 

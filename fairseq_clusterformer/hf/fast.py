@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from .tokenizer import ClusterformerTokenizer
 
 _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
-_UNSPACED = "".join(rf"\p{{{script}}}" for script in UNSPACED)
-_LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{_UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
+_LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
 _BLANK = "\u2581"  # how sentencepiece writes a blank
 _UNIGRAM, _BPE = 1, 2  # its numbers of types of models
 _NORMAL, _USER_DEFINED, _UNUSED, _BYTE = 1, 4, 5, 6  # and of types of pieces

@@ -405,6 +405,15 @@ def test_questions_as_trec_offers_them(tmp_path):
     assert (label, text[-8:]) == ("DESC:manner", "à jour ?")
 
 
+def test_a_first_label_that_is_named_is_no_header(tmp_path):
+    write_lines(
+        tmp_path / "a.tsv", "c\tonce", *[f"{label}\tx{i}" for i in range(30) for label in "ab"]
+    )
+    words = ("text", tmp_path / "a.tsv", tmp_path / "dest")
+    assert prepare(*words) == 1
+    assert prepare(*words, "--labels", "a,b,c", "--encoding", "utf-8-sig") == 0
+
+
 @pytest.mark.parametrize("encoding", ["hex", "utf-16"])
 def test_an_encoding_whose_lines_cannot_be_read(tmp_path, capsys, encoding):
     write_lines(tmp_path / "a.tsv", *as_table("\t", "", 2))
@@ -453,10 +462,15 @@ def test_words_of_any_script(tmp_path):
     assert {text for _, text in examples_of(tmp_path / "dest", "train")} == {words}
 
 
-def test_dest_within_source_is_refused(tmp_path, capsys):
+def test_dest_within_what_is_read_is_refused(tmp_path, capsys):
+    for label, text, _ in own_rows(60):
+        write(tmp_path / "source" / label / f"{text}.txt", text)
+    assert prepare("text", tmp_path / "source", tmp_path / "source" / "dest") == 1
+    assert f"lies in {tmp_path / 'source'}, where" in capsys.readouterr().err
     write_lines(tmp_path / "train.tsv", *as_table("\t", "", 2))
-    assert prepare("text", tmp_path, tmp_path / "dest") == 1
-    assert "lies in SOURCE" in capsys.readouterr().err
+    words = ("text", tmp_path / "train.tsv", tmp_path / "dest")
+    assert prepare(*words) == 0
+    assert prepare("text", tmp_path / "source", tmp_path / "other") == 0
 
 
 def test_own_files_of_each_split_and_no_test(tmp_path, capsys):

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.cli import common
@@ -161,11 +162,12 @@ def main(arguments: Sequence[str]) -> int:
     name, force = options.pop("corpus"), options.pop("force")
     source, dest = options.pop("source"), options.pop("dest")
     if name == "text":
-        if dest.resolve().is_relative_to(source.resolve()):
-            problem = "lies in SOURCE, where the next run would read it"
-            raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
         parts = {split: options.pop(split) for split in ("valid", "test")}
         corpus = own_corpus(source, FileFormat(**options), **parts)
+        for path in chain.from_iterable(corpus.files.values()):
+            if dest.resolve().is_relative_to(path.resolve()):
+                problem = f"lies in {path}, where the next run would read it"
+                raise bad_option("DEST", dest, "a folder elsewhere", problem)
         if "valid" in corpus.files or "test" in corpus.files:
             settings = replace(settings, test=0)
     else:

@@ -95,10 +95,11 @@ def own_corpus(
             "column? See --label-field"
         )
     columns = files["train"][0].is_file() and _format(files["train"][0], form) in ("tsv", "csv")
-    if columns and first.where.endswith(" line 1") and counts[first.label] == 1:
+    at_first = first.where.endswith(" line 1") and not form.labels
+    if columns and at_first and counts[first.label] == 1:
         raise UserError(
             f"{first.where}: no other line has the label {short(first.label)}; allowed: a label "
-            "that comes again; is this a header? See --label-field and --text-fields"
+            "that comes again, or --labels; is this a header? See --label-field and --text-fields"
         )
     names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
     return LabelledCorpus(
