@@ -2,9 +2,9 @@
 
 import shutil
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
+from fairseq_clusterformer.corpora.download import digest
 from fairseq_clusterformer.errors import UserError, bad_option
 
 
@@ -29,19 +29,19 @@ class Vocabulary:
     def recipe(self) -> dict:
         """What ``prepared.json`` says of it."""
         return {
-            "subwords": self.train or checksums(self.model),
+            "subwords": self.train or _digests(self.model),
             **({"at most": True} if self.at_most else {}),
             **({"whole words": True} if self.whole_words else {}),
-            "dictionary": self.dictionary and checksums(self.dictionary),
+            "dictionary": self.dictionary and _digests(self.dictionary),
         }
 
 
-def checksums(path: Path) -> dict[str, str]:
+def _digests(path: Path) -> dict[str, str]:
     """Return the sha256 of a file, or of GPT-2's files in a folder."""
     from fairseq_clusterformer.data.subwords import GPT2_FILES
 
     files = [path / name for name in GPT2_FILES] if path.is_dir() else [path]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+    return {file.name: digest(file) for file in files if file.is_file()}
 
 
 def copy_model(vocabulary: Vocabulary, out: Path) -> None:

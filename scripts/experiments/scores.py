@@ -371,7 +371,7 @@ class RecallTask(Task):
 
 
 class ClusteringTask(RecallTask):
-    """Clustering by itself, of the images of mnist/."""
+    """Clustering on its own, of the images of mnist/."""
 
     needs = "train-images-idx3-ubyte.gz"
     made_by = "a download of MNIST's four files"

@@ -83,7 +83,8 @@ def _add_text_options(parser: Parser) -> None:
         "files: as the files are named (train-00.txt.xz, valid.txt, test/...); documents: whole "
         "documents, drawn by a checksum of their text; contiguous: train, valid and test in "
         "order, cut at line ends (default: files where the names say so; otherwise documents, or "
-        "contiguous where one file is more than a split's share: below 20 files)",
+        "contiguous for fewer than 20 files without --document-separator, where one file would be "
+        "more than a split's 5 percent)",
         choices=("files", "documents", "contiguous"),
     )
     for split in ("valid", "test"):

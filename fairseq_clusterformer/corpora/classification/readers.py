@@ -140,10 +140,10 @@ def read_objects(
                     f"{some((label, *texts))}"
                 )
             name = json.dumps(name) if isinstance(name, bool) else str(name)
-            with_half = next((v for v in (name, *found) if not v.isascii() and _is_cut(v)), None)
-            if with_half is not None:
-                problem = f"{short(with_half)} has half a character"
-                raise UserError(f"{at(path, number)}: {problem}; allowed: valid Unicode")
+            for text in (name, *found):
+                if _is_cut(text):
+                    problem = f"{short(text)} has half a character"
+                    raise UserError(f"{at(path, number)}: {problem}; allowed: valid Unicode")
             yield LabelledText(
                 None if name == unlabelled else name, tuple(found), at(path, number)
             )
@@ -157,7 +157,11 @@ def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
 
 def _is_cut(text: str) -> bool:
     """Whether a text holds half of a surrogate pair, which JSON can escape on its own."""
-    return any("\ud800" <= char <= "\udfff" for char in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def short(value: object, most: int = 80) -> str:
