@@ -6,6 +6,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,17 @@ def checksum(path: Path) -> str:
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the checksums of sources by their folders' and their own names.
+    """Return the checksums of sources by their folders' and their own names; further sources of
+    the same names are numbered.
 
     A recipe in ``prepared.json`` has them: a file that was edited is other data, at any size.
     """
-    return {f"{path.parent.name}/{path.name}": checksum(path) for path in map(Path.resolve, paths)}
+    found, times = {}, Counter()
+    for path in map(Path.resolve, paths):
+        name = f"{path.parent.name}/{path.name}"
+        times[name] += 1
+        found[f"{name} ({times[name]})" if times[name] > 1 else name] = checksum(path)
+    return found
 
 
 def verify(path: Path, checksum: str | None) -> None:

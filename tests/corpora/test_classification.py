@@ -667,7 +667,7 @@ def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
     assert "otherwise (settings max_length: none then, 9 now); allowed" in capsys.readouterr().err
     write_sentences(sentences, SENTENCES[:90])
     assert run("mr", sentences) == 1
-    assert "was prepared otherwise (sources all rt-polarity.all: " in capsys.readouterr().err
+    assert "was prepared otherwise (sources all 1 rt-polarity.all: " in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(build, "_route", interrupt)
         assert run("mr", sentences, "--force") == 130

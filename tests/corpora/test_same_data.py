@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_clusterformer.corpora.download import checksum, checksums
 from tests.corpora.commands import run
 from tests.data.subword_models import write_sentencepiece
 
@@ -57,3 +58,13 @@ def test_an_edit_of_the_same_size_is_seen(write, tmp_path: Path, capsys) -> None
     edited.write_text(before)
     edited.touch()
     assert run(*words) == 0
+
+
+def test_sources_of_equal_names_keep_a_checksum_each(tmp_path: Path) -> None:
+    paths = [tmp_path / place / "texts" / "train.txt" for place in ("first", "second")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"text {number}\n")
+    found = checksums(paths)
+    assert list(found) == ["texts/train.txt", "texts/train.txt (2)"]
+    assert list(found.values()) == [checksum(path) for path in paths]

@@ -76,9 +76,9 @@ def prepare(
         "name": corpus.name,
         "settings": vars(settings) | options,
         "sources": {
-            f"{part} {_file_in(path).name}": checksum(path)
+            f"{part} {number} {_file_in(path).name}": checksum(path)
             for part, paths in corpus.files.items()
-            for path in paths
+            for number, path in enumerate(paths, 1)
         },
     }
 
