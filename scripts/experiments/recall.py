@@ -69,7 +69,8 @@ NAMES, DIGITS, ENTRY = 64, 10, 6  # of a phone book
 @dataclass(frozen=True)
 class Setting:
     """What differs between runs: the options of the command. ``pairs`` lie before ``pairs_end``;
-    there are ``symbols`` different keys, as many values, and as many noise tokens."""
+    there are ``symbols`` different keys, as many values, and as many noise tokens. Each batch to
+    learn from has rows halved so many times as is drawn, up to ``halvings``, and as many more."""
 
     kind: str
     task: str = "recall"
@@ -86,6 +87,7 @@ class Setting:
     loss_weight: float = 0.1
     short_convolution: int = 0
     batch: int = 32
+    halvings: int = 0
     steps: int = 2000
     seed: int = 1
 
@@ -96,6 +98,11 @@ class Setting:
             raise UserError(f"--pairs is {self.pairs}; allowed: 2 or more")
         if problem := TASKS[self.task].problem(self):
             raise UserError(problem)
+        if self.halvings and (self.task != "recall" or self.pairs >> self.halvings < 2):
+            raise UserError(
+                f"--halvings is {self.halvings}; allowed: 0, and with --task recall as many as "
+                f"leave 2 of {self.pairs} pairs"
+            )
 
     @property
     def words(self) -> int:
@@ -186,12 +193,22 @@ def make_phonebook(setting: Setting, rows: int, generator: torch.Generator) -> R
     )
 
 
+def halved(setting: Setting, times: int) -> Setting:
+    """Rows of a 2 ** times-th part, and as many more of them."""
+    part = 2**times
+    smaller = {name: getattr(setting, name) // part for name in ("length", "pairs", "pairs_end")}
+    return replace(setting, batch=setting.batch * part, halvings=0, **smaller)
+
+
 def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
     """Draw a batch to learn from."""
     if setting.task == "mqar":
         share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
         size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
         setting = replace(setting, length=size[0], pairs=size[1])
+    if setting.halvings:
+        times = torch.randint(setting.halvings + 1, (), generator=generator)
+        setting = halved(setting, int(times))
     return TASKS[setting.task].make(setting, setting.batch, generator)
 
 

@@ -186,6 +186,23 @@ def test_what_decoding_keeps(task, monkeypatch):
     assert model.train().state_size() == model.eval().state_size()
 
 
+def test_halved_rows_have_as_many_tokens_and_queries(task):
+    setting = task.Setting("near", halvings=2, batch=4)
+    drawn = torch.Generator().manual_seed(0)
+    found = {
+        (*rows.tokens.shape, *rows.answers.shape)
+        for rows in (task.training_rows(setting, drawn) for _ in range(40))
+    }
+    assert found == {(4, 96, 4, 8), (8, 48, 8, 4), (16, 24, 16, 2)}
+
+
+def test_without_halving_nothing_more_is_drawn(task):
+    setting = task.Setting("near")
+    rows = task.training_rows(setting, torch.Generator().manual_seed(5))
+    expected = task.make_rows(setting, setting.batch, torch.Generator().manual_seed(5))
+    assert torch.equal(rows.tokens, expected.tokens)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -201,6 +218,8 @@ def test_what_decoding_keeps(task, monkeypatch):
         ("near --task phonebook --length 60 --pairs 10", "--length is 60; allowed: 66 or more"),
         ("near --task phonebook --pairs 5000", "--pairs is 5000; allowed: up to 4096"),
         ("near --task phonebook --length 67 --pairs 10", "--length is 67; allowed: 66 or more"),
+        ("near --halvings 3", "--halvings is 3; allowed: 0, and with --task recall"),
+        ("near --task mqar --pairs 8 --halvings 1", "--halvings is 1; allowed: 0"),
         ("near --seed one", "a whole number"),
         ("neural --cluster-temperature 0", "above 0"),
         ("neural --cluster-normalizer best", "running"),
