@@ -91,7 +91,7 @@ class Taught(Kind):
         else:
             self.query_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
             self.key_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
-        self.gate = nn.Linear(shape.embed_dim, heads, bias=False) if self.drops else None
+        self.gate = _Gate(shape.embed_dim, heads) if self.drops else None
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
         self.convolution = None
         reads_input = self.drops or not self.reads_heads
@@ -129,6 +129,11 @@ class Taught(Kind):
             x, before = self.convolution.following(x, state.get("before"), tokens.batch)
             state = {"before": before}
         q, k = self.routing(x, tokens)
+        gates = log_held = least = None
+        if self.gate is not None:
+            gates = self.gate(x) / self.temperature
+            if self.training:
+                log_held, least = self._held(gates, tokens.padding_mask)
         found = assign_both(
             q,
             k,
@@ -138,14 +143,19 @@ class Taught(Kind):
             log_normalizer=self.normalizer.log_normalizer,
             padding_mask=tokens.padding_mask,
             probes=self.options.probes,
+            log_weights=log_held,
         )
-        keys, held, least = found.keys, None, None
-        if self.gate is not None:
-            keys, held, least = self._gated(x, keys, tokens.padding_mask)
+        keys = found.keys
+        if gates is not None:
+            held_from = self.normalizer.average.to(gates.dtype)
+            # Keys that are alike may be at the least gate: then rounding must not decide.
+            drop = gates.detach() < (held_from - TIE / self.temperature).unsqueeze(-1)
+            keys = keys.masked_fill(drop, self.options.clusters)
+            least = held_from if least is None else least
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
         observation = self.normalizer.observation(found.log_mass, found.tokens, least)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
-        scouts = self._scouts(tokens, q, k, held) if self.training else None
+        scouts = self._scouts(tokens, q, k, log_held) if self.training else None
         assignment = Assignment(
             found.queries, keys, scouts=scouts, probes=found.probes, report=report
         )
@@ -166,62 +176,85 @@ class Taught(Kind):
             for projection in (self.query_proj, self.key_proj)
         )
 
-    def _gated(
-        self, x: Tensor, keys: Tensor, padding_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Clusters of keys, K of those that none holds, [B, H, N]; in training, by the batch's own
-        least gate: the probability that a key is held [B, H, N], and that gate [H]."""
-        weight = self.gate.weight.to(x.dtype)
-        gate = nn.functional.linear(x, weight).transpose(1, 2) / self.temperature
-        least = self.normalizer.average.to(x.dtype).unsqueeze(-1)
-        # Keys that are alike may be at the least gate: then rounding must not decide.
-        size = nn.functional.linear(x.abs(), weight.abs()).transpose(1, 2) / self.temperature
-        drop = gate.detach() < least - TIE * torch.maximum(size, least.abs()).detach()
-        keys = keys.masked_fill(drop, self.options.clusters)
-        if not self.training:
-            return keys, gate, least.squeeze(-1)
-        of_batch = gate.detach()
+    def _held(self, gates: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """By the batch's own least gate: the log of the probability that a key is held
+        [B, H, N], and that gate [H].
+
+        Args:
+            gates: of keys, [B, H, N].
+        """
+        of_batch = gates.detach()
         if padding_mask is not None:
             of_batch = of_batch.masked_fill(padding_mask.unsqueeze(1), torch.inf)
-        real = gate[:, 0].numel() if padding_mask is None else (~padding_mask).sum()
-        place = torch.as_tensor(self.options.drop_keys * real, device=gate.device).long()
+        real = gates[:, 0].numel() if padding_mask is None else (~padding_mask).sum()
+        place = torch.as_tensor(self.options.drop_keys * real, device=gates.device).long()
         ordered = of_batch.transpose(0, 1).flatten(1).sort(-1).values
         place = place.clamp(max=ordered.size(-1) - 1).expand(len(ordered), 1)
-        of_batch = ordered.gather(1, place)
-        return keys, (gate - of_batch).sigmoid(), of_batch.squeeze(-1)
+        least = ordered.gather(1, place)
+        return nn.functional.logsigmoid(gates - least), least.squeeze(-1)
 
-    def _scouts(self, tokens: Tokens, q: Tensor, k: Tensor, held: Tensor | None) -> Scouts | None:
+    def _scouts(
+        self, tokens: Tokens, q: Tensor, k: Tensor, log_held: Tensor | None
+    ) -> Scouts | None:
         number = self.options.scouts
         if self.begins:
             number = tokens.x.size(1)
         if number == 0:
             return None
         queries = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
-        of_queries, of_keys = self.shares(q, k, tokens.padding_mask)
-        if held is not None:
-            of_keys = of_keys * held.unsqueeze(-1)
+        of_queries, of_keys = self.shares(q, k, tokens.padding_mask, log_held)
+        if log_held is not None:
+            of_keys = of_keys * log_held.exp().unsqueeze(-1)
         return Scouts(queries, of_queries, of_keys)
 
-    def shares(self, q: Tensor, k: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def shares(
+        self,
+        q: Tensor,
+        k: Tensor,
+        padding_mask: Tensor | None,
+        log_held: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """The share p(c) of each cluster in queries and in keys [B, H, N, K], differentiable.
 
-        Keys are normalised by those of the batch. By the average, which is a constant, the loss
-        would draw keys to a cluster that the average then pushes away again. No output depends on
-        these shares.
+        Keys are normalised by those of the batch that are held. By the average, which is a
+        constant, the loss would draw keys to a cluster that the average then pushes away again.
+        No output depends on these shares.
 
         Args:
             q, k: what routes, [B, H, N, R].
+            log_held: log of the probability that a key is held [B, H, N]; None: all are.
         """
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
         of_queries, of_keys = (
             self.similarity.vectors(x) @ vectors.transpose(-1, -2) for x in (q, k)
         )
-        real = of_keys
+        real = of_keys if log_held is None else of_keys + log_held.unsqueeze(-1)
         if padding_mask is not None:  # finite, where a batch is padding alone
             hidden = torch.finfo(of_keys.dtype).min / 2
-            real = of_keys.masked_fill(padding_mask[:, None, :, None], hidden)
+            real = real.masked_fill(padding_mask[:, None, :, None], hidden)
         of_keys = of_keys - real.logsumexp((0, 2)).unsqueeze(1)
         return of_queries.softmax(-1), of_keys.softmax(-1)
+
+
+class _Gate(nn.Module):
+    """How much the keys of each head are worth holding, [B, N, D] to cosines [B, H, N].
+
+    A cosine is bounded. Attention shows only after a while what is asked for; a gate that had
+    grown until then would learn no more.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.hidden = nn.Linear(width, width)
+        self.wanted = nn.Parameter(torch.randn(heads, width) * width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, wanted = (
+            t.to(x.dtype) for t in (self.hidden.weight, self.hidden.bias, self.wanted)
+        )
+        found = nn.functional.gelu(nn.functional.linear(x, weight, bias))
+        found, wanted = (nn.functional.normalize(t, dim=-1) for t in (found, wanted))
+        return (found @ wanted.T).transpose(1, 2)
 
 
 class _PerHead(nn.Module):

@@ -22,7 +22,7 @@ class Both(NamedTuple):
     Attributes:
         queries, keys: cluster of each, int64 [B, H, N].
         probes: the clusters of each query that are next, the same.
-        log_mass: log of the sum of exp(s) over the real keys of a batch [H, K].
+        log_mass: log of the sum of exp(s) over the real keys of a batch, weighed, [H, K].
         sizes: real queries and keys in each cluster [2, H, K].
         tokens: number of real tokens, a scalar.
     """
@@ -47,6 +47,7 @@ def assign_both(
     log_normalizer: Tensor,
     padding_mask: Tensor | None = None,
     probes: int = 1,
+    log_weights: Tensor | None = None,
 ) -> Both:
     """Assign queries, each to the largest s, and keys, each to the largest of
     ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient.
@@ -56,6 +57,7 @@ def assign_both(
     Args:
         log_normalizer: of keys, [H, K].
         probes: clusters of each query, the nearest included.
+        log_weights: log of how much each key counts in the mass [B, H, N]; None: all alike.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
@@ -69,7 +71,7 @@ def assign_both(
 
     none = torch.zeros_like(offsets)
     queries, _, of_queries = _assign(q, vectors, none, *rest, probe if more else None)
-    keys, log_mass, of_keys = _assign(k, vectors, offsets, *rest)
+    keys, log_mass, of_keys = _assign(k, vectors, offsets, *rest, log_weights=log_weights)
     sizes = torch.stack([of_queries, of_keys])
     return Both(queries, keys, tuple(more), log_mass, sizes, _number_of(k, padding_mask))
 
@@ -200,12 +202,14 @@ def _assign(
     similarity: Similarity,
     padding_mask: Tensor | None,
     with_chunk: Callable[[slice, Tensor, Tensor], None] | None = None,
+    log_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Clusters of x, int64 [B, H, N]; of each cluster, the log of the sum of exp(s) over real
     tokens, and the number of those in it [H, K].
 
     Args:
         with_chunk: called with each slice of tokens, their ``s - offsets``, and their clusters.
+        log_weights: of tokens in that sum, [B, H, N].
     """
     clusters = torch.empty(x.shape[:3], dtype=torch.long, device=x.device)
     log_mass = torch.full(vectors.shape[:2], -math.inf, dtype=vectors.dtype, device=x.device)
@@ -214,6 +218,8 @@ def _assign(
         clusters[:, :, part] = lowest_argmax(scores, offsets)
         if with_chunk is not None:
             with_chunk(part, scores, clusters[:, :, part])
+        if log_weights is not None:
+            scores.add_(log_weights[:, :, part].unsqueeze(-1))
         if padding_mask is not None:
             scores.masked_fill_(padding_mask[:, None, part, None], -math.inf)
         log_mass = torch.logaddexp(log_mass, scores.logsumexp((0, 2)))

@@ -15,6 +15,7 @@ from fairseq_clusterformer.attention.scouts import (
     routing_loss,
     scout_layouts,
 )
+from fairseq_clusterformer.clustering.shares import assign_both
 
 B, N, D, H, K = 2, 19, 16, 2, 5
 E = D // H
@@ -270,9 +271,9 @@ def test_that_share_of_the_keys_is_in_no_cluster(padded):
     x = torch.randn(8, N, D).double()
     mask = torch.zeros(8, N, dtype=torch.bool)
     mask[:4, 9:] = padded
-    x[mask] = -100 * module.routers[0].gate.weight.detach().sum(
-        0
-    )  # the lowest gates, if they counted
+    drawn = torch.randn(1, 2000, D).double()
+    gates = module.routers[0].gate(drawn).amax(1).squeeze(0)
+    x[mask] = drawn[0, gates.argmin()]  # the lowest gates, if they counted
     module.observe(module(x, mask)[1])
     module.commit()
     (seen,) = tokens_seen(module.eval(), x, batch=Batch(mask)).values()
@@ -289,9 +290,10 @@ def test_micro_batches_drop_as_one_batch_would():
     """Gates of two micro-batches lie far apart; a third is padding alone."""
     options = f"clusters={K},routing_convolution=0,drop_keys=0.5"
     parts = layer(f"taught({options})").train()
-    gate = parts.routers[0].gate.weight.detach()
+    drawn = torch.randn(1, 2000, D).double()
+    highest = parts.routers[0].gate(drawn).amin(1).squeeze(0).argmax()
     x = torch.randn(4, N, D).double()
-    x[2:] += 3 * torch.linalg.pinv(gate).sum(-1)
+    x[2:] += 3 * drawn[0, highest]
     mask = torch.zeros(4, N, dtype=torch.bool)
     for rows in (x[:2], x[2:]):
         parts.observe(parts(rows)[1])
@@ -301,7 +303,8 @@ def test_micro_batches_drop_as_one_batch_would():
     assert router.normalizer.updates == 1
     per_batch = []
     for rows in (x[:2], x[2:]):
-        gates = (rows @ gate.T / 0.2).flatten(0, 1).sort(0).values
+        gates = router.gate(rows).detach() / 0.2
+        gates = gates.transpose(1, 2).flatten(0, 1).sort(0).values
         per_batch.append(gates[int(0.5 * len(gates))])
     expected = torch.stack(per_batch).mean(0)
     torch.testing.assert_close(router.normalizer.average, expected)
@@ -309,6 +312,38 @@ def test_micro_batches_drop_as_one_batch_would():
     router.observe(taken)
     router.commit()
     torch.testing.assert_close(router.normalizer.average, expected)
+
+
+def test_clusters_are_balanced_among_the_keys_that_are_held():
+    torch.manual_seed(2)
+    router = layer(f"taught(clusters={K},drop_keys=0.5)").routers[0]
+    q, k = torch.randn(2, 3, H, N, router.options.routing_width).double()
+    log_held = torch.zeros(3, H, N).double()
+    log_held[..., : N // 2] = -60
+    _, found = router.shares(q, k, None, log_held)
+    _, expected = router.shares(q[:, :, N // 2 :], k[:, :, N // 2 :], None)
+    torch.testing.assert_close(found[:, :, N // 2 :], expected)
+    options = {
+        "similarity": router.similarity,
+        "temperature": 0.2,
+        "log_normalizer": torch.zeros(H, K).double(),
+    }
+    weighed = assign_both(q, k, router.centroids, log_weights=log_held, **options)
+    alone = assign_both(q, k[:, :, N // 2 :], router.centroids, **options)
+    torch.testing.assert_close(weighed.log_mass, alone.log_mass)
+    torch.testing.assert_close(weighed.keys[:, :, N // 2 :], alone.keys)
+
+
+def test_a_gate_that_learned_from_noise_still_learns():
+    """Its size is bounded, so the sigmoid of what it says has a gradient."""
+    gate = layer(f"taught(clusters={K},drop_keys=0.5)").routers[0].gate
+    with torch.no_grad():
+        for weight in gate.parameters():
+            weight.mul_(100)
+    x = torch.randn(4, N, D).double()
+    gates = gate(x)
+    assert gates.shape == (4, H, N)
+    assert gates.abs().max() <= 1
 
 
 def test_nearly_all_keys_may_be_dropped():
