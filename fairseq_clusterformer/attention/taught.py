@@ -239,8 +239,8 @@ class Taught(Kind):
 class _Gate(nn.Module):
     """How much the keys of each head are worth holding, [B, N, D] to cosines [B, H, N].
 
-    A cosine is bounded. Attention shows only after a while what is asked for; a gate that had
-    grown until then would learn no more.
+    A cosine is bounded. Early in training attention does not yet show which keys are needed. A
+    gate without bounds grows meanwhile, until its sigmoid has no gradient.
     """
 
     def __init__(self, width: int, heads: int):

@@ -7,7 +7,8 @@ The second command trains every kind of attention. A row holds pairs of a key an
 them), scattered over its first tokens (40), then noise, and at its end the keys again, shuffled.
 At each of these the model names the value of its pair. A model that does not see the pairs is
 right in 1 of 16 cases. A model that sees which values there are, but not which key each belongs
-to, is right in 2 of 16.
+to, is right in 2 of 16. With --halvings 4, some batches to learn from have rows of a half to a
+16th of the length and of the pairs, and more of them: long rows alone may teach nothing.
 
     python -m scripts.experiments.recall near+taught --task mqar --length 512 --pairs 64
 

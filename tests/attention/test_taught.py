@@ -334,8 +334,8 @@ def test_clusters_are_balanced_among_the_keys_that_are_held():
     torch.testing.assert_close(weighed.keys[:, :, N // 2 :], alone.keys)
 
 
-def test_a_gate_that_learned_from_noise_still_learns():
-    """Its size is bounded, so the sigmoid of what it says has a gradient."""
+def test_a_gate_is_bounded_however_large_its_weights():
+    """Its sigmoid always has a gradient."""
     gate = layer(f"taught(clusters={K},drop_keys=0.5)").routers[0].gate
     with torch.no_grad():
         for weight in gate.parameters():
