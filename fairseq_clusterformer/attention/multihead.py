@@ -44,6 +44,8 @@ class MultiheadAttention(nn.Module):
         rotary: queries and keys carry rotary positions.
         relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
+        copying_start: begin as heads that copy, see :meth:`_copy`; a causal module with a short
+            convolution of 3 or more.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
@@ -62,6 +64,7 @@ class MultiheadAttention(nn.Module):
         rotary: bool = False,
         relative: bool = False,
         short_convolution: int = 0,
+        copying_start: bool = False,
         kernel: str = "auto",
     ):
         super().__init__()
@@ -102,6 +105,13 @@ class MultiheadAttention(nn.Module):
                 for name, n in widths.items()
             }
         )
+        if copying_start:
+            if not causal or short_convolution < 3:
+                problem = f"a short convolution of {short_convolution}" if causal else "not causal"
+                raise ValueError(
+                    f"a copying start, {problem}; allowed: causal, a short convolution of 3 or more"
+                )
+            self._copy()
         shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
         self.routers = nn.ModuleList()
         for heads in kinds:
@@ -116,6 +126,30 @@ class MultiheadAttention(nn.Module):
             nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        """Begin as heads that copy: a query looks for the token, and the one before, that now stand
+        in front of a key, and what it finds there is added to it.
+
+        Queries have the projection of keys, which come one token later; outputs undo the projection of values,
+        by half. From random projections, training finds such heads (Olsson et al. 2022) late and
+        by chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
+        2023).
+        """
+        shape = self.num_heads // self.kv_heads, self.head_dim, self.embed_dim
+        of_keys = self.k_proj.weight.unflatten(0, (self.kv_heads, 1, -1)).expand(-1, *shape)
+        self.q_proj.weight.copy_(of_keys.flatten(0, 2))
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.zeros_(projection.bias)
+        nn.init.orthogonal_(self.v_proj.weight, gain=2**-0.5)
+        back = self.v_proj.weight.unflatten(0, (self.kv_heads, 1, -1)).expand(-1, *shape)
+        self.out_proj.weight.copy_(back.flatten(0, 2).T / shape[0])
+        of_queries, of_keys = (self.convolutions[name].weight[:, 0] for name in "qk")
+        of_keys[:, -1] -= 1.0
+        of_keys[:, -2] += 1.0
+        for taps, before in ((of_queries, -2), (of_keys, -3)):
+            taps[:, before] += 0.5
 
     def forward(
         self,

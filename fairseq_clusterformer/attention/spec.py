@@ -37,7 +37,7 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         layers: kinds of each layer's heads.
-        kv_heads, rotary, relative, short_convolution, kernel: as of
+        kv_heads, rotary, relative, short_convolution, copying_start, kernel: as of
             :class:`~fairseq_clusterformer.attention.MultiheadAttention`.
     """
 
@@ -46,6 +46,7 @@ class AttentionPlan(NamedTuple):
     rotary: bool = False
     relative: bool = False
     short_convolution: int = 0
+    copying_start: bool = False
     kernel: str = "auto"
 
 

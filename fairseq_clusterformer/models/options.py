@@ -16,6 +16,7 @@ from fairseq_clusterformer.attention import AttentionPlan, OptionError, attentio
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
 from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
@@ -63,6 +64,13 @@ class _CommonOptions(FairseqDataclass):
         default=0,
         metadata={
             "help": "width of a depthwise convolution over queries, keys and values; 0: none"
+        },
+    )
+    copying_start: bool = field(
+        default=False,
+        metadata={
+            "help": "a decoder's attention begins as heads that copy what followed the same "
+            "tokens before; with --short-convolution 3 or more"
         },
     )
 
@@ -253,6 +261,11 @@ def attention_plan(
         raise ValueError(
             f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
         )
+    if args.copying_start and args.short_convolution < 3:
+        problem = f"--short-convolution is {args.short_convolution}"
+        raise bad_option("--copying-start", True, "with --short-convolution 3 or more", problem)
+    if args.copying_start and side == "encoder" and not hasattr(args, "decoder_attention_heads"):
+        raise bad_option("--copying-start", True, "in models with a decoder", "none here")
     positions = _positions(args, side)
     return AttentionPlan(
         tuple(kinds),
@@ -260,6 +273,7 @@ def attention_plan(
         rotary=positions == "rotary",
         relative=positions == "relative",
         short_convolution=args.short_convolution,
+        copying_start=args.copying_start and side == "decoder",
         kernel=args.attention_kernel,
     )
 

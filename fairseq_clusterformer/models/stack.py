@@ -51,6 +51,7 @@ class ClusteredLayer:
                 rotary=self.plan.rotary,
                 relative=self.plan.relative,
                 short_convolution=self.plan.short_convolution,
+                copying_start=self.plan.copying_start,
                 kernel=self.plan.kernel,
             )
         except OptionError as error:

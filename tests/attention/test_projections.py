@@ -225,3 +225,37 @@ def test_a_convolution_looks_across_padding(causal):
         out, before = convolution.step(x[:, i : i + 1], before, Batch(mask[:, i : i + 1]), None)
         steps.append(out)
     torch.testing.assert_close(torch.cat(steps, 1)[:, ~mask[0]], alone)
+
+
+class TestCopyingStart:
+    """A text twice: at each token of the second time, heads find what followed the first time."""
+
+    @pytest.mark.parametrize("kv_heads", [4, 2, 1])
+    def test_it_copies(self, kv_heads):
+        length, width = 60, 128
+        options = {"kinds": "full", "causal": True, "kv_heads": kv_heads, "short_convolution": 4}
+        once = torch.nn.functional.layer_norm(torch.randn(3, length, width), [width])
+        found = {}
+        for copying_start in (True, False):
+            module = MultiheadAttention(width, 4, **options, copying_start=copying_start)
+            with torch.no_grad():
+                out, _ = module(once.repeat(1, 2, 1))
+            nearest = (out[:, length:-1] @ once.transpose(1, 2)).argmax(-1)
+            found[copying_start] = (nearest == torch.arange(1, length)).double().mean().item()
+        assert found[True] > 0.9
+        assert found[False] < 0.2
+
+    def test_training_changes_all_of_it(self):
+        options = {"short_convolution": 3, "copying_start": True}
+        module = build("gated", causal=True, of=options).train()
+        module(inputs())[0].square().sum().backward()
+        q, k = (module.get_submodule(f"{name}_proj").weight for name in "qk")
+        assert torch.equal(q, k) and q is not k and not torch.equal(q.grad, k.grad)
+
+    @pytest.mark.parametrize(
+        ("causal", "width", "said"),
+        [(True, 2, "a short convolution of 2; allowed"), (False, 4, "not causal; allowed: causal")],
+    )
+    def test_where_it_is_refused(self, causal, width, said):
+        with pytest.raises(ValueError, match=said):
+            build("full", causal=causal, of={"short_convolution": width, "copying_start": True})
