@@ -87,6 +87,7 @@ class Setting:
     cluster_exploration: float = 0.1
     loss_weight: float = 0.1
     short_convolution: int = 0
+    copying_start: bool = False
     batch: int = 32
     halvings: int = 0
     steps: int = 2000
@@ -258,10 +259,16 @@ TASKS = {
 class Layer(nn.Module):
     """A pre-norm Transformer layer over ``MultiheadAttention``."""
 
-    def __init__(self, kinds: tuple[Heads, ...], width: int, short_convolution: int):
+    def __init__(self, kinds: tuple[Heads, ...], setting: Setting):
         super().__init__()
+        width = setting.width
         self.attention = MultiheadAttention(
-            width, HEADS, kinds=kinds, causal=True, short_convolution=short_convolution
+            width,
+            HEADS,
+            kinds=kinds,
+            causal=True,
+            short_convolution=setting.short_convolution,
+            copying_start=setting.copying_start,
         )
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward = nn.Sequential(
@@ -292,7 +299,7 @@ class Model(nn.Module):
         angle = torch.arange(longest).unsqueeze(-1) * rate
         positions = torch.cat([angle.sin(), angle.cos()], -1)
         self.register_buffer("positions", positions if has_positions else torch.zeros(1, width))
-        self.layers = nn.ModuleList(Layer(kinds, width, near) for kinds in setting.layers())
+        self.layers = nn.ModuleList(Layer(kinds, setting) for kinds in setting.layers())
         self.norm = nn.LayerNorm(width)
         if not self.tied:
             self.classify = nn.Linear(width, setting.values)
@@ -418,6 +425,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         types = {int: whole_number, type(None): float}
         kind = types.get(type(field.default), type(field.default))
         about = {"type": kind, "default": field.default, "help": f"default: {field.default}"}
+        if kind is bool:
+            about = {"action": "store_true", "help": "heads begin as heads that copy"}
         parser.add_argument("--" + field.name.replace("_", "-"), **about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     options = vars(parser.parse_args(arguments))

@@ -254,7 +254,10 @@ class TestCopyingStart:
 
     @pytest.mark.parametrize(
         ("causal", "width", "said"),
-        [(True, 2, "a short convolution of 2; allowed"), (False, 4, "not causal; allowed: causal")],
+        [
+            (True, 2, "a short convolution of 2; allowed"),
+            (False, 4, "not causal; allowed: causal"),
+        ],
     )
     def test_where_it_is_refused(self, causal, width, said):
         with pytest.raises(ValueError, match=said):

@@ -93,6 +93,21 @@ def test_positions_of_mqar_are_for_models_without_a_short_convolution(task, conv
     assert at_all_places.allclose(at_all_places[:, :1], atol=1e-5) != places
 
 
+@pytest.mark.parametrize("copying_start", [True, False])
+def test_a_copying_start(task, copying_start):
+    setting = task.Setting("near", length=64, short_convolution=4, copying_start=copying_start)
+    for layer in task.Model(setting).layers:
+        q, k = layer.attention.q_proj.weight, layer.attention.k_proj.weight
+        assert torch.equal(q, k) == copying_start
+
+
+def test_a_copying_start_from_the_command(task, tmp_path, capsys):
+    line = "near --length 64 --steps 1 --copying-start --short-convolution".split()
+    assert task.main([*line, "2"]) == 1
+    assert "a short convolution of 2; allowed: causal" in capsys.readouterr().err
+    assert task.main([*line, "3", "--json", str(tmp_path / "result.json")]) == 0
+
+
 def test_rows_of_a_phone_book(task):
     setting = task.Setting("full", task="phonebook", length=96, pairs=12)
     rows = task.make_phonebook(setting, 50, torch.Generator().manual_seed(3))
