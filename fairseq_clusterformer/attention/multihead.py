@@ -108,9 +108,8 @@ class MultiheadAttention(nn.Module):
         if copying_start:
             if not causal or short_convolution < 3:
                 problem = f"a short convolution of {short_convolution}" if causal else "not causal"
-                raise ValueError(
-                    f"a copying start, {problem}; allowed: causal, a short convolution of 3 or more"
-                )
+                allowed = "causal, with a short convolution of 3 or more"
+                raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
             self._copy()
         shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
         self.routers = nn.ModuleList()
@@ -129,13 +128,13 @@ class MultiheadAttention(nn.Module):
 
     @torch.no_grad()
     def _copy(self) -> None:
-        """Begin as heads that copy: a query looks for the token, and the one before, that now stand
-        in front of a key, and what it finds there is added to it.
+        """Begin as heads that copy: where the tokens before it stood before, a query finds what
+        followed them, and adds it to the residual stream.
 
-        Queries have the projection of keys, which come one token later; outputs undo the projection of values,
-        by half. From random projections, training finds such heads (Olsson et al. 2022) late and
-        by chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
-        2023).
+        Queries have the projection of keys, which look one token further back. Outputs undo the
+        projection of values, by half. From random projections, training finds such heads (induction
+        heads, Olsson et al. 2022) late and by chance. To begin near what training finds is
+        mimetic initialisation (Trockman and Kolter 2023).
         """
         shape = self.num_heads // self.kv_heads, self.head_dim, self.embed_dim
         of_keys = self.k_proj.weight.unflatten(0, (self.kv_heads, 1, -1)).expand(-1, *shape)

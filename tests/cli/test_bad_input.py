@@ -43,7 +43,7 @@ BAD_OPTIONS = {
     "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
     "--positions none": "--positions is none; allowed: learned, sinusoidal, rotary",
     "--short-convolution -1": "--short-convolution is -1; allowed: 1 or more, or 0 for none",
-    "--copying-start": "--copying-start is True: --short-convolution is 0; allowed: with --short-c",
+    "--copying-start": "--copying-start is True: --short-convolution is 0; allowed: with --",
     "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",
     "--attention kmeans --kmeans-bank-size 3": "--kmeans-bank-size is 3; allowed: 4 or more",
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
