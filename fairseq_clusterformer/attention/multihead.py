@@ -132,9 +132,9 @@ class MultiheadAttention(nn.Module):
         followed them, and adds it to the residual stream.
 
         Queries have the projection of keys, which look one token further back. Outputs undo the
-        projection of values, by half. From random projections, training finds such heads (induction
-        heads, Olsson et al. 2022) late and by chance. To begin near what training finds is
-        mimetic initialisation (Trockman and Kolter 2023).
+        projection of values, by half. From random projections, training finds such heads
+        (induction heads, Olsson et al. 2022) late and by chance. To begin near what training
+        finds is mimetic initialisation (Trockman and Kolter 2023).
         """
         shape = self.num_heads // self.kv_heads, self.head_dim, self.embed_dim
         of_keys = self.k_proj.weight.unflatten(0, (self.kv_heads, 1, -1)).expand(-1, *shape)
