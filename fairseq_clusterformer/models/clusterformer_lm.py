@@ -143,10 +143,13 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_tiny")
 def clusterformer_lm_tiny(args):
     """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
+    set_defaults(args, short_convolution=4, positions="none")
     set_defaults(
         args,
-        attention_window=16,
-        num_clusters=8,
+        attention="taught(window=32,clusters=16,probes=2,gap=32,routes_by=heads)",
+        copying_start=args.short_convolution >= 3,
+        attention_window=96,
+        num_clusters=16,
         decoder_layers=3,
         decoder_embed_dim=64,
         decoder_ffn_embed_dim=256,

@@ -16,13 +16,12 @@ from fairseq_clusterformer.attention import AttentionPlan, OptionError, attentio
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
 from fairseq_clusterformer.attention.spec import parse_attention
-from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
 _BY_SIDE = ("cluster_rule", "own_centroids")
-POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
 def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]:
@@ -262,10 +261,12 @@ def attention_plan(
             f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
         )
     if args.copying_start and args.short_convolution < 3:
-        problem = f"--short-convolution is {args.short_convolution}"
-        raise bad_option("--copying-start", True, "with --short-convolution 3 or more", problem)
+        raise ValueError(
+            f"--copying-start is True: --short-convolution is {args.short_convolution}; allowed: "
+            "with --short-convolution 3 or more"
+        )
     if args.copying_start and side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        raise bad_option("--copying-start", True, "in models with a decoder", "none here")
+        raise ValueError("--copying-start is True; allowed: in models with a decoder")
     positions = _positions(args, side)
     return AttentionPlan(
         tuple(kinds),
@@ -307,7 +308,7 @@ def _positions(args: Namespace, side: str) -> str | None:
         return None
     if args.positions not in POSITIONS:
         raise ValueError(f"--positions is {args.positions}; allowed: {', '.join(POSITIONS)}")
-    args.no_token_positional_embeddings = args.positions in ("rotary", "relative")
+    args.no_token_positional_embeddings = args.positions not in ("learned", "sinusoidal")
     setattr(args, f"{side}_learned_pos", args.positions == "learned")
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     if args.positions == "rotary" and width // heads % 2:

@@ -323,10 +323,10 @@ class QANetReader(WordReader):
             raise ValueError(
                 f"--stochastic-depth is {args.stochastic_depth}; allowed: 0 or more, below 1"
             )
-        if args.positions == "learned":
+        if args.positions in ("learned", "none"):
             raise ValueError(
-                "--positions is learned; allowed: sinusoidal, rotary, relative, for a document "
-                "may have any length"
+                f"--positions is {args.positions}; allowed: sinusoidal, rotary, relative, for a "
+                "document may have any length"
             )
         # what the plan sets, by fairseq's names, if --positions is given
         set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)

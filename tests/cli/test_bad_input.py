@@ -41,7 +41,7 @@ BAD_OPTIONS = {
         "--attention-window is 1; allowed: 2 or more, the query's own included"
     ),
     "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
-    "--positions none": "--positions is none; allowed: learned, sinusoidal, rotary",
+    "--positions polar": "--positions is polar; allowed: learned, sinusoidal, rotary",
     "--short-convolution -1": "--short-convolution is -1; allowed: 1 or more, or 0 for none",
     "--copying-start": "--copying-start is True: --short-convolution is 0; allowed: with --",
     "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",

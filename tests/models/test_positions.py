@@ -8,6 +8,7 @@ from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
 )
+from fairseq_clusterformer.models.options import POSITIONS
 from tests.models.small import make_task
 
 LENGTHS = (9, 1, 7)
@@ -41,7 +42,7 @@ def texts() -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("positions", [None, "learned", "sinusoidal", "rotary", "relative"])
+@pytest.mark.parametrize("positions", [None, *POSITIONS])
 @pytest.mark.parametrize("short_convolution", [0, 3])
 @torch.no_grad()
 def test_documents_of_a_row_are_as_if_alone(positions, short_convolution):
@@ -65,21 +66,21 @@ def test_documents_of_a_row_are_as_if_alone(positions, short_convolution):
 def test_what_stands_for_positions():
     embeddings = {
         name: make_model(positions=name).decoder.embed_positions
-        for name in (None, "learned", "sinusoidal", "rotary")
+        for name in (None, "learned", "sinusoidal", "rotary", "none")
     }
     assert isinstance(embeddings[None], SinusoidalPositionalEmbedding)  # fairseq's default
     assert isinstance(embeddings["sinusoidal"], SinusoidalPositionalEmbedding)
     assert isinstance(embeddings["learned"], LearnedPositionalEmbedding)
     assert embeddings["rotary"] is None
+    assert embeddings["none"] is None
     tokens = torch.randint(4, 24, (1, 12))
     swapped = tokens.clone()
     swapped[0, [1, 2]] = tokens[0, [2, 1]]
-    for positions, knows in (("rotary", True), ("relative", True), (None, False)):
+    for positions, knows in (("rotary", True), ("relative", True), ("none", False)):
         model = make_model(
             positions=positions,
             attention="full",
             decoder_layers=1,
-            no_token_positional_embeddings=True,
         )
         same = torch.allclose(model(tokens)[0][:, -1], model(swapped)[0][:, -1], atol=1e-9)
         assert same != knows

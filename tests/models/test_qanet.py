@@ -253,6 +253,7 @@ def test_sizes_are_those_of_the_report(architecture, width: int, millions: float
         ({"stochastic_depth": 1.0}, "--stochastic-depth is 1.0; allowed: 0 or more, below 1"),
         ({"convolutions": -1}, "--convolutions is -1; allowed: 0 or more"),
         ({"positions": "learned"}, "--positions is learned; allowed: sinusoidal, rotary"),
+        ({"positions": "none"}, "--positions is none; allowed: sinusoidal, rotary"),
         ({"positions": "old"}, "--positions is old; allowed: "),
         ({"cluster_rule": "old"}, "--cluster-rule is old; allowed: chunk, recent$"),
         ({"kmeans_bank_size": 2}, "--kmeans-bank-size is 2; allowed: 3 or more, the clusters"),
