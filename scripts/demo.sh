@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains three small language models side by side on text that every Python carries: a dense one, one with windows
-# alone, and the default of clusterformer_lm_tiny, which has clusters as well. Compares them, lets the default write,
+# alone, and the default of clusterformer_lm_bytes, which has clusters as well. Compares them, lets the default write,
 # and draws its clusters. Makes the environment first if it is missing.
 #
 #   bash scripts/demo.sh              about 400 s of processor time, once set up; results in demo/

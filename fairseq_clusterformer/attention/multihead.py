@@ -128,20 +128,23 @@ class MultiheadAttention(nn.Module):
 
     @torch.no_grad()
     def _copy(self) -> None:
-        """Begin as heads that copy: where the tokens before it stood before, a query finds what
-        followed them, and adds it to the residual stream.
+        """Begin as heads that copy: a query looks for earlier places where its own token and the
+        one before stood, and adds half of what came next there to the residual stream.
 
         Queries have the projection of keys, which look one token further back. Outputs undo the
-        projection of values, by half. From random projections, training finds such heads
-        (induction heads, Olsson et al. 2022) late and by chance. To begin near what training
-        finds is mimetic initialisation (Trockman and Kolter 2023).
+        projection of values (of fewer heads of values, the part that these hold). From random
+        projections, training finds such heads (induction heads, Olsson et al. 2022) late and by
+        chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
+        2023). Rotary positions weaken it. So do kinds that put a key into the cluster of its own
+        token, not of the one before: those that cluster the layer's input, lsh and routing.
         """
         shape = self.num_heads // self.kv_heads, self.head_dim, self.embed_dim
         of_keys = self.k_proj.weight.unflatten(0, (self.kv_heads, 1, -1)).expand(-1, *shape)
         self.q_proj.weight.copy_(of_keys.flatten(0, 2))
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.zeros_(projection.bias)
-        nn.init.orthogonal_(self.v_proj.weight, gain=2**-0.5)
+        of_values = torch.empty(self.v_proj.weight.shape, dtype=torch.float32)  # not by halves
+        self.v_proj.weight.copy_(nn.init.orthogonal_(of_values, gain=2**-0.5))
         back = self.v_proj.weight.unflatten(0, (self.kv_heads, 1, -1)).expand(-1, *shape)
         self.out_proj.weight.copy_(back.flatten(0, 2).T / shape[0])
         of_queries, of_keys = (self.convolutions[name].weight[:, 0] for name in "qk")

@@ -143,13 +143,10 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_tiny")
 def clusterformer_lm_tiny(args):
     """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
-    set_defaults(args, short_convolution=4, positions="none")
     set_defaults(
         args,
-        attention="taught(window=32,clusters=16,probes=2,gap=32,routes_by=heads)",
-        copying_start=args.short_convolution >= 3,
-        attention_window=96,
-        num_clusters=16,
+        attention_window=16,
+        num_clusters=8,
         decoder_layers=3,
         decoder_embed_dim=64,
         decoder_ffn_embed_dim=256,
@@ -159,6 +156,27 @@ def clusterformer_lm_tiny(args):
         activation_fn="gelu",
     )
     base_lm_architecture(args)
+
+
+@register_model_architecture("clusterformer_lm", "clusterformer_lm_bytes")
+def clusterformer_lm_bytes(args):
+    """As tiny, but its heads begin as heads that copy. Each sees the latest 32 tokens, and before
+    these the latest 31 of each of its two nearest clusters. A short convolution shows the order,
+    so there are no positions."""
+    if not getattr(args, "decoder_learned_pos", False):
+        set_defaults(args, positions="none")
+    set_defaults(args, short_convolution=4)
+    set_defaults(
+        args,
+        attention="taught",
+        attention_window=32,
+        num_clusters=16,
+        probes=2,
+        cluster_gap=32,
+        routes_by="heads",
+        copying_start=args.short_convolution >= 3,
+    )
+    clusterformer_lm_tiny(args)
 
 
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_enwik8")

@@ -260,13 +260,13 @@ def attention_plan(
         raise ValueError(
             f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
         )
+    if args.copying_start and side == "encoder" and not hasattr(args, "decoder_attention_heads"):
+        raise ValueError("--copying-start is True; allowed: in models with a decoder")
     if args.copying_start and args.short_convolution < 3:
         raise ValueError(
             f"--copying-start is True: --short-convolution is {args.short_convolution}; allowed: "
             "with --short-convolution 3 or more"
         )
-    if args.copying_start and side == "encoder" and not hasattr(args, "decoder_attention_heads"):
-        raise ValueError("--copying-start is True; allowed: in models with a decoder")
     positions = _positions(args, side)
     return AttentionPlan(
         tuple(kinds),

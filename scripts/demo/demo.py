@@ -3,8 +3,8 @@
     bash scripts/demo.sh [--out FOLDER]
 
 dense    dense attention: each byte sees all bytes before it
-windows  windows alone: each byte sees the 96 latest bytes per layer
-default  the default of ``clusterformer_lm_tiny``: each byte sees the 32 latest bytes, and before
+windows  windows alone: each byte sees the 94 latest bytes per layer
+default  ``clusterformer_lm_bytes`` as it is: each byte sees the 32 latest bytes, and before
          these the 31 latest of each of two clusters
 
 All three have about the same number of parameters, and see the same batches of the same text:
@@ -45,10 +45,10 @@ MARK = ".demo"  # in a folder that the demo made
 ALLOWED = "a new or empty folder, or one that the demo has made"
 
 # What routes has 18,000 parameters; the others get wider feed-forward layers instead.
-DEFAULT = {"arch": "clusterformer_lm_tiny", "criterion": "clusterformer_cross_entropy"}
+DEFAULT = {"arch": "clusterformer_lm_bytes", "criterion": "clusterformer_cross_entropy"}
 MODELS = {
     "dense": {**DEFAULT, "attention": "full", "decoder-ffn-embed-dim": 304},
-    "windows": {**DEFAULT, "attention": "window", "decoder-ffn-embed-dim": 304},
+    "windows": {**DEFAULT, "attention": "window(94)", "decoder-ffn-embed-dim": 304},
     "default": DEFAULT,
 }
 
@@ -158,8 +158,8 @@ def compare(dense: Runner, windows: Runner, default: Runner) -> str:
     changes = []
     for other, name in ((windows, "windows alone"), (dense, "dense attention")):
         gain = other.bits_per_byte - default.bits_per_byte
-        than = f"{abs(gain):.3f} bits per byte {'less' if gain > 0 else 'more'} than {name}"
-        changes.append(f"The default has {than}.")
+        than = f"{abs(gain):.3f} bits per byte {'fewer' if gain > 0 else 'more'} than {name}"
+        changes.append(f"The default needs {than}.")
     return (
         f"{' '.join(changes)} This is one seed after minutes of training: differences of about "
         "0.02 mean nothing. Longer runs are in examples/language_model."

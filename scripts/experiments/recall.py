@@ -426,7 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = types.get(type(field.default), type(field.default))
         about = {"type": kind, "default": field.default, "help": f"default: {field.default}"}
         if kind is bool:
-            about = {"action": "store_true", "help": "heads begin as heads that copy"}
+            about = {"action": "store_true", "help": "default: off"}
         parser.add_argument("--" + field.name.replace("_", "-"), **about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     options = vars(parser.parse_args(arguments))

@@ -249,9 +249,23 @@ class TestCopyingStart:
         options = {"short_convolution": 3, "copying_start": True}
         module = build("gated", causal=True, of=options).train()
         module(inputs())[0].square().sum().backward()
-        q, k = (module.get_submodule(f"{name}_proj").weight for name in "qk")
+        q, k, v, out = (getattr(module, f"{name}_proj").weight for name in ("q", "k", "v", "out"))
         assert torch.equal(q, k)
         assert not torch.equal(q.grad, k.grad)
+        taps = [convolution.weight for convolution in module.convolutions.values()]
+        for weight in (q, k, v, out, *taps):
+            assert weight.grad.abs().max() > 0
+
+    def test_half_precision(self):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            options = {"short_convolution": 3, "copying_start": True}
+            module = MultiheadAttention(32, 4, kinds="full", causal=True, **options)
+        finally:
+            torch.set_default_dtype(before)
+        v, out = module.v_proj.weight.float(), module.out_proj.weight.float()
+        torch.testing.assert_close(out @ v, torch.eye(32) / 2, rtol=0, atol=0.01)
 
     @pytest.mark.parametrize(
         ("causal", "width", "said"),

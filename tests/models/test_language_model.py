@@ -1,5 +1,6 @@
 """The language model as fairseq builds it, after some training."""
 
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from fairseq_clusterformer.models import stack
 from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
+    clusterformer_lm_bytes,
 )
 
 SPECS = ("full", "window", "neural", "window+neural", "window,neural")
@@ -294,3 +296,31 @@ def test_layer_drop_keeps_the_averages_of_dropped_layers(monkeypatch):
         assert all(torch.isfinite(b).all() for n, b in buffers.items() if n.endswith("normalizer"))
     assert sizes == {4 * (4 + 1)}
     assert 0 < min(counts[-1]) <= max(counts[-1]) < 8
+
+
+class TestBytes:
+    """The architecture whose heads begin as heads that copy."""
+
+    @staticmethod
+    def make(**given) -> ClusterformerLanguageModel:
+        args = Namespace(tokens_per_sample=128, **given)
+        clusterformer_lm_bytes(args)
+        return ClusterformerLanguageModel.build_model(args, make_task())
+
+    def test_it_begins_as_what_copies(self) -> None:
+        model = self.make()
+        assert model.decoder.embed_positions is None
+        for layer in model.decoder.layers:
+            attention = layer.self_attn
+            assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
+            (kind,) = attention.routers
+            assert (kind.options.window, kind.options.clusters, kind.gap) == (32, 16, 32)
+            assert kind.reads_heads
+
+    def test_what_is_given_wins(self) -> None:
+        model = self.make(short_convolution=2, decoder_learned_pos=True, attention="window(7)")
+        assert model.decoder.embed_positions is not None
+        for layer in model.decoder.layers:
+            attention = layer.self_attn
+            assert not torch.equal(attention.q_proj.weight, attention.k_proj.weight)
+            assert attention.kinds[0].written == "window(7)"

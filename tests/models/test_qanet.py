@@ -255,7 +255,7 @@ def test_sizes_are_those_of_the_report(architecture, width: int, millions: float
         ({"positions": "learned"}, "--positions is learned; allowed: sinusoidal, rotary"),
         ({"positions": "none"}, "--positions is none; allowed: sinusoidal, rotary"),
         ({"positions": "old"}, "--positions is old; allowed: "),
-        ({"copying_start": True, "short_convolution": 3}, "--copying-start is True; allowed: in"),
+        ({"copying_start": True}, "--copying-start is True; allowed: in"),
         ({"cluster_rule": "old"}, "--cluster-rule is old; allowed: chunk, recent$"),
         ({"kmeans_bank_size": 2}, "--kmeans-bank-size is 2; allowed: 3 or more, the clusters"),
     ],

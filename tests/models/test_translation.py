@@ -424,3 +424,11 @@ def test_layer_drop_hands_centroids_past_the_dropped_layer():
 def test_wrong_options_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         make_model(**changes)
+
+
+def test_a_copying_start_is_the_decoders():
+    model = make_model(copying_start=True, short_convolution=3)
+    for side, begins in (("encoder", False), ("decoder", True)):
+        for layer in getattr(model, side).layers:
+            q, k = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+            assert torch.equal(q, k) == begins
