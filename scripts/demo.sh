@@ -3,7 +3,7 @@
 # alone, and the default of clusterformer_lm_bytes, which has clusters as well. Compares them, lets the default write,
 # and draws its clusters. Makes the environment first if it is missing.
 #
-#   bash scripts/demo.sh              about 400 s of processor time, once set up; results in demo/
+#   bash scripts/demo.sh              about 200 s of processor time, once set up; results in demo/
 #   bash scripts/demo.sh --help       says more
 #
 # May be interrupted and called again: the environment and the data are kept, the training starts anew.
