@@ -38,7 +38,7 @@ PARSERS = {
 CONFIGURATIONS = {
     "language_model/config/enwik8.yaml": "checkpoints/enwik8",
     "language_model/config/wikitext103.yaml": "checkpoints/wikitext103",
-    "language_model/config/tiny.yaml": "checkpoints/my-texts",
+    "language_model/config/bytes.yaml": "checkpoints/my-texts",
     "translation/config/multi30k.yaml": "checkpoints/multi30k",
     "classification/config/mr.yaml": "checkpoints/reviews",
     "question_answering/config/quasar_t.yaml": "checkpoints/quasar_t",

@@ -19,7 +19,7 @@ from tests.conftest import REPO_ROOT, RunCli
 EXAMPLES = REPO_ROOT / "examples"
 CONFIG = EXAMPLES / "language_model" / "config"
 ARCHITECTURES = {
-    "tiny": "clusterformer_lm_tiny",
+    "bytes": "clusterformer_lm_bytes",
     "enwik8": "clusterformer_lm_enwik8",
     "wikitext103": "clusterformer_lm_wiki103",
 }
@@ -101,7 +101,7 @@ def test_budget_of_the_paper(name: str) -> None:
 def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
     """As its first lines say, in its own precision, with its own optimizer and criterion."""
     more = ["optimization.lr=[0.005]", "dataset.batch_size=4"]
-    if name == "tiny":  # a comma needs quotes
+    if name == "bytes":  # a comma needs quotes
         more += ["model.attention='window*2,neural+window'"]
     if name == "wikitext103":
         more += ["dataset.max_tokens=256", "+lr_scheduler.max_update=6", "optimization.lr=[0.1]"]
@@ -124,7 +124,7 @@ def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> No
 
     model = load_state(tmp_path / "checkpoint_last.pt")["model"]
     clustered = {name: t for name, t in model.items() if name.endswith(".log_normalizer")}
-    router = "0.clustering" if name == "tiny" else "1.normalizer"  # neural; gated
+    router = "0.clustering" if name == "bytes" else "1.normalizer"  # neural; gated
     prefix = f"decoder.layers.2.self_attn.routers.{router}"
     assert clustered.keys() == {f"{prefix}.log_normalizer"}
     # fairseq saves in float32 what it has in half precision; an average is never in half
