@@ -158,7 +158,7 @@ def compare(dense: Runner, windows: Runner, default: Runner) -> str:
     changes = []
     for other, name in ((windows, "windows alone"), (dense, "dense attention")):
         gain = other.bits_per_byte - default.bits_per_byte
-        than = f"{abs(gain):.3f} bits per byte {'fewer' if gain > 0 else 'more'} than {name}"
+        than = f"{abs(gain):.3f} {'fewer' if gain > 0 else 'more'} bits per byte than {name}"
         changes.append(f"The default needs {than}.")
     return (
         f"{' '.join(changes)} This is one seed after minutes of training: differences of about "

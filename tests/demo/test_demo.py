@@ -184,8 +184,8 @@ def _runners(*bits: float) -> list[Runner]:
 
 def test_verdict_says_what_clusters_add():
     said = demo.compare(*_runners(3.2, 3.3, 3.25))
-    assert "The default needs 0.050 bits per byte fewer than windows alone. " in said
-    assert "The default needs 0.050 bits per byte more than dense attention. " in said
+    assert "The default needs 0.050 fewer bits per byte than windows alone. " in said
+    assert "The default needs 0.050 more bits per byte than dense attention. " in said
 
 
 def test_text_is_taken_once_and_held_out_topics_stay_held_out():
