@@ -15,6 +15,8 @@ A grid is a YAML file with these keys:
 ``test``, ``tests``, ``breakdown``    what is scored after training, see ``scores``
 ``columns``  of the table, see ``tables``
 ``plot``     what ``--plot`` draws, see ``run``
+``like``     another grid beside it, whose keys and options stand where this one has none; of the
+             other's rows, it takes the options of those that it names
 """
 
 from dataclasses import dataclass, field
@@ -66,10 +68,24 @@ def load_grid(path: Path) -> dict:
         UserError: if it is something else.
     """
     try:
-        grid = yaml.safe_load(path.read_text())
+        grid = _read(path)
         runs_of(grid)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError):
         raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
+    return grid
+
+
+def _read(path: Path) -> dict:
+    grid = yaml.safe_load(path.read_text())
+    if other := grid.pop("like", None):
+        base = yaml.safe_load((path.parent / other).read_text())
+        rows = {row: {**base["rows"].get(row, {}), **own} for row, own in grid["rows"].items()}
+        options = {
+            key: {**base[key], **own}
+            for key, own in grid.items()
+            if isinstance(own, dict) and isinstance(base.get(key), dict)
+        }
+        grid = {**base, **grid, **options, "rows": rows}
     return grid
 
 
