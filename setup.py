@@ -95,7 +95,7 @@ setup(
             "setuptools>=77",
             "lxml_html_clean",
             "trafilatura",
-            "transformers>=5.23,<5.24",
+            "transformers>=5.24,<5.25",
             "triton>=3.9",
             "uvicorn",
             "wheel",
@@ -105,7 +105,7 @@ setup(
         "serve": ["fastapi", "uvicorn"],
         "vectors": ["gensim>=4.3.3"],
         # its Trainer needs accelerate
-        "transformers": ["transformers>=5.23,<5.24", "accelerate"],
+        "transformers": ["transformers>=5.24,<5.25", "accelerate"],
         "bench": ["local-attention", "reformer-pytorch", "routing-transformer"],
     },
 )

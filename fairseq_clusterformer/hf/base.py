@@ -144,10 +144,10 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
                 f"cache_implementation is {generation_config.cache_implementation}; allowed: "
                 "None, for the model has a cache of its own, of bounded size"
             )
-        if model_kwargs.get("past_key_values") is not None:
-            model_kwargs["past_key_values"]._is_user_defined = True
+        if model_kwargs.get("cache") is not None:
+            model_kwargs["cache"]._is_user_defined = True
         elif generation_config.use_cache:
-            model_kwargs["past_key_values"] = ClusterformerCache()
+            model_kwargs["cache"] = ClusterformerCache()
 
     def _masked(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Tokens with fairseq's padding where the mask is 0."""

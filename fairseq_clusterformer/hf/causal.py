@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.deprecation import deprecate_kwarg
 
 from fairseq_clusterformer.models.decoding import decode
 
@@ -31,11 +32,12 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         """fairseq's decoder."""
         return self.model.decoder
 
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: ClusterformerCache | None = None,
+        cache: ClusterformerCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -48,10 +50,10 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         """Logits of the next token.
 
         Args:
-            input_ids: int64 [B, N]; with ``past_key_values`` the tokens after those it holds.
-            attention_mask: 1 at real tokens, [B, N] or, with ``past_key_values``, of all tokens so
+            input_ids: int64 [B, N]; with ``cache`` the tokens after those it holds.
+            attention_mask: 1 at real tokens, [B, N] or, with ``cache``, of all tokens so
                 far; None: all but the padding symbol are real.
-            past_key_values: what an earlier call returned, which is used up.
+            cache: what an earlier call returned, which is used up.
             inputs_embeds: refused.
             labels: int64 [B, N], -100 where there is no loss; shifted here by one.
             use_cache: return a cache, in evaluation: without gradients.
@@ -67,7 +69,7 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         self._begin(output_attentions, inputs_embeds)
         decoder = self.model.decoder
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        cache, states, reports = past_key_values, None, {}
+        states, reports = None, {}
         if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
             cache = ClusterformerCache()
         if cache is not None:
@@ -86,9 +88,7 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
             share = share_of(labels[..., 1:], **kwargs)
             loss = self._with_clustering(loss, reports, share)
-        out = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache, hidden_states=states
-        )
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache, hidden_states=states)
         return as_asked(out, return_dict)
 
     def _logits(self, x: Tensor) -> Tensor:

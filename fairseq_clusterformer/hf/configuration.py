@@ -40,7 +40,7 @@ class ClusterformerConfig(PreTrainedConfig):
     """
 
     model_type = "clusterformer"
-    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+    keys_to_ignore_at_inference = ["cache", "encoder_last_hidden_state"]
 
     architecture: str = "clusterformer_lm_tiny"
     options: dict[str, Any] | None = None

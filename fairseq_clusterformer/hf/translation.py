@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils.deprecation import deprecate_kwarg
 
 from fairseq_clusterformer.models.decoding import decode
 
@@ -71,6 +72,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         shifted = torch.cat([first, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -78,7 +80,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: ClusterformerCache | None = None,
+        cache: ClusterformerCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -96,7 +98,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
-            past_key_values: what an earlier call returned, which is used up.
+            cache: what an earlier call returned, which is used up.
             inputs_embeds: refused.
             labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
             use_cache: return a cache, in evaluation: without gradients.
@@ -125,7 +127,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         if decoder_attention_mask is not None:
             decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
         tokens = self._masked(decoder_input_ids, decoder_attention_mask)
-        decoder, cache, states, by_side = self.model.decoder, past_key_values, None, {}
+        decoder, states, by_side = self.model.decoder, None, {}
         if cache is None and use_cache and labels is None and not self.training:
             cache = ClusterformerCache()
         if cache is not None:
@@ -143,7 +145,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         out = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=cache,
+            cache=cache,
             decoder_hidden_states=states,
             encoder_last_hidden_state=source,
         )

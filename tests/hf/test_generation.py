@@ -45,9 +45,9 @@ def test_steps_are_the_parallel_pass(kind: str) -> None:
     with torch.no_grad():
         wanted = model(ids, attention_mask=mask).logits
         first = model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True)
-        cache = first.past_key_values
+        cache = first.cache
         assert cache.get_seq_length() == 6
-        second = model(ids[:, 6:], attention_mask=mask, past_key_values=cache)
+        second = model(ids[:, 6:], attention_mask=mask, cache=cache)
     found = torch.cat([first.logits, second.logits], dim=1)
     real = mask.bool()
     torch.testing.assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)
@@ -65,13 +65,13 @@ def test_a_prompt_is_read_at_once(kind: str) -> None:
         assert len(calls) == 1
         cache, found = ClusterformerCache(), []
         for i in range(ids.size(1)):
-            given = {"attention_mask": mask[:, : i + 1], "past_key_values": cache}
+            given = {"attention_mask": mask[:, : i + 1], "cache": cache}
             found.append(model(ids[:, i : i + 1], **given).logits)
-        caches, more = [at_once.past_key_values, cache], tokens(3, 9)
+        caches, more = [at_once.cache, cache], tokens(3, 9)
         real = mask.bool()
         wanted = torch.cat(found, dim=1)[real]
         torch.testing.assert_close(at_once.logits[real], wanted, rtol=1e-5, atol=1e-5)
-        found, wanted = (model(more, past_key_values=each).logits for each in caches)
+        found, wanted = (model(more, cache=each).logits for each in caches)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert [cache.get_seq_length() for cache in caches] == [32, 32]
 
@@ -83,9 +83,24 @@ def test_a_translators_prompt_is_read_at_once() -> None:
     with torch.no_grad():
         wanted = model(source, decoder_input_ids=ids).logits
         first = model(source, decoder_input_ids=ids[:, :5], use_cache=True)
-        second = model(source, decoder_input_ids=ids[:, 5:], past_key_values=first.past_key_values)
+        second = model(source, decoder_input_ids=ids[:, 5:], cache=first.cache)
     found = torch.cat([first.logits, second.logits], dim=1)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_old_name_of_a_cache() -> None:
+    """``past_key_values``, which transformers before 5.24 had."""
+    source, ids = tokens(2, 6), tokens(2, 9)
+    given = ({}, {"input_ids": source})
+    for model, inputs in zip((language_model(), translator()), given, strict=True):
+        name = "decoder_input_ids" if inputs else "input_ids"
+        with torch.no_grad():
+            caches = [
+                model(**inputs, **{name: ids[:, :5]}, use_cache=True).cache for _ in range(2)
+            ]
+            wanted = model(**inputs, **{name: ids[:, 5:]}, cache=caches[0]).logits
+            found = model(**inputs, **{name: ids[:, 5:]}, past_key_values=caches[1]).logits
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -182,10 +197,10 @@ def test_a_long_text_keeps_a_cache_of_constant_size(length: int) -> None:
     with torch.inference_mode():
         for until in (40, length // 2, length):
             while cache.get_seq_length() < until:
-                out = model(token, past_key_values=cache)
+                out = model(token, cache=cache)
                 token = out.logits[:, -1, 4:].argmax(-1, keepdim=True) + 4
             seen.append(cache.num_bytes)
-        at_once = model(tokens(1, length), use_cache=True).past_key_values
+        at_once = model(tokens(1, length), use_cache=True).cache
     assert seen[0] == seen[1] == seen[2] == at_once.num_bytes
     keys = 4 * (1 + 3)  # of a window, and of the rings of three clusters, 4 each
     assert seen[0] < 2 * keys * (4 + 4 + 1) * 4  # key, value and bias of floats
@@ -194,12 +209,12 @@ def test_a_long_text_keeps_a_cache_of_constant_size(length: int) -> None:
 def test_a_cache_can_be_copied_and_repeated() -> None:
     model, ids = language_model(), tokens(2, 8)
     with torch.no_grad():
-        cache = model(ids[:, :7], use_cache=True).past_key_values
+        cache = model(ids[:, :7], use_cache=True).cache
         assert cache.batch_size == 2
         other = copy.deepcopy(cache)
         cache.batch_repeat_interleave(2)
-        one = model(ids[:, 7:].repeat_interleave(2, 0), past_key_values=cache).logits
-        two = model(ids[:, 7:], past_key_values=other).logits
+        one = model(ids[:, 7:].repeat_interleave(2, 0), cache=cache).logits
+        two = model(ids[:, 7:], cache=other).logits
     torch.testing.assert_close(one[::2], two)
     torch.testing.assert_close(one[1::2], two)
 
@@ -208,12 +223,12 @@ def test_what_a_cache_cannot_do_is_one_line() -> None:
     model, ids = language_model(), tokens(1, 4)
     with pytest.raises(ValueError, match="cache_implementation is static; allowed: None"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
-    cache = model.generate(ids, max_new_tokens=2, return_dict_in_generate=True).past_key_values
+    cache = model.generate(ids, max_new_tokens=2, return_dict_in_generate=True).cache
     assert isinstance(cache, ClusterformerCache)
     with pytest.raises(ValueError, match="cannot be turned back; allowed:"):
         cache.crop(1)
     with pytest.raises(ValueError, match="attention_mask has 4 tokens; allowed: 9"):
-        model(ids, attention_mask=torch.ones(1, 4), past_key_values=cache)
+        model(ids, attention_mask=torch.ones(1, 4), cache=cache)
     leaking = language_model(cluster_rule="leaking-chunk", attention="neural")
     with pytest.raises(ValueError, match="cannot generate; allowed: recent"):
         leaking.generate(ids, max_new_tokens=2)
@@ -223,9 +238,7 @@ def test_a_conversation_goes_on_from_a_cache() -> None:
     model, ids = language_model(), tokens(1, 6)
     first = model.generate(ids, max_new_tokens=5, eos_token_id=None, return_dict_in_generate=True)
     more = torch.cat([first.sequences, tokens(1, 3)], dim=1)
-    found = model.generate(
-        more, past_key_values=first.past_key_values, max_new_tokens=6, eos_token_id=None
-    )
+    found = model.generate(more, cache=first.cache, max_new_tokens=6, eos_token_id=None)
     assert torch.equal(found, model.generate(more, max_new_tokens=6, eos_token_id=None))
 
 
