@@ -62,7 +62,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--question", metavar="TEXT", help="for a reader, which reads the document for a question")
     add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
     add_places(parser)
-    add("--layer", type=int, metavar="N", help="to draw, from 0 (default: the last that clusters)")
+    layer = "to draw, from 0 (default: that which divides the text among most clusters)"
+    add("--layer", type=int, metavar="N", help=layer)
     args = parser.parse_args(arguments)
     given = [name for name, value in vars(args).items() if value is not None and name != "out"]
     if args.centroids is not None:
@@ -99,10 +100,5 @@ def _clusters(args: argparse.Namespace) -> tuple:
         what = f"is a {type(loaded.model).__name__}"
         allowed = "a language model, or a reader of the architecture clusterformer_reader"
         raise bad_option("--checkpoint", args.checkpoint, allowed, what)
-    layers = {layer.number: layer for layer in text.layers}
-    number = text.layers[-1].number if args.layer is None else args.layer
-    if number not in layers:
-        allowed = ", ".join(map(str, layers))
-        raise bad_option("--layer", number, allowed, "this layer does not cluster")
-    layer = layers[number]
+    layer = text.most_spread(args.layer)
     return draw(text, layer), layer.name, pages.cluster_page(text, layer)

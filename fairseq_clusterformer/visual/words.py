@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
+from fairseq_clusterformer.clustering import cluster_use
+from fairseq_clusterformer.errors import bad_option
 
 LONGEST_ENDING = 12  # characters
 LONGEST_RUN = 4
@@ -65,6 +67,12 @@ class DrawnLayer:
         """The clusters of most tokens, in the order of their numbers."""
         return sorted(sorted(self.clusters, key=lambda c: -c.size)[:most], key=lambda c: c.index)
 
+    @property
+    def spread(self) -> float:
+        """Among how many clusters the passage is divided: exp of the entropy of their shares."""
+        sizes = torch.tensor([*Counter(self.passage).values()], dtype=torch.float64)
+        return cluster_use(sizes).effective.item()
+
 
 @dataclass(frozen=True)
 class ClusteredText:
@@ -87,6 +95,21 @@ class ClusteredText:
     counted: str
     note: str
     layers: list[DrawnLayer]
+
+    def most_spread(self, number: int | None = None) -> DrawnLayer:
+        """Of the layer with this number, or of all layers, the clustering that divides the passage
+        among most clusters: heads may cluster apart, and some put all into one. The last, if two
+        do alike.
+
+        Raises:
+            UserError: that layer does not cluster.
+        """
+        numbers = sorted({layer.number for layer in self.layers})
+        if number is not None and number not in numbers:
+            allowed = ", ".join(map(str, numbers))
+            raise bad_option("--layer", number, allowed, "this layer does not cluster")
+        some = [layer for layer in self.layers if number in (None, layer.number)]
+        return max(reversed(some), key=lambda layer: round(layer.spread, 6))
 
 
 def typical_items(

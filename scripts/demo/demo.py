@@ -207,8 +207,9 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     clusters = read_clusters(model.loaded, work / "passage.txt")
     scores = f"The model is the demo's default. {verdict}"
     clusters = replace(clusters, note=f"{clusters.note} {scores}".strip())
-    save(draw_passage(clusters, clusters.layers[-1]), work / "clusters.png")
-    page = cluster_page(clusters, clusters.layers[-1])
+    layer = clusters.most_spread()
+    save(draw_passage(clusters, layer), work / "clusters.png")
+    page = cluster_page(clusters, layer)
     (work / "clusters.html").write_text(page, encoding="utf-8")
 
 

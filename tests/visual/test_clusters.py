@@ -3,6 +3,7 @@
 import re
 import shutil
 import struct
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -16,6 +17,7 @@ from fairseq_clusterformer.attention.inspect import oldest_key_in_sight, token_c
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.data.coding import TextCoding, WordCoding
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.visual import pages
 from fairseq_clusterformer.visual.colours import css
@@ -26,6 +28,8 @@ from fairseq_clusterformer.visual.language_model import (
     shown_tokens,
 )
 from fairseq_clusterformer.visual.words import (
+    ClusteredText,
+    DrawnLayer,
     Item,
     describe,
     typical_items,
@@ -273,10 +277,38 @@ def test_picture_and_page(checkpoint, byte_data, texts, tmp_path, capsys):
     assert picture_width(out / "clusters.png") == 1600
     page = (out / "clusters.html").read_text(encoding="utf-8")
     assert_stands_alone(page, PASSAGE)
-    shown = "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural"
-    assert f'<option value="1" selected>{shown}<' in page
-    assert '<option value="0">layer 0 of layers 0 to 1, all heads, neural<' in page
+    reading = read_clusters(load_checkpoint(checkpoint, data=byte_data), texts / "passage")
+    names = [layer.name for layer in reading.layers]
+    assert names == [
+        "layer 0 of layers 0 to 1, all heads, neural",
+        "layer 1 of layers 0 to 1, heads 2 to 3 of heads 0 to 3, neural",
+    ]
+    shown = reading.most_spread().name
+    for number, name in enumerate(names):
+        chosen = " selected" * (name == shown)
+        assert f'<option value="{number}"{chosen}>{name}<' in page
     assert shown in capsys.readouterr().out
+
+
+def test_the_clustering_that_divides_most_is_drawn():
+    layers = [
+        DrawnLayer(0, "all in one", None, [5] * 6, []),
+        DrawnLayer(0, "thirds", None, [0, 0, 1, 1, 2, 2], []),
+        DrawnLayer(1, "unequal thirds", None, [0, 0, 0, 0, 1, 2], []),
+        DrawnLayer(1, "halves", None, [4, 4, 4, 7, 7, 7], []),
+        DrawnLayer(1, "other halves", None, [4, 7, 4, 7, 7, 4], []),
+    ]
+    assert [layer.spread for layer in layers] == pytest.approx([1, 3, 2.3811, 2, 2], abs=1e-4)
+    text = ClusteredText("", "byte", ["a"] * 6, 6, "", "", layers)
+    assert [text.most_spread(n).name for n in (None, 0, 1)] == [
+        "thirds",
+        "thirds",
+        "unequal thirds",
+    ]
+    text = replace(text, layers=layers[3:])
+    assert text.most_spread().name == "other halves"
+    with pytest.raises(UserError, match="--layer is 0: this layer does not cluster; allowed: 1"):
+        text.most_spread(0)
 
 
 def test_layer_can_be_chosen(checkpoint, byte_data, texts, tmp_path, capsys):
