@@ -37,7 +37,6 @@ PARSERS = {
 #: a configuration, and where the recipe saves that is the same by options
 CONFIGURATIONS = {
     "language_model/config/enwik8.yaml": "checkpoints/enwik8",
-    "language_model/config/wikitext103.yaml": "checkpoints/wikitext103",
     "language_model/config/bytes.yaml": "checkpoints/my-texts",
     "translation/config/multi30k.yaml": "checkpoints/multi30k",
     "classification/config/mr.yaml": "checkpoints/reviews",
@@ -120,7 +119,7 @@ def test_fairseq_commands_parse() -> None:
                     model = ARCH_MODEL_REGISTRY[args.arch].__module__
                     assert model.startswith("fairseq_clusterformer."), words
                 seen += 1
-    assert seen > 15
+    assert seen >= 15
 
 
 def parse_fairseq(words: list[str]) -> argparse.Namespace:
