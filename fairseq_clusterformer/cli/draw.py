@@ -62,7 +62,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--question", metavar="TEXT", help="for a reader, which reads the document for a question")
     add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
     add_places(parser)
-    layer = "to draw, from 0 (default: that which divides the text among most clusters)"
+    layer = "to draw, from 0 (default: that which divides the text most evenly)"
     add("--layer", type=int, metavar="N", help=layer)
     args = parser.parse_args(arguments)
     given = [name for name, value in vars(args).items() if value is not None and name != "out"]

@@ -48,7 +48,7 @@ class Drawing:
         self.axes.axis("off")
         self.text(MARGIN, 38, title, 34, weight="bold")
         room = WIDTH - 2 * MARGIN  # for characters about half as wide as high
-        self.text(MARGIN, 78, what, min(21, room / (0.54 * len(what))), color=SOFT)
+        self.text(MARGIN, 78, what, min(21, room / (0.54 * max(1, len(what)))), color=SOFT)
 
     def box(self, x, y, width, height, **style) -> None:
         self.axes.add_patch(Rectangle((x, y), width, height, **{"linewidth": 0, **style}))

@@ -70,7 +70,7 @@ class DrawnLayer:
     @property
     def spread(self) -> float:
         """Among how many clusters the passage is divided: exp of the entropy of their shares."""
-        sizes = torch.tensor([*Counter(self.passage).values()], dtype=torch.float64)
+        sizes = torch.tensor([*Counter(self.passage).values()])
         return cluster_use(sizes).effective.item()
 
 
@@ -98,8 +98,8 @@ class ClusteredText:
 
     def most_spread(self, number: int | None = None) -> DrawnLayer:
         """Of the layer with this number, or of all layers, the clustering that divides the passage
-        among most clusters: heads may cluster apart, and some put all into one. The last, if two
-        do alike.
+        most evenly among clusters: heads may cluster apart, and some put all into one. The last,
+        if two do alike.
 
         Raises:
             UserError: that layer does not cluster.
@@ -109,7 +109,7 @@ class ClusteredText:
             allowed = ", ".join(map(str, numbers))
             raise bad_option("--layer", number, allowed, "this layer does not cluster")
         some = [layer for layer in self.layers if number in (None, layer.number)]
-        return max(reversed(some), key=lambda layer: round(layer.spread, 6))
+        return max(reversed(some), key=lambda layer: round(layer.spread, 3))
 
 
 def typical_items(

@@ -16,7 +16,7 @@ A grid is a YAML file with these keys:
 ``columns``  of the table, see ``tables``
 ``plot``     what ``--plot`` draws, see ``run``
 ``like``     another grid beside it, whose keys and options stand where this one has none; of the
-             other's rows, it takes the options of those that it names
+             other's rows, it takes those that it names, with their seeds
 """
 
 from dataclasses import dataclass, field
@@ -78,7 +78,10 @@ def load_grid(path: Path) -> dict:
 def _read(path: Path) -> dict:
     grid = yaml.safe_load(path.read_text())
     if other := grid.pop("like", None):
-        base = yaml.safe_load((path.parent / other).read_text())
+        base = load_grid(path.parent / other)
+        for row in (row for row, own in grid["rows"].items() if not own):
+            if row not in base["rows"]:
+                raise bad_option("rows", row, f"{', '.join(base['rows'])}; others have options")
         rows = {row: {**base["rows"].get(row, {}), **own} for row, own in grid["rows"].items()}
         options = {
             key: {**base[key], **own}

@@ -24,6 +24,7 @@ FAIRSEQ = {
 #: where the results of a grid are, if not in the folder of the grid's name
 FOLDERS = {f"grid_{name}": name for name in "attention cf20 clustering gated speed".split()}
 FOLDERS |= {f"grid_{name}": name for name in "ablation iwslt14 multi30k".split()}
+FOLDERS |= {f"grid_{name}": name for name in "far far_8192 far_long short_convolution".split()}
 GRIDS = [path for path in sorted(EXAMPLES.glob("*/*.yaml"))]
 
 

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
+from fairseq_clusterformer.errors import UserError
 from scripts.experiments import run, scores
-from scripts.experiments.grids import Run
+from scripts.experiments.grids import Run, load_grid, runs_of
 from tests.cli.in_process import SIZES
 
 FAKE = """
@@ -258,3 +259,28 @@ def test_the_average_of_a_training_is_what_is_scored(tmp_path: Path) -> None:
     assert average[1][-2:] == ["--output", path]
     assert scored[1][scored[1].index("--checkpoint") + 1] == path
     assert scores.TASKS["qa"].scores(place, average[0]) == {}
+
+
+def test_a_grid_like_another(tmp_path: Path) -> None:
+    """Own keys stand over those of the other, nested ones too; rows are those that it names."""
+    write = lambda name, grid: (tmp_path / name).write_text(yaml.safe_dump(grid))  # noqa: E731
+    write("a.yaml", GRID)
+    write("b.yaml", {"like": "a.yaml", "shared": {"lr": 0.1}, "rows": {"window": {}}})
+    own = {"dense": {"lr": 0.3}, "new": {"arch": "c"}, "window": {}}
+    write("c.yaml", {"like": "b.yaml", "seeds": [7], "test": {"cpu": True}, "rows": own})
+    grid = load_grid(tmp_path / "c.yaml")
+    shared = {"task": "language_modeling", "lr": 0.1, "max-update": 5}
+    assert grid["shared"] == shared
+    assert grid["test"] == {"gen-subset": "test", "cpu": True}
+    found = {each.name: each.options for each in runs_of(grid)}
+    assert found == {
+        "dense@7": {**shared, "lr": 0.3, "seed": 7},
+        "new@7": {**shared, "arch": "c", "seed": 7},
+        "window@1": {**shared, "arch": "b", "seed": 1},
+    }
+    write("d.yaml", {"like": "a.yaml", "rows": {"windov": {}}})
+    with pytest.raises(UserError, match="rows is windov; allowed: dense, window"):
+        load_grid(tmp_path / "d.yaml")
+    write("e.yaml", {"like": "nope.yaml", "rows": {"window": {}}})
+    with pytest.raises(UserError, match="nope.yaml"):
+        load_grid(tmp_path / "e.yaml")
