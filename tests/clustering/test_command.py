@@ -141,6 +141,6 @@ def test_commands_of_the_example_parse():
     text = "".join((REPO_ROOT / page).read_text() for page in pages)
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
     lines = [line for line in blocks.replace("\\\n", " ").splitlines() if command.PROGRAM in line]
-    assert len(lines) == 3
+    assert len(lines) == 2
     for line in lines:
         command.parser().parse_args(shlex.split(line.removeprefix(command.PROGRAM)))
