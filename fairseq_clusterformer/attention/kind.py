@@ -155,9 +155,11 @@ class Kind(nn.Module, ABC):
     needs_centroids = False
     #: whether a token is assigned without regard to other tokens of its row
     alone = True
+    #: options with which it would be
+    alone_with = "a kind that does not"
     #: whether it reads ``tokens.q`` or ``tokens.k``
     reads_heads = True
-    #: whether the last cluster is of keys that no query sees
+    #: whether the last cluster is of keys that no query sees, and decoding does not keep
     drops = False
 
     def __init__(self, options: Options, shape: Shape):
@@ -205,6 +207,11 @@ class Kind(nn.Module, ABC):
         return getattr(self.options, "clusters", 1)
 
     @property
+    def num_rings(self) -> int:
+        """Clusters whose latest keys decoding keeps."""
+        return self.num_clusters - self.drops
+
+    @property
     def can_step(self) -> bool:
         """Whether it can decode step by step: no output depends on a later token."""
         return self.causal and self.rule == "recent"
@@ -220,6 +227,14 @@ class Kind(nn.Module, ABC):
         return (
             f"attention of kind {type(self).__name__} cannot decode step by step, for it sees "
             "later tokens; allowed: a causal one"
+        )
+
+    @property
+    def why_apart(self) -> str:
+        """The error for rows of several documents where tokens are not assigned ``alone``."""
+        return (
+            f"attention of kind {type(self).__name__} carries what it saw from token to token; "
+            f"allowed in rows of several documents: {self.alone_with}"
         )
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -238,7 +238,8 @@ class MultiheadAttention(nn.Module):
                 ("summaries", of.every, of.gap),
                 lambda: places(of, batch.positions(x), len(x), batch.padding_mask),
             )
-            values, lse = attend(q, means(k, v, of, at)[0], of, at, dropout)
+            own = None if router.causal else (k, v)
+            values, lse = attend(q, means(k, v, of, at)[0], of, at, dropout, own)
             if routing.scouts is not None:
                 lse = lse.masked_fill(routing.scouts.queries, -torch.inf)
             parts.append((values, lse))
@@ -337,10 +338,7 @@ class MultiheadAttention(nn.Module):
         outputs = []
         for i, router in enumerate(self.routers):
             if restart is not None and not router.alone:
-                raise ValueError(
-                    f"{self.kinds[i].written} carries what it saw from token to token; allowed in "
-                    "rows of several documents: a kind that does not"
-                )
+                raise ValueError(router.why_apart)
             out, own = self._step(
                 router, i, x, (q, k, v), exact, real, position, restart, under(state, f"{i}.")
             )
@@ -380,9 +378,10 @@ class MultiheadAttention(nn.Module):
             v,
             rings,
             under(state, "kept."),
-            num_rings=router.num_clusters,
+            num_rings=router.num_rings,
             window=router.by_cluster,
             gap=router.gap,
+            skips=router.drops,
             key_bias=None if assignment.key_bias is None else assignment.key_bias.squeeze(-1),
             own_bias=own_bias(router) if router.gap else 0.0,
             padding_mask=batch.padding_mask,

@@ -58,6 +58,7 @@ class Neural(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike."""
 
     learner, reads_heads = "clustering", False
+    alone_with = "--cluster-normalizer average"
 
     def __init__(self, options: NeuralOptions, shape: Shape):
         super().__init__(options, shape)

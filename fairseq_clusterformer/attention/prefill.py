@@ -114,7 +114,7 @@ def _read(
     biased = biased or of is not None
     parts, states = [], []
     for number, (probed, _) in enumerate(rounds):
-        past = _past(kept, number, router.num_clusters, few_k, numbers[number])
+        past = _past(kept, number, router.num_rings, few_k, numbers[number])
         k, v = (torch.cat(both, dim=2) for both in ((past.k, few_k), (past.v, few_v)))
         written = torch.cat([past.rings, numbers[number]], dim=-1)
         bias = assignment.key_bias
@@ -134,9 +134,10 @@ def _read(
                 k,
                 v,
                 written,
-                num_rings=router.num_clusters,
+                num_rings=router.num_rings,
                 window=router.by_cluster,
                 gap=router.gap,
+                skips=router.drops,
                 key_bias=bias,
                 biased=biased,
                 padding_mask=hidden,
@@ -174,7 +175,7 @@ def _attended(
     past, times = k.size(2) - q.size(2), q.size(1) // k.size(1)
     k, v = (t.repeat_interleave(times, dim=1) if times > 1 else t for t in (k, v))
     q = torch.cat([q.new_zeros(*q.shape[:2], past, q.size(-1)), q], dim=2)
-    assignment, spare = Assignment(), router.num_clusters
+    assignment, spare = Assignment(), router.num_rings
     if probed[0] is not None:
         nothing = written.new_full((*written.shape[:2], past), spare)
         first, *others = (torch.cat([nothing, queries], dim=-1) for queries in probed)
@@ -281,6 +282,7 @@ def filled(
     num_rings: int,
     window: int | None,
     gap: int = 0,
+    skips: bool = False,
     key_bias: Tensor | None = None,
     biased: bool = False,
     padding_mask: Tensor | None = None,
@@ -290,7 +292,8 @@ def filled(
     Args:
         k, v: [B, J, N, E].
         written: the ring that each key is stored in, R: in none, int64 [B, G, N].
-        num_rings, window, gap: as of :func:`~fairseq_clusterformer.attention.rings.attend_step`.
+        num_rings, window, gap, skips: as of
+            :func:`~fairseq_clusterformer.attention.rings.attend_step`.
         key_bias: as of ``attend_step``, [B, G, N].
         biased: a bias is kept with each key, also where there is none.
         padding_mask: bool [B, N].
@@ -313,7 +316,7 @@ def filled(
         numbers = numbers.masked_fill(hidden[:, None, None], num_rings)
     kept = entries.unsqueeze(2).expand(-1, -1, layouts, -1, -1, -1)
     state["steps"] = k.new_empty(batch, length, 0)
-    if num_rings == 1 and hidden is None:  # a history, which comes round
+    if num_rings == 1 and hidden is None and not skips:  # a history, which comes round
         if window is not None and length > window:
             kept = kept[..., -window:, :].roll(length % window, -2)
         return state | {"kept": kept.contiguous()}

@@ -31,7 +31,7 @@ class Ring(NamedTuple):
 
     Attributes:
         query: the P rings that the token's query reads, int64 [B, G] in [0, R), none twice.
-        key: the ring that its key is stored in, the same.
+        key: the ring that its key is stored in, the same; R, in none, where keys are skipped.
     """
 
     query: tuple[Tensor, ...]
@@ -48,6 +48,7 @@ def attend_step(
     num_rings: int,
     window: int | None,
     gap: int = 0,
+    skips: bool = False,
     key_bias: Tensor | None = None,
     own_bias: float = 0.0,
     padding_mask: Tensor | None = None,
@@ -68,6 +69,7 @@ def attend_step(
         gap: 0: the token is stored first, and seen if it reads the ring that it was stored in.
             Otherwise it sees itself besides its rings and the ``gap - 1`` tokens before it, which
             are stored in a ring when they are ``gap`` tokens back.
+        skips: a key may be stored in no ring.
         key_bias: added to the logits of its key where a ring shows it, floating point [B, G].
         own_bias: added to its logit for itself; only with a gap.
         padding_mask: bool [B, 1]; a padding token is not stored.
@@ -87,12 +89,12 @@ def attend_step(
     groups = rings[0].key.size(1)
     biased = own_bias != 0.0 or key_bias is not None or others is not None
     shape = (len(q), groups, len(rings), k.size(1) // groups)
-    ragged = padding_mask is not None or restart is not None or gap > 1
+    ragged = skips or padding_mask is not None or restart is not None or gap > 1
     written = _stacked([ring.key for ring in rings])
     numbers = Numbers(written, _stacked([_stacked(ring.query) for ring in rings]))
     entry = _entry(k, v, key_bias, biased, groups)
     near = Near(state, entry, len(rings), gap) if gap > 1 else None
-    kept = _opened(state, q, (*shape, entry.size(-1)), num_rings, window, ragged)
+    kept = _opened(state, q, (*shape, entry.size(-1)), num_rings, window, ragged, skips)
     if restart is not None:
         kept.forget(restart)
         if near is not None:
@@ -218,8 +220,8 @@ class Rings:
 
     needs_numbers = True
 
-    def __init__(self, state: State, num_rings: int):
-        self.state, self.num_rings = state, num_rings
+    def __init__(self, state: State, num_rings: int, skips: bool = False):
+        self.state, self.num_rings, self.skips = state, num_rings, skips
 
     stored = History.stored
 
@@ -229,11 +231,16 @@ class Rings:
     def store(self, new: Tensor, written: Tensor, skipped: Tensor | None) -> None:
         """As :meth:`History.store`."""
         rings, seen = self._flat()
+        if skipped is not None:
+            skipped = skipped.unsqueeze(-1)  # [B, G, L]
+        if self.skips:
+            nowhere = written == self.num_rings
+            skipped = nowhere if skipped is None else nowhere | skipped
+            written = written.masked_fill(nowhere, 0)
         written = self._place(written)
         rank = seen[written]  # of this token in its ring
         slot = rank % rings.size(-2)
         if skipped is not None:
-            skipped = skipped.unsqueeze(-1)  # [B, G, L]
             new = torch.where(skipped[..., None, None], rings[written, :, slot], new)
         rings[written, :, slot] = new
         seen[written] = rank + 1 if skipped is None else rank + ~skipped
@@ -331,6 +338,7 @@ def _opened(
     num_rings: int,
     window: int | None,
     ragged: bool,
+    skips: bool,
 ) -> History | Rings:
     """What is kept, with a place for one more token, whose entries are [B, G, L, J / G, ...]."""
     state = {name: t for name, t in state.items() if not name.startswith("near.")}
@@ -339,13 +347,13 @@ def _opened(
         kept = q.new_zeros(*entries[:-1], room, entries[-1])
         state = {"steps": q.new_empty(len(q), 0, 0), "kept": kept}
     if "seen" in state:
-        return Rings(state, num_rings)
+        return Rings(state, num_rings, skips)
     kept, ring, steps = state["kept"], state.get("ring"), state["steps"].size(1)
     room = kept.size(-2)
     if ring is None and (num_rings > 1 or ragged):
         if steps > room:  # the only ring, which has come round
             seen = kept.new_full(kept.shape[:3], steps, dtype=torch.long)
-            return Rings(state | {"seen": seen}, num_rings)
+            return Rings(state | {"seen": seen}, num_rings, skips)
         ring = kept.new_zeros(*kept.shape[:3], room, dtype=torch.long)
     if steps == room != window:
         more = room if window is None else min(room, window - room)
@@ -355,7 +363,7 @@ def _opened(
         return History(state | {"kept": kept}, num_rings)
     if steps == window:
         kept, seen = _apart(kept, ring, num_rings)
-        return Rings({"steps": state["steps"], "kept": kept, "seen": seen}, num_rings)
+        return Rings({"steps": state["steps"], "kept": kept, "seen": seen}, num_rings, skips)
     return History(state | {"kept": kept, "ring": ring}, num_rings)
 
 

@@ -8,12 +8,14 @@ that a full ring has dropped, too, for all queries but those of its own cluster.
 
 Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of the keys that
 are ``gap`` tokens or more before its begin: no key counts both here and in a near window. What
-decoding keeps are sums, of a fixed size. Not causal: means of all keys of a row.
+decoding keeps are sums, of a fixed size. Not causal: means of all keys of a row but the query's
+own, which it sees besides.
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters, M chunks, S tokens of a chunk,
 C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -146,6 +148,11 @@ def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return k, v, number.clamp(min=1).log(), number == 0
 
 
+def _of_cluster(x: Tensor, cluster: Tensor) -> Tensor:
+    """Of numbers of clusters [B, H, M, K, C], those of each slot's, [B, H, M, S, C]."""
+    return x.gather(3, cluster.unsqueeze(-1).expand(*cluster.shape, x.size(-1)))
+
+
 def as_entries(sums: Tensor, s: Summaries) -> tuple[Tensor, Tensor]:
     """What one token sees of the means [B, H, K, C]: keys, biases and values side by side, [B * H,
     K, C], and which are not seen, bool [B, H, 1, K]."""
@@ -157,10 +164,24 @@ def as_entries(sums: Tensor, s: Summaries) -> tuple[Tensor, Tensor]:
 
 @full_float32()
 def attend(
-    q: Tensor, sums: Tensor, s: Summaries, at: Places, dropout: float = 0.0
+    q: Tensor,
+    sums: Tensor,
+    s: Summaries,
+    at: Places,
+    dropout: float = 0.0,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What queries [B, H, N, E] see of the means of their chunks: values [B, H, N, E] in the
-    queries' dtype, and the log-sum-exp [B, H, N]."""
+    """What queries see of the means of their chunks.
+
+    Args:
+        q: [B, H, N, E].
+        sums: of each chunk [B, H, M, K, C].
+        own: keys and values of the tokens [B, H, N, E]: each query's own is taken out of the mean
+            that it sees of its key's cluster; not causal.
+
+    Returns:
+        Values [B, H, N, E] in the queries' dtype, and the log-sum-exp [B, H, N].
+    """
     room = q.size(2) if s.every is None else s.every
     slot = at.slot.unsqueeze(1)
 
@@ -170,13 +191,28 @@ def attend(
         return slots.scatter(2, into, x)[:, :, :-1].unflatten(2, (at.chunks, room))
 
     k, v, bias, none = _means(sums)
-    logits = by_chunk(at_least_float32(q)) @ (k.mT * q.size(-1) ** -0.5)
+    scale = q.size(-1) ** -0.5
+    in_chunks = by_chunk(at_least_float32(q))
+    logits = in_chunks @ (k.mT * scale) + bias.unsqueeze(-2)
     hidden = none.unsqueeze(-2).expand_as(logits).clone()
+    if own is not None:
+        cluster = by_chunk(s.keys.expand(q.shape[:3]))
+        own_k, own_v = (by_chunk(at_least_float32(t)) for t in own)
+        of_own = partial(_of_cluster, cluster=cluster)
+        number = of_own(sums[..., -1:]) - 1  # of the others
+        rest = number.clamp(min=1)
+        without = (in_chunks * (of_own(sums[..., : k.size(-1)]) - own_k)).sum(-1, keepdim=True)
+        logits = logits.scatter(-1, cluster.unsqueeze(-1), without * scale / rest + rest.log())
+        hidden.scatter_(-1, cluster.unsqueeze(-1), number < 1)
     for clusters in s.looked_into:
         hidden.scatter_(-1, by_chunk(clusters.expand(q.shape[:3])).unsqueeze(-1), True)
     least = torch.finfo(logits.dtype).min / 2  # of -inf alone, a gradient would be NaN
-    logits = (logits + bias.unsqueeze(-2)).masked_fill(hidden, least)
-    out = dropped(logits.softmax(-1), dropout) @ v
+    logits = logits.masked_fill(hidden, least)
+    weights = dropped(logits.softmax(-1), dropout)
+    out = weights @ v
+    if own is not None:
+        weight = weights.gather(-1, cluster.unsqueeze(-1))
+        out = out + weight * (of_own(v) - own_v) / rest
     lse = logits.logsumexp(-1)
     found = torch.cat([out, lse.unsqueeze(-1)], dim=-1).flatten(2, 3)
     slot = slot.clamp(max=at.chunks * room - 1).unsqueeze(-1)

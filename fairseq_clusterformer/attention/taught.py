@@ -44,7 +44,8 @@ class TaughtOptions(FuzzyOptions):
     summaries: int = option(
         0,
         "taught heads also see the mean of each cluster that they do not look into, as one key; "
-        "renewed after that many tokens; 0: not at all",
+        "renewed after that many tokens (in an encoder, whatever the number, of all); 0: not at "
+        "all",
         at_least=0,
     )
     routes_by: str = option(
@@ -72,6 +73,7 @@ class Taught(Kind):
     """Each head clusters its queries and its keys, apart, around the same centroids."""
 
     own, learner = "always", "normalizer"
+    alone_with = "--routing-convolution 0 and --summaries 0"
 
     def __init__(self, options: TaughtOptions, shape: Shape):
         super().__init__(options, shape)

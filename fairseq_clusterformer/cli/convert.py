@@ -51,7 +51,9 @@ def _parser() -> Parser:
     add("--decoder-attention", **spec, help="of a translator's decoder alone")
     about = "tokens that are near: the window of all heads (default: 128)"
     add("--near-window", **whole, default=128, help=about)
-    about = "W, tokens of their clusters that heads see beyond the near window (default: 64)"
+    about = (
+        "W, tokens of clusters that heads see beyond that, an encoder's either way (default: 64)"
+    )
     add("--far-window", **whole, default=64, help=about)
     about = "of heads that cluster (default: positions / --far-window)"
     add("--clusters", **whole, help=about)

@@ -36,7 +36,8 @@ class Plan:
     Attributes:
         specs: attention of a side, as a spec; a side that is missing gets one by its heads.
         near: window of all heads.
-        far: W, the tokens that heads see of their clusters beyond that window.
+        far: W, the tokens that heads see of their clusters beyond that window; of an encoder, on
+            either side.
         probes: clusters that a query looks into, which share W; None: 2, where W and K allow it.
         clusters: K of the heads that cluster; None: so many that a cluster has W tokens.
         wanted: what makes a head a window, or keeps it full.
@@ -276,7 +277,9 @@ def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str
         positions = positions[side == "decoder"]
     clusters = plan.clusters or max(2, plan.probes or 0, positions // plan.far)
     probes = plan.probes or min(2, clusters, plan.far - 1)
-    window = (plan.far - 1) // probes + 1  # W counts the query's own key, once
+    window = plan.far // probes
+    if side == "decoder":  # W counts the query's own key, once
+        window = (plan.far - 1) // probes + 1
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     written = {
         "window": f"window({plan.near})",

@@ -110,8 +110,8 @@ class Mass(NamedTuple):
 
     Attributes:
         far: share of the attention beyond the window.
-        best: share that the window and the W heaviest keys beyond it have, which no clusters of
-            W keys can exceed.
+        best: share that the window and the W heaviest keys beyond it have, of a row that is not
+            causal the 2 W heaviest; no clusters whose queries see as many keys can exceed it.
     """
 
     far: Tensor
@@ -126,7 +126,7 @@ def head_mass(
 
     Args:
         window: keys within it are near.
-        heaviest: W.
+        heaviest: W, on either side of a query that is not causal.
 
     Raises:
         UserError: no text is so long that any key is beyond the window.
@@ -137,10 +137,11 @@ def head_mass(
         seen, distance = in_sight(read, causal)
         beyond = seen & (distance >= window if causal else distance > window)
         counted = beyond.any(-1)
+        most = heaviest if causal else 2 * heaviest
         rows = []
         for weights in weights_of_heads(attention, read, seen):
             far = weights.masked_fill(~beyond[:, 0], 0.0)
-            best = far.topk(min(heaviest, far.size(-1)), dim=-1).values.sum(-1)
+            best = far.topk(min(most, far.size(-1)), dim=-1).values.sum(-1)
             mass = far.sum(-1)
             rows.append(torch.stack([mass, 1 - mass + best])[:, counted[:, 0]].sum(-1))
         number = counted.sum().double()

@@ -98,11 +98,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             separate_documents=args.separate_documents,
         )
         routers = [router for layer in decoder.all_layers() for router in layer.self_attn.routers]
-        if args.separate_documents and any(r.can_step and not r.alone for r in routers):
-            raise ValueError(
-                f"--separate-documents, and --cluster-normalizer is {args.cluster_normalizer}; "
-                "allowed: average, for a running one sums over all documents so far"
-            )
+        for router in routers if args.separate_documents else ():
+            if router.can_step and not router.alone:
+                raise ValueError(f"--separate-documents is given, and {router.why_apart}")
         return cls(decoder)
 
     @classmethod

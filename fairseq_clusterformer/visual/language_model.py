@@ -51,7 +51,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
         recent = router.can_step and router.gap == 0
         # Heads that cluster apart may cluster keys apart from queries.
         window = router.window if recent and head is None else None
-        number = router.num_clusters - router.drops
+        number = router.num_rings
         described = describe(rows, clusters, number, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])
         layers.append(DrawnLayer(*_label(model, name, head), window, of_layer, described))

@@ -58,6 +58,18 @@ CASES = {
     "several rings to read": {"num_rings": RINGS, "gap": 1, "apart": True, "probes": 2},
     "several rings to read, all else": {**NEAR_AND_ALL, "probes": 2},
     "several rings to read, the own among them": {"num_rings": RINGS, "apart": True, "probes": 2},
+    "keys in no ring": {"num_rings": RINGS, "gap": 1, "apart": True, "skips": True},
+    "keys in no ring, or the only one": {"gap": 1, "apart": True, "skips": True},
+    "keys in no ring, small rings, padding": {
+        "num_rings": RINGS,
+        "window": 2,
+        "groups": HEADS,
+        "gap": 1,
+        "apart": True,
+        "skips": True,
+        "padding": "anywhere",
+    },
+    "keys in no ring, all else": {**NEAR_AND_ALL, "probes": 2, "skips": True},
     "shared keys": {"kv_heads": 1},
     "shared keys of some heads, rings": {
         "num_rings": RINGS,
@@ -102,6 +114,8 @@ BY_TRITON = [
     "itself apart, all else",
     "several rings to read",
     "several rings to read, the own among them",
+    "keys in no ring",
+    "keys in no ring, small rings, padding",
 ]
 PRECISIONS = [torch.float64, torch.bfloat16]
 every_case = pytest.mark.parametrize(
@@ -124,8 +138,8 @@ def text(
     dtype=torch.float64,
     **flags,
 ) -> SimpleNamespace:
-    """All that the steps of a text are given; flags: apart, biased, documents."""
-    apart, biased, documents = (flags.get(name) for name in ("apart", "biased", "documents"))
+    """All that the steps of a text are given; flags: apart, biased, documents, skips."""
+    apart, biased, documents, skips = map(flags.get, ("apart", "biased", "documents", "skips"))
     q = torch.randn(LENGTH, BATCH, heads, 1, WIDTH, dtype=dtype)
     k, v = torch.randn(2, LENGTH, BATCH, kv_heads or heads, 1, WIDTH, dtype=dtype)
     mask = torch.zeros(LENGTH, BATCH, 1, dtype=torch.bool)
@@ -140,7 +154,7 @@ def text(
         restart[WINDOW + 4, 0] = True
     elif documents:
         restart = torch.rand(restart.shape) < 0.2
-    keys = torch.randint(num_rings, (LENGTH, layouts, BATCH, groups))
+    keys = torch.randint(num_rings + bool(skips), (LENGTH, layouts, BATCH, groups))
     queries = keys.unsqueeze(2)
     if apart:  # several rings, none twice
         order = torch.rand(LENGTH, layouts, BATCH, groups, num_rings).argsort(-1)
@@ -160,6 +174,7 @@ def text(
             "num_rings": num_rings,
             "window": window,
             "gap": gap,
+            "skips": bool(skips),
             "own_bias": -0.75 if biased and gap else 0.0,
         },
     )

@@ -66,6 +66,46 @@ def test_means_are_those_of_plain_loops(every, gap, looks, padded):
     assert (lse[shown & ~sees] < -1e30).all()
 
 
+@pytest.mark.parametrize(("causal", "gap"), [(True, 1), (True, 5), (False, 1)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("more", ["", ",drop_keys=0.6", ",probes=2,routes_by=heads"])
+def test_each_key_counts_once(causal, gap, padded, more):
+    """Where keys are alike a mean stands for them exactly: the output is that of dense attention,
+    if rings hold all and, causal, a chunk is one token."""
+    spec = f"taught(window={N + 1},clusters=4,summaries=1,gap={gap},scouts=9{more})"
+    layer = MultiheadAttention(16, 2, kinds=spec, causal=causal).double()
+    dense = MultiheadAttention(16, 2, kinds="full", causal=causal).double()
+    torch.nn.init.zeros_(layer.k_proj.weight)
+    torch.nn.init.normal_(layer.k_proj.bias)
+    dense.load_state_dict(layer.state_dict(), strict=False)
+    x, mask = torch.randn(B, N, 16).double(), torch.zeros(B, N, dtype=torch.bool)
+    if padded:
+        mask[0, :6] = mask[1, -4:] = True
+    found, reports = layer.train()(x, mask)  # scouts and others side by side
+    expected = dense(x, mask)[0][~mask]
+    torch.testing.assert_close(found[~mask], expected)
+    layer.observe(reports)
+    layer.commit()
+    torch.testing.assert_close(layer.eval()(x, mask)[0][~mask], expected)
+
+
+def test_own_keys_are_no_part_of_what_an_encoder_shows():
+    """A query's own key is seen besides the means: alone in its cluster, it has none."""
+    q, k, v = torch.randn(3, 1, 1, 3, E).double()
+    keys = torch.tensor([0, 1, 1]).view(1, 1, 3)
+    s = Summaries((torch.full_like(keys, 2),), keys, 3, None, 1)
+    at = places(s, torch.arange(3).unsqueeze(0), 1)
+    out, lse = attend(q, means(k, v, s, at)[0], s, at, own=(k, v))
+    for query, (own, others) in enumerate([((), (1, 2)), ((2,), (0,)), ((1,), (0,))]):
+        seen = [list(members) for members in (own, others) if members]
+        logits = torch.stack(
+            [q[0, 0, query] @ k[0, 0, m].mean(0) / math.sqrt(E) + math.log(len(m)) for m in seen]
+        )
+        values = torch.stack([v[0, 0, m].mean(0) for m in seen])
+        torch.testing.assert_close(out[0, 0, query], logits.softmax(0) @ values)
+        torch.testing.assert_close(lse[0, 0, query], logits.logsumexp(0))
+
+
 def test_a_text_in_portions_gives_the_same_sums():
     """Of rows that begin at other places of their chunks."""
     k, v = torch.randn(2, B, H, N, E).double()

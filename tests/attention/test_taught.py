@@ -8,6 +8,7 @@ import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, multihead
 from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.kind import Tokens
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
@@ -312,6 +313,16 @@ def test_micro_batches_drop_as_one_batch_would():
     router.observe(taken)
     router.commit()
     torch.testing.assert_close(router.normalizer.average, expected)
+
+
+def test_what_scouts_teach_of_a_key_counts_by_how_surely_it_is_held():
+    module = layer(f"taught(clusters={K},routing_convolution=0,drop_keys=0.4)").train()
+    router, x = module.routers[0], torch.randn(B, N, D).double()
+    shares = router(Tokens(x, lambda: None, Batch(), lambda: None)).scouts.key_shares
+    gates = router.gate(x) / 0.2
+    ordered = gates.transpose(0, 1).flatten(1).sort(-1).values
+    least = ordered[:, int(0.4 * B * N)].view(1, H, 1)
+    torch.testing.assert_close(shares.sum(-1), (gates - least).sigmoid())
 
 
 def test_clusters_are_balanced_among_the_keys_that_are_held():

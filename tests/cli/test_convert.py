@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.inference import convert as inference
+from fairseq_clusterformer.inference.convert_fit import calibrate
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.models.convert import target_of
 from tests.cli.in_process import (
@@ -206,6 +208,25 @@ class TestWhatTakesIt:
         assert len(run.updates) == 1
 
 
+def test_normalizers_are_of_the_routers_as_they_are_fitted(
+    dense_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def listen(*args: object) -> None:
+        calibrate(*args)
+        given.append(args)
+
+    monkeypatch.setattr(inference, "calibrate", listen)
+    assert convert(dense_checkpoint, tmp_path / "out", "--attention", TAUGHT, *FAST.split()) == 0
+    _, routers, _ = given[-1]
+    found = [pupil.router.normalizer.log_normalizer.clone() for pupil in routers]
+    calibrate(*given[-1])
+    assert found
+    for before, pupil in zip(found, routers, strict=True):
+        torch.testing.assert_close(before, pupil.router.normalizer.log_normalizer)
+
+
 def test_it_goes_on_with_texts_longer_than_a_batch(
     dense_checkpoint: Path, byte_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -227,6 +248,8 @@ def test_roberta_of_more_positions(
     assert convert(roberta, tmp_path / "out", *words) == 0
     loaded = load_checkpoint(tmp_path / "out" / "checkpoint.pt")
     assert loaded.model.max_positions() == loaded.task.max_positions() == 300
+    heads = json.loads((tmp_path / "out" / "convert.json").read_text())["heads"]
+    assert all(head["after"] < head["best"] + 1e-6 for head in heads)
     learned = loaded.model.encoder.embed_positions.weight
     assert torch.equal(learned[2:66], learned[66:130])
     encoder = fairseq_clusterformer.load(tmp_path / "out" / "checkpoint.pt", device="cpu")

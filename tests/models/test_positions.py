@@ -42,6 +42,19 @@ def texts() -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("attention", "problem"),
+    [
+        ("taught(routing_convolution=4)", "Taught .*: --routing-convolution 0 and --summaries 0"),
+        ("taught(routing_convolution=0,summaries=8)", "Taught .*-convolution 0 and --summaries 0"),
+        ("neural(normalizer=running)", "Neural .*: --cluster-normalizer average"),
+    ],
+)
+def test_documents_that_would_see_each_other_are_refused(attention, problem):
+    with pytest.raises(ValueError, match=f"--separate-documents is given, and .* {problem}"):
+        make_model(separate_documents=True, attention=attention)
+
+
 @pytest.mark.parametrize("positions", [None, *POSITIONS])
 @pytest.mark.parametrize("short_convolution", [0, 3])
 @torch.no_grad()

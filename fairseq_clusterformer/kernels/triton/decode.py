@@ -72,7 +72,8 @@ def _step(
         if seen is None:
             stored = h >= 0  # padding has a place in a history, and belongs to no ring
         else:
-            target = place * NUM_RINGS + writes
+            stored = real & (writes < NUM_RINGS)  # else the key is in no ring
+            target = place * NUM_RINGS + tl.minimum(writes, NUM_RINGS - 1)
             rank = tl.load(seen + target).to(tl.int32)
         slot = rank % room
         bias = tl.zeros([], ACC)
@@ -197,7 +198,8 @@ def triton_step(
 
     Args:
         q, k, v: [B, H, 1, E].
-        written, read: rings, int64 [B, G, L] and [B, G, L, P]; None: the only one.
+        written, read: rings, int64 [B, G, L] and [B, G, L, P], R: written in none; None: the
+            only one.
         state: with room for the token; written to in place.
         num_rings: R.
         key_bias: of the token in each layout [B, G, L].
