@@ -67,9 +67,9 @@ def command_line() -> str:
         "# Command line\n\n`python docs/generate.py` writes this page from the commands' parsers; "
         "`--help` says more. `python -m fairseq_clusterformer` is the same as `clusterformer`. "
         "The exit status is 0 for success, 1 for a mistake in what was given, and 2 for a mistake "
-        "in the command line. What takes a checkpoint takes a bundle too, has `--cpu` to leave an "
-        "accelerator alone, `--data FOLDER` if the prepared folder has moved, and "
-        "`--user-dir FOLDER` for a plug-in of your own.\n"
+        "in the command line. What takes a checkpoint takes a bundle too, `--data FOLDER` if the "
+        "prepared folder has moved, `--user-dir FOLDER` for a plug-in of your own, and mostly "
+        "`--cpu` to leave an accelerator alone.\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())

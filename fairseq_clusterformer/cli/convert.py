@@ -142,6 +142,8 @@ def main(arguments: Sequence[str]) -> int:
         converted = convert(loaded, batches, plan, progress=progress)
         write(converted, args.out, force=args.force)
     _print(converted)
+    read = sum(inputs["src_tokens"].numel() for inputs in batches)
+    print(f"{read:,} tokens were read, for measuring and fitting.")
     print(f"\n{args.out}: {', '.join(sorted(file.name for file in args.out.iterdir()))}")
     print(f"\nTo go on with training:\n\n{fine_tuning(converted, args.out)}")
     return 0
@@ -187,13 +189,20 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> dict[str, float]:
 def _print(converted) -> None:
     """A line for each head, and what the layers' attention is now."""
     sides = sorted({head.side for head in converted.heads})
-    print("side     layer head  place  kind      far   best  chance  began  after")
+    print("side     layer head  place  kind      far   best  began (chance)  after (chance)")
     for head in converted.heads:
-        began = "     " if head.before is None else f"{head.before:5.3f}"
+        began, after = "", f"{head.after:5.3f} ({head.chance:5.3f})"
+        if head.before is not None:
+            began = f"{head.before:5.3f} ({head.chance_before:5.3f})"
         print(
             f"{head.side:8} {head.layer:5} {head.head:4} {head.place:6}  {head.kind:8} "
-            f"{head.far:5.3f}  {head.best:5.3f}   {head.chance:5.3f}  {began}  {head.after:5.3f}"
+            f"{head.far:5.3f}  {head.best:5.3f}  {began:14}  {after}"
         )
+    print(
+        "Shares of the dense head's attention. far: beyond the near window; best: that window and"
+        "\nthe W heaviest keys beyond it; began, after: what window and clusters hold before and"
+        "\nafter fitting, and by chance with as many keys. A head moves to its place in the layer."
+    )
     for side in sides:
         print(f"attention of the {side}: {converted.specs[side]}")
     others = {"window", "full", "taught", "strided", "xl"}  # fitted, or without clusters to learn

@@ -20,7 +20,7 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer generate", description=__doc__)
     add = parser.add_argument
     add("prompt", metavar="PROMPT", nargs="?", help="default: --input or stdin; it may be empty")
-    add_model(parser, "a language model's, or a bundle")
+    add_model(parser, "a language model's, a bundle, or an installed one: python-code, books-en")
     add("--input", metavar="FILE", type=Path, help="a file with the prompt")
     add("--max-tokens", metavar="N", type=whole_number, default=200, help="default: %(default)s")
     kind = number("of 0 or more", lambda value: 0 <= value < math.inf)

@@ -24,8 +24,8 @@ from fairseq_clusterformer.errors import bad_option, write_aside
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer perplexity", description=__doc__)
     add = parser.add_argument
-    add_model(parser, "a language model's, or a bundle")
-    add("--gen-subset", metavar="SPLIT", default="valid", help="of the folder (default: valid)")
+    add_model(parser, "a language model's, a bundle, or an installed one: python-code, books-en")
+    add("--gen-subset", metavar="SPLIT", help="of the folder (default: valid)")
     add("--text", metavar="FILE", type=Path, help="a text file, instead of a split")
     add("--tokens-per-sample", metavar="N", type=whole_number, help="of a block, as trained")
     add("--max-blocks", metavar="N", type=whole_number, help="score the first N blocks")
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.text and not args.text.is_file():
         problem = "it is a folder" if args.text.is_dir() else "no such file"
         raise bad_option("--text", args.text, "a file of text", problem)
+    if args.text and args.gen_subset:
+        raise bad_option("--gen-subset", args.gen_subset, "none with --text")
     if args.rare is not None and not args.breakdown:
         raise bad_option("--rare", args.rare, "with --breakdown")
     if args.out and args.out.is_dir():
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         tokens = perplexity.tokens_of(coding, args.text.read_bytes(), f"--text is {args.text}")
         blocks = perplexity.blocks_of(tokens, length or longest, coding.dictionary.eos())
     else:
-        blocks = perplexity.split_blocks(loaded, args.gen_subset)
+        blocks = perplexity.split_blocks(loaded, args.gen_subset or "valid")
     breakdown = None
     if args.breakdown:
         has_training = (loaded.folder / "train.idx").is_file()

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def add_translator(parser: Parser) -> None:
     """Add the options of commands that translate."""
-    add_model(parser, "a translation model's, or a bundle", several=True)
+    about = "a translation model's, a bundle, or an installed one: multi30k-de-en, multi30k-en-de"
+    add_model(parser, about, several=True)
     add = parser.add_argument
     about = "to be sure: an error if the model has another"
     add("-s", "--source-lang", metavar="LANG", help=about)

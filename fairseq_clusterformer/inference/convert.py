@@ -72,8 +72,9 @@ class Head:
         kind: of its attention now.
         far: share of the dense head's attention beyond the near window.
         best: recall of the window and the W heaviest keys beyond it.
-        chance: recall of as many keys beyond the window, drawn at random.
         before, after: recall before and after the routing loss; None where nothing is fitted.
+        chance_before, chance: what they would be of as many keys beyond the window, drawn at
+            random. Compare each recall with its own: a router that is fitted may show fewer keys.
     """
 
     side: str
@@ -85,6 +86,7 @@ class Head:
     best: float
     chance: float
     before: float | None
+    chance_before: float | None
     after: float
 
 
@@ -320,7 +322,10 @@ def _heads(clustered: Loaded, orders, mass, before, after) -> list[Head]:
             at = orders[place].index(head)
             kind = attention.kinds[at // size].kind
             of_head = (mass[place].far, mass[place].best, after[place][1])
-            began, ended = (float(found[place][0][head]) for found in (before, after))
+            (began, chance), (ended, _) = (
+                (float(values[head]) for values in found[place]) for found in (before, after)
+            )
+            fitted = kind == "taught"
             heads.append(
                 Head(
                     side,
@@ -329,7 +334,8 @@ def _heads(clustered: Loaded, orders, mass, before, after) -> list[Head]:
                     at,
                     kind,
                     *(float(values[head]) for values in of_head),
-                    before=began if kind == "taught" else None,
+                    before=began if fitted else None,
+                    chance_before=chance if fitted else None,
                     after=ended,
                 )
             )

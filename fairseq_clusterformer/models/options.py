@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import Field, dataclass, field, fields, make_dataclass
+from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
@@ -242,6 +243,12 @@ def attention_plan(
         )
     except OptionError as error:
         raise flagged(error) from None
+    ruled = any(hasattr(heads.options, "rule") for layer in kinds for heads in layer)
+    if side == "decoder" and values["cluster_rule"] != "recent" and not ruled:
+        raise ValueError(
+            f"{_flag(rule)} is {values['cluster_rule']}; allowed: recent, for no kind of "
+            f"{_flag(spec)} has another"
+        )
     if keep:
         kept = sorted({int(number) for number in keep.split(",")})
         if not 0 <= kept[0] <= kept[-1] < layers:
@@ -255,6 +262,11 @@ def attention_plan(
         raise ValueError(
             f"--attention-kernel is {args.attention_kernel}; allowed: auto, "
             f"{', '.join(IMPLEMENTATIONS)}"
+        )
+    if args.attention_kernel == "triton" and find_spec("triton") is None:
+        raise ValueError(
+            "--attention-kernel is triton: triton is not installed; allowed: auto, "
+            f"{', '.join(name for name in IMPLEMENTATIONS if name != 'triton')}"
         )
     if args.short_convolution < 0:
         raise ValueError(

@@ -95,7 +95,7 @@ def draw_passage(text: ClusteredText, layer: DrawnLayer) -> Figure:
     what = f"{layer.name}: each {text.unit} in the colour of its cluster"
     if seen:
         what += f"; the boxed one sees the {len(seen)} underlined"
-    height = table + HEAD + ROW * len(rows) + MARGIN // 2
+    height = table + HEAD + ROW * (len(rows) + 1) + MARGIN // 2
     drawing = Drawing(height, "What clustered together", what)
     _draw_lines(drawing, lines, layer, seen)
     _draw_table(drawing, text, layer, rows, table)
@@ -158,7 +158,7 @@ def _draw_table(
 ) -> None:
     bar, tokens, words, reach = MARGIN + 60, MARGIN + 300, MARGIN + 590, WIDTH - MARGIN
     unit = "characters" if text.unit == "byte" else f"{text.unit}s"
-    heads = {bar: "share of the text", tokens: f"its {unit}", words: "its words, as far as read"}
+    heads = {bar: "share", tokens: f"its {unit}", words: "its words, as far as read"}
     for x, head in heads.items():
         drawing.text(x, top + 54, head, 19, color=SOFT)
     if layer.window is not None:
@@ -173,3 +173,8 @@ def _draw_table(
         drawing.words(words, middle, cluster.endings, reach - words - 110, accent=True)
         if cluster.reach is not None:
             drawing.text(reach, middle, f"{cluster.reach:,}", 20, at="right")
+    below = text.counted
+    if others := len(layer.clusters) - len(rows):
+        share = 1 - sum(c.share for c in rows)
+        below = f"{others} smaller clusters have the other {share:.0%}. {below}"
+    drawing.text(MARGIN, top + HEAD + len(rows) * ROW + 14, below, 17, color=SOFT)

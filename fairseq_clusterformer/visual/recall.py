@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from fairseq_clusterformer.inference.convert import Head
 
 ROW, GROUP, KEY = 30, 46, 54  # in pixels, as all sizes there
-LEFT, RIGHT = 330, 210  # of the bars: names, numbers
-NEAR, BEFORE, FITTED, REST = "#9fb3c8", "#77aadd", "#2f6fb3", "#e9edf1"
+LEFT, RIGHT = 330, 320  # of the bars: names, numbers
+NEAR, FITTED, REST = "#9fb3c8", "#2f6fb3", "#e9edf1"
 
 
 def draw_recall(heads: Sequence["Head"], window: int) -> Figure:
     """A bar for each head, layer by layer: what the window holds of the dense head's attention,
-    what clusters add as they begin and after fitting, and a mark where chance would be.
+    what clusters add, and a mark where chance would be; in numbers, how they began.
 
     Args:
         heads: of all layers, those of a layer together.
@@ -46,7 +46,7 @@ def draw_recall(heads: Sequence["Head"], window: int) -> Figure:
 
 def _draw_key(drawing: Drawing) -> None:
     x = MARGIN
-    for colour, text in ((NEAR, "near"), (BEFORE, "as it begins"), (FITTED, "after fitting")):
+    for colour, text in ((NEAR, "near"), (FITTED, "beyond")):
         drawing.box(x, TITLE, 26, 18, facecolor=colour)
         drawing.text(x + 36, TITLE + 9, text, 19, color=SOFT)
         x += 60 + 11 * len(text)
@@ -58,15 +58,11 @@ def _draw_head(drawing: Drawing, head: "Head", y: float) -> None:
     room, middle = WIDTH - LEFT - RIGHT, y + ROW / 2 - 2
     drawing.text(MARGIN + 16, middle, f"head {head.head}: {head.kind}", 18)
     near = min(1.0 - head.far, head.after)
-    ends = [(0.0, 1.0, REST), (0.0, head.after, FITTED)]
-    if head.before is not None:
-        ends.append((0.0, min(head.before, head.after), BEFORE))
-    for start, end, colour in (*ends, (0.0, near, NEAR)):
-        drawing.box(LEFT + room * start, y, room * (end - start), ROW - 6, facecolor=colour)
+    for end, colour in ((1.0, REST), (head.after, FITTED), (near, NEAR)):
+        drawing.box(LEFT, y, room * end, ROW - 6, facecolor=colour)
     if head.kind not in ("window", "full"):
         drawing.box(LEFT + room * head.chance - 2, y - 2, 4, ROW - 2, facecolor=ACCENT, zorder=3)
     drawing.text(WIDTH - RIGHT + 16, middle, f"{head.after:.0%}", 19, color=INK)
     if head.before is not None:
-        drawing.text(
-            WIDTH - MARGIN, middle, f"began {head.before:.0%}", 17, color=SOFT, at="right"
-        )
+        began = f"began {head.before:.0%}, chance {head.chance_before:.0%}"
+        drawing.text(WIDTH - MARGIN, middle, began, 17, color=SOFT, at="right")

@@ -29,6 +29,9 @@ BAD_OPTIONS = {
     "--cluster-temperature 0": "--cluster-temperature is 0.0; allowed: above 0",
     "--cluster-exploration nan": "--cluster-exploration is nan; allowed: 0 or more, below 1",
     "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
+    "--attention window+taught --cluster-rule leaking-chunk": (
+        "--cluster-rule is leaking-chunk; allowed: recent, for no kind of --attention has another"
+    ),
     "--hash-rounds 0": "--hash-rounds is 0; allowed: 1 or more",
     "--attention lsh --cluster-rule leaking-chunk": "--cluster-rule is leaking-chunk; allowed: r",
     "--stride -2": "--stride is -2; allowed: 0 or more",

@@ -132,6 +132,7 @@ class TestWhatItWrites:
                 assert math.isclose(head["after"], 1 - head["far"], abs_tol=1e-5)
                 assert head["before"] is None
             else:
+                assert 1 - head["far"] <= head["chance_before"] + 1e-5
                 assert head["after"] >= 1 - head["far"] - 1e-5
         for layer in (0, 1):
             far = {

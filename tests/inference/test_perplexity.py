@@ -114,6 +114,8 @@ def test_mistakes(
     line = error(capsys, *model, "--text", tmp_path)
     assert f"--text is {tmp_path}: it is a folder; allowed: a file of text" in line
     (tmp_path / "empty").write_text("")
+    line = error(capsys, *model, "--text", tmp_path / "empty", "--gen-subset", "test")
+    assert "--gen-subset is test; allowed: none with --text" in line
     assert "it is empty" in error(capsys, *model, "--text", tmp_path / "empty")
     assert "--max-blocks is 0" in usage_error(capsys, *model, "--max-blocks", 0)
     out = tmp_path / "no" / "out.json"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 
+from fairseq_clusterformer.models import options as attention_options
 from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
@@ -40,6 +41,12 @@ def texts() -> list[torch.Tensor]:
     for text in found:
         text[:, 0] = EOS
     return found
+
+
+def test_a_kernel_whose_library_is_missing(monkeypatch):
+    monkeypatch.setattr(attention_options, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--attention-kernel is triton: triton is not installed"):
+        make_model(attention_kernel="triton")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.visual import pages
 from fairseq_clusterformer.visual.colours import css
-from fairseq_clusterformer.visual.figure import example, wrapped
+from fairseq_clusterformer.visual.figure import draw_passage, example, wrapped
 from fairseq_clusterformer.visual.language_model import (
     encode_file,
     read_clusters,
@@ -369,6 +369,11 @@ def test_many_clusters_are_told_apart_and_the_largest_listed(byte_data, texts, t
     page = pages.cluster_page(reading, reading.layers[0])
     assert page.count("<article>") == len(reading.layers) * pages.MOST_ROWS
     assert "16 smaller clusters are not listed" in page
+    texts_of_picture = [
+        text.get_text() for text in draw_passage(reading, reading.layers[0]).axes[0].texts
+    ]
+    (below,) = [text for text in texts_of_picture if text.endswith("bytes of validation text.")]
+    assert below.startswith("28 smaller clusters have the other ")
     assert len({css(i) for i in range(36)}) == 36
     assert run(*options(checkpoint, byte_data, texts / "passage", tmp_path / "out")) == 0
 
