@@ -42,7 +42,8 @@ class ShortConvolution(nn.Module):
         weight, after = self.weight.to(x.dtype), self.width - 1 - self.own
         if batch.documents is None:
             x = pad(x.transpose(1, 2), (self.own, after))
-            return conv1d(x, weight, groups=x.size(1)).transpose(1, 2)
+            # what attends wants the numbers of a token side by side: once, not in each layout
+            return conv1d(x, weight, groups=x.size(1)).transpose(1, 2).contiguous()
         out, length = torch.zeros_like(x), x.size(1)
         for tap in range(self.width):
             shift = tap - self.own  # of the token that is weighed

@@ -12,7 +12,7 @@ balance is needed. It teaches the shares alone: queries and keys learn from the 
 task has a gradient, it weighs the mean (:func:`weighed`): softmax attends to something even where
 nothing is asked for, and that would teach as well.
 
-Shape letters: B batch, H heads, N tokens, E head width, K clusters.
+Shape letters: B batch, H heads, N tokens, S scouts, E head width, K clusters.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,14 @@ class Scouts(NamedTuple):
 
     Attributes:
         queries: those that see every key, bool [B, H, N].
-        query_shares: p(c) of each query [B, H, N, K], at least float32, differentiable.
-        key_shares: p(c) of each key, likewise, times the probability that a cluster holds it.
+        places: which those are, int64 [B, H, S]; in a row of fewer, also some that are padding.
+        query_shares: p(c) of each [B, H, S, K], at least float32, differentiable.
+        key_shares: p(c) of each key [B, H, N, K], likewise, times the probability that a cluster
+            holds it.
     """
 
     queries: Tensor
+    places: Tensor
     query_shares: Tensor
     key_shares: Tensor
 
@@ -49,31 +52,44 @@ class Gain(NamedTuple):
     """What attention finds in the clusters of scouts beyond chance.
 
     Attributes:
-        nats: of each query [B, H, N], differentiable in the shares.
-        of: scouts that see a key, bool [B, H, N]; the others' nats have no meaning.
+        nats: of each scout [B, H, S], differentiable in the shares.
+        of: scouts that see a key, bool [B, H, S]; the others' nats have no meaning.
+        places: of the scouts, int64 [B, H, S].
     """
 
     nats: Tensor
     of: Tensor
+    places: Tensor
 
 
-def draw_scouts(number: int, heads: int, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """That many real tokens of each row and head, or all if there are fewer, bool [B, H, N], drawn
-    by torch's generator of the device: an activation checkpoint draws the same.
+def draw_scouts(
+    number: int, heads: int, x: Tensor, padding_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """That many real tokens of each row and head, or all if there are fewer, drawn by torch's
+    generator of the device: an activation checkpoint draws the same.
 
     Args:
         x: [B, N, ...], for its length and device.
+
+    Returns:
+        ``queries`` and ``places`` of :class:`Scouts`.
     """
     batch, length = x.shape[:2]
     if padding_mask is None and number >= length:
-        return torch.ones(batch, heads, length, dtype=torch.bool, device=x.device)
+        everyone = torch.ones(batch, heads, length, dtype=torch.bool, device=x.device)
+        return everyone, torch.arange(length, device=x.device).expand(batch, heads, -1)
     order = torch.rand(batch, heads, length, device=x.device)
     if padding_mask is not None:
         order = order.masked_fill(padding_mask.unsqueeze(1), 2.0)
     chosen = order.topk(min(number, length), largest=False).indices
     scouts = torch.zeros(batch, heads, length, dtype=torch.bool, device=x.device)
     scouts.scatter_(-1, chosen, True)
-    return scouts if padding_mask is None else scouts & ~padding_mask.unsqueeze(1)
+    return scouts if padding_mask is None else scouts & ~padding_mask.unsqueeze(1), chosen
+
+
+def of_places(x: Tensor, places: Tensor) -> Tensor:
+    """Of numbers of tokens [B, H, N, C], those at some places [B, H, S], [B, H, S, C]."""
+    return x.gather(2, places.unsqueeze(-1).expand(*places.shape, x.size(-1)))
 
 
 def scout_layouts(scouts: Tensor, *, causal: bool, gap: int, batch: Batch) -> tuple[Layout, ...]:
@@ -129,22 +145,21 @@ def routing_gain(
         layouts: of the scouts.
     """
     q, k = (at_least_float32(t.detach()) for t in (q, k))
-    width, shares = q.size(-1), scouts.key_shares
+    width, shares, places = q.size(-1), scouts.key_shares, scouts.places
     shares = shares.to(q.dtype)
     missing = -shares.size(-1) % width  # values are as wide as heads
     parts = pad(shares, (0, missing)).split(width, dim=-1)
-    attended = torch.cat(
-        [
-            join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
-            for part in parts
-        ],
-        dim=-1,
-    )[..., : shares.size(-1)]
-    total, seen = _sums(shares, layouts)
+    attended = [
+        join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
+        for part in parts
+    ]
+    attended = torch.cat([of_places(part, places) for part in attended], dim=-1)
+    attended = attended[..., : shares.size(-1)]
+    total, seen = _sums(shares, layouts, places)
     lands = (attended * scouts.query_shares).sum(-1)
     chance = (total * scouts.query_shares).sum(-1) / seen.clamp(min=1)
     gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
-    return Gain(gain, scouts.queries & (seen > 0))
+    return Gain(gain, scouts.queries.gather(-1, places) & (seen > 0), places)
 
 
 def routing_loss(gain: Gain) -> Tensor:
@@ -162,44 +177,45 @@ def weighed(attended: Tensor, gain: Gain) -> tuple[Tensor, Gain]:
     Args:
         attended: [B, H, N, E].
     """
-    attended, nats = _Weighed.apply(attended, gain.nats, gain.of)
+    attended, nats = _Weighed.apply(attended, *gain)
     return attended, gain._replace(nats=nats)
 
 
 class _Weighed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, attended, nats, of):
+    def forward(ctx, attended, nats, of, places):
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(of)
+        ctx.save_for_backward(of, places)
         return attended.view_as(attended), nats.view_as(nats)
 
     @staticmethod
     def backward(ctx, of_attended, of_nats):
         if of_attended is None or of_nats is None:
-            return of_attended, of_nats, None
-        (of,) = ctx.saved_tensors
-        need = of_attended.detach().to(of_nats.dtype).norm(dim=-1).masked_fill(~of, 0.0)
+            return of_attended, of_nats, None, None
+        of, places = ctx.saved_tensors
+        need = of_places(of_attended.detach(), places).to(of_nats.dtype).norm(dim=-1)
+        need = need.masked_fill(~of, 0.0)
         count = of.sum((0, 2), keepdim=True).clamp(min=1)
         mean = need.sum((0, 2), keepdim=True) / count
         weight = torch.where(mean > 0, need / mean.clamp(min=1e-30), torch.ones_like(need))
-        return of_attended, of_nats * weight, None
+        return of_attended, of_nats * weight, None, None
 
 
-def _sums(values: Tensor, layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
-    """Of the keys that a query sees: the sum of their values [B, H, N, K], and how many they are
-    [B, H, N]."""
-    shape = values.shape[:3]
-    total, seen = torch.zeros_like(values), values.new_zeros(shape)
+def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the keys that each scout sees: the sum of their values [B, H, S, K], and how many they
+    are [B, H, S].
+
+    Args:
+        values: of all keys, [B, H, N, K].
+    """
+    total = values.new_zeros(*places.shape, values.size(-1))
+    seen = values.new_zeros(places.shape)
     for layout in layouts:
-        order = layout.key_order.expand(shape).unsqueeze(-1).expand_as(values)
-        sums = pad(values.gather(2, order).cumsum(2), (0, 0, 1, 0))
-
-        def below(slot: Tensor, sums: Tensor = sums) -> Tensor:
-            return sums.gather(2, slot.unsqueeze(-1).expand_as(values))
-
-        lo, hi = layout.lo, torch.maximum(layout.lo, layout.hi)
-        place = layout.query_order.argsort(-1)
-        of_slot = below(hi) - below(lo)
-        total = total + of_slot.gather(2, place.unsqueeze(-1).expand_as(values))
-        seen = seen + (hi - lo).gather(-1, place).to(seen.dtype)
+        order = layout.key_order.expand(values.shape[:3])
+        sums = pad(of_places(values, order).cumsum(2), (0, 0, 1, 0))
+        slots = layout.query_order.argsort(-1).gather(-1, places)
+        lo, hi = (bound.gather(-1, slots) for bound in (layout.lo, layout.hi))
+        hi = torch.maximum(lo, hi)
+        total = total + of_places(sums, hi) - of_places(sums, lo)
+        seen = seen + (hi - lo).to(seen.dtype)
     return total, seen

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from ..clustering import AverageNormalizer, Report, State
 from ..clustering.fuzzy import TIE, Similarity
-from ..clustering.shares import assign_both
+from ..clustering.shares import assign_both, log_sum_over_tokens
 from ..precision import at_least_float32, full_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
 from .neural import FuzzyOptions
 from .options import OptionError, option
 from .projections import ShortConvolution
-from .scouts import Scouts, draw_scouts
+from .scouts import Scouts, draw_scouts, of_places
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,12 @@ class Taught(Kind):
             number = tokens.x.size(1)
         if number == 0:
             return None
-        queries = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
-        of_queries, of_keys = self.shares(q, k, tokens.padding_mask, log_held)
+        drawn = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
+        of_scouts = of_places(q, drawn[1])
+        of_queries, of_keys = self.shares(of_scouts, k, tokens.padding_mask, log_held)
         if log_held is not None:
             of_keys = of_keys * log_held.exp().unsqueeze(-1)
-        return Scouts(queries, of_queries, of_keys)
+        return Scouts(*drawn, of_queries, of_keys)
 
     def shares(
         self,
@@ -216,14 +217,15 @@ class Taught(Kind):
         padding_mask: Tensor | None,
         log_held: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The share p(c) of each cluster in queries and in keys [B, H, N, K], differentiable.
+        """The share p(c) of each cluster in queries [B, H, S, K] and in keys [B, H, N, K],
+        differentiable.
 
         Keys are normalised by those of the batch that are held. By the average, which is a
         constant, the loss would draw keys to a cluster that the average then pushes away again.
         No output depends on these shares.
 
         Args:
-            q, k: what routes, [B, H, N, R].
+            q, k: what routes some queries and all keys, [B, H, S, R] and [B, H, N, R].
             log_held: log of the probability that a key is held [B, H, N]; None: all are.
         """
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
@@ -234,7 +236,7 @@ class Taught(Kind):
         if padding_mask is not None:  # finite, where a batch is padding alone
             hidden = torch.finfo(of_keys.dtype).min / 2
             real = real.masked_fill(padding_mask[:, None, :, None], hidden)
-        of_keys = of_keys - real.logsumexp((0, 2)).unsqueeze(1)
+        of_keys = of_keys - log_sum_over_tokens(real).unsqueeze(1)
         return of_queries.softmax(-1), of_keys.softmax(-1)
 
 

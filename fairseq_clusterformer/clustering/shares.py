@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..precision import full_float32
-from .fuzzy import Similarity, chunks, largest_few, lowest_argmax
+from .fuzzy import Similarity, chunks, largest_few
 from .statistics import cluster_sizes
 
 
@@ -62,16 +62,9 @@ def assign_both(
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
     offsets = log_normalizer.to(dtype).unsqueeze(1)
-    rest = similarity, padding_mask
-    more = [torch.empty(q.shape[:3], dtype=torch.long, device=q.device) for _ in range(1, probes)]
-
-    def probe(part: slice, scores: Tensor, _: Tensor) -> None:
-        for clusters, found in zip(more, largest_few(scores, probes)[1:], strict=True):
-            clusters[:, :, part] = found
-
-    none = torch.zeros_like(offsets)
-    queries, _, of_queries = _assign(q, vectors, none, *rest, probe if more else None)
-    keys, log_mass, of_keys = _assign(k, vectors, offsets, *rest, log_weights=log_weights)
+    rest, none = (similarity, padding_mask), torch.zeros_like(offsets)
+    (queries, *more), _, of_queries = _assign(q, vectors, none, *rest, probes=probes, mass=False)
+    (keys,), log_mass, of_keys = _assign(k, vectors, offsets, *rest, log_weights=log_weights)
     sizes = torch.stack([of_queries, of_keys])
     return Both(queries, keys, tuple(more), log_mass, sizes, _number_of(k, padding_mask))
 
@@ -136,7 +129,7 @@ def assign_with_shares(
         explored = cluster.masked_fill(~drawn, -1)
     args = (similarity, padding_mask)
     with torch.no_grad():  # an argmax is all that is made of the scores of queries
-        queries, *of_queries = _assign(q, vectors, offsets[0], *args)
+        (queries,), *of_queries = _assign(q, vectors, offsets[0], *args)
     log_share, keys, *of_keys = _LogShares.apply(k, vectors, offsets[1], *args, explored)
     log_mass, sizes = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
     return Shares(queries, keys, log_share, log_mass, sizes, _number_of(k, padding_mask))
@@ -166,7 +159,7 @@ class _LogShares(torch.autograd.Function):
             log_total[:, :, part] = total
             log_share[:, :, part] = of_own.sub_(total)
 
-        keys, log_mass, sizes = _assign(k, vectors, offsets, similarity, padding_mask, share)
+        (keys,), log_mass, sizes = _assign(k, vectors, offsets, similarity, padding_mask, share)
         if explored is not None:
             keys = torch.where(explored < 0, keys, explored)
             log_share.masked_fill_(explored >= 0, 0.0)
@@ -203,28 +196,44 @@ def _assign(
     padding_mask: Tensor | None,
     with_chunk: Callable[[slice, Tensor, Tensor], None] | None = None,
     log_weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Clusters of x, int64 [B, H, N]; of each cluster, the log of the sum of exp(s) over real
-    tokens, and the number of those in it [H, K].
+    probes: int = 1,
+    mass: bool = True,
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """The nearest clusters of x, and the next ones, int64 [B, H, N] each; of each cluster, the log
+    of the sum of exp(s) over real tokens, and the number of those in it [H, K].
 
     Args:
         with_chunk: called with each slice of tokens, their ``s - offsets``, and their clusters.
         log_weights: of tokens in that sum, [B, H, N].
+        probes: clusters of each token.
+        mass: whether that sum is wanted; else it is 0.
     """
-    clusters = torch.empty(x.shape[:3], dtype=torch.long, device=x.device)
+    clusters = tuple(
+        torch.empty(x.shape[:3], dtype=torch.long, device=x.device) for _ in range(probes)
+    )
     log_mass = torch.full(vectors.shape[:2], -math.inf, dtype=vectors.dtype, device=x.device)
     for part in chunks(x, vectors.size(1)):
         _, _, scores = _scores(x, vectors, offsets, similarity, padding_mask, part)
-        clusters[:, :, part] = lowest_argmax(scores, offsets)
+        for one, found in zip(clusters, largest_few(scores, probes, offsets), strict=True):
+            one[:, :, part] = found
         if with_chunk is not None:
-            with_chunk(part, scores, clusters[:, :, part])
+            with_chunk(part, scores, clusters[0][:, :, part])
+        if not mass:
+            continue
         if log_weights is not None:
             scores.add_(log_weights[:, :, part].unsqueeze(-1))
         if padding_mask is not None:
             scores.masked_fill_(padding_mask[:, None, part, None], -math.inf)
-        log_mass = torch.logaddexp(log_mass, scores.logsumexp((0, 2)))
-    sizes = cluster_sizes(clusters, vectors.size(1), padding_mask)
+        log_mass = torch.logaddexp(log_mass, log_sum_over_tokens(scores))
+    sizes = cluster_sizes(clusters[0], vectors.size(1), padding_mask)
     return clusters, log_mass + offsets.squeeze(1), sizes.to(log_mass.dtype)
+
+
+def log_sum_over_tokens(scores: Tensor) -> Tensor:
+    """Of each cluster, the log of the sum of exp(scores) [B, H, N, K], [H, K]."""
+    peak = scores.detach().amax(2).amax(0)  # both at once takes a processor 50 times as long
+    peak = peak.clamp(min=torch.finfo(peak.dtype).min)  # of -inf alone
+    return (scores - peak.unsqueeze(1)).exp().sum((0, 2)).log() + peak
 
 
 def _scores(

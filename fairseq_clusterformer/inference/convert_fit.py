@@ -21,6 +21,7 @@ from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
+    of_places,
     routing_gain,
     routing_loss,
     scout_layouts,
@@ -234,12 +235,13 @@ def fit(
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
     router, batch = pupil.router, reading.batch
     x = _routed(router, reading)
-    routing = (
+    q, k = (
         projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
         for projection in (router.query_proj, router.key_proj)
     )
-    queries = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
-    scouts = Scouts(queries, *router.shares(*routing, batch.padding_mask))
-    layouts = scout_layouts(queries, causal=router.causal, gap=router.gap, batch=batch)
+    drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
+    shares = router.shares(of_places(q, drawn[1]), k, batch.padding_mask)
+    scouts = Scouts(*drawn, *shares)
+    layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
     return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))

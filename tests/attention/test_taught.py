@@ -12,6 +12,7 @@ from fairseq_clusterformer.attention.kind import Tokens
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
+    of_places,
     routing_gain,
     routing_loss,
     scout_layouts,
@@ -45,9 +46,9 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
     batch = batches()[name]
     q, k = torch.randn(2, B, H, N, E).double()
     shares = torch.randn(2, B, H, N, K).double().softmax(-1).requires_grad_()
-    queries = draw_scouts(7, H, q[:, 0], batch.padding_mask)
+    queries, places = draw_scouts(7, H, q[:, 0], batch.padding_mask)
     layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
-    scouts = Scouts(queries, *shares)
+    scouts = Scouts(queries, places, of_places(shares[0], places), shares[1])
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
     gains = []
@@ -79,10 +80,11 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
 
 def test_the_loss_is_zero_where_nobody_teaches():
     shares = torch.full((2, 1, 1, 2, K), 1 / K).double().requires_grad_()
-    queries = torch.ones(1, 1, 2, dtype=torch.bool)
+    queries, places = draw_scouts(2, 1, shares[0, :, 0], None)
     layouts = scout_layouts(queries, causal=True, gap=2, batch=Batch())
     q = torch.randn(1, 1, 2, E).double()
-    loss = routing_loss(routing_gain(q, q, layouts, Scouts(queries, *shares), impl="reference"))
+    scouts = Scouts(queries, places, *shares)
+    loss = routing_loss(routing_gain(q, q, layouts, scouts, impl="reference"))
     loss.backward()
     assert loss == 0
     assert torch.equal(shares.grad, torch.zeros_like(shares))
@@ -150,10 +152,12 @@ def test_scouts_are_real_tokens_drawn_anew():
     mask = torch.zeros(B, N, dtype=torch.bool)
     mask[0, 5:] = True
     x = torch.zeros(B, N, D)
-    first, second = (draw_scouts(8, H, x, mask) for _ in range(2))
+    (first, places), (second, _) = (draw_scouts(8, H, x, mask) for _ in range(2))
     assert not (first & mask.unsqueeze(1)).any()
     assert torch.equal(first.sum(-1), torch.tensor([[5, 5], [8, 8]]))
     assert not torch.equal(first, second)
+    found = torch.zeros_like(first).scatter(-1, places, True) & ~mask.unsqueeze(1)
+    assert torch.equal(found, first)
 
 
 @pytest.mark.parametrize("more", ["", ",routes_by=heads", ",routes_by=heads,drop_keys=0.5"])

@@ -8,7 +8,7 @@ import torch
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import NeuralClustering, fuzzy
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity
-from fairseq_clusterformer.clustering.shares import assign_with_shares
+from fairseq_clusterformer.clustering.shares import assign_with_shares, log_sum_over_tokens
 from fairseq_clusterformer.kernels import chosen
 
 from ..kinds import pads
@@ -174,3 +174,15 @@ def test_a_gated_layer_keeps_little_more_than_a_neural_one():
         )
         sizes[kind] = kept(lambda layer=layer: layer(x))
     assert sizes["gated"] < 1.2 * sizes["neural"]
+
+
+def test_log_of_a_sum_over_the_tokens_of_a_batch():
+    scores = 300 * torch.randn(2, 3, 7, 4).double()
+    scores[..., 1] = -torch.inf
+    scores.requires_grad_()
+    found, expected = log_sum_over_tokens(scores), scores.logsumexp((0, 2))
+    torch.testing.assert_close(found, expected)
+    some = [0, 2, 3]
+    (of_found,) = torch.autograd.grad(found[:, some].sum(), scores, retain_graph=True)
+    (of_expected,) = torch.autograd.grad(expected[:, some].sum(), scores)
+    torch.testing.assert_close(of_found[..., some], of_expected[..., some])
