@@ -6,7 +6,9 @@
 
 The reader is extractive: it finds a piece of a document, and writes no sentence of its own.
 
-For each answer this prints its probability, where it stands, and the sentence around it.
+For each answer this prints its probability, where it stands, and the sentence around it. A reader
+of words (bidaf_reader, qanet_reader) weighs each answer against "no answer" alone: several may
+have a probability near 1, also wrong ones. With another reader, all answers share a sum of 1.
 Paragraphs are counted from 1. Characters [first, last) are those of the paragraph with single
 blanks. A reader with --supporting-facts (etc_reader) also says which sentences support the answer.
 If most likely nothing answers the question, this is said first. The margin is how much likelier
