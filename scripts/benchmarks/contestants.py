@@ -10,6 +10,8 @@ window           the W latest tokens
 neural           the W latest of the query's cluster (causal), or two chunks of N / K (not causal)
 neural+losses    the same, and the losses that teach the clusters
 gated            the W latest of the query's cluster; the default model has it and windows
+taught           the W / 2 latest of each of the query's two nearest clusters, as in generation
+taught+losses    the same, 64 queries of each head that see every key, and the routing loss
 local            ``local-attention``: blocks of W / 2; a query sees its own block up to itself, and
                  the block before
 reformer         ``reformer-pytorch``: LSH, one round, buckets of W / 2; a query sees its own
@@ -31,8 +33,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from fairseq_clusterformer.attention import Batch, Shape, Tokens, parse_attention
 from fairseq_clusterformer.attention.kind import registered
 from fairseq_clusterformer.attention.rules import Routing, own_part
+from fairseq_clusterformer.attention.scouts import routing_gain, routing_loss, weighed
 from fairseq_clusterformer.kernels import Layout, join, ranged_attention
 from scripts.benchmarks.common import DTYPES, Unavailable, require_memory
+
+SCOUTS = 64  # of taught heads, in training
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class Clustered(Attention):
         }
         ((heads,),) = parse_attention(kind, num_layers=1, num_heads=1, defaults=options)
         shape = Shape(setting.heads * setting.width, setting.heads, setting.width, setting.causal)
-        self.router = registered(kind).kind(heads.options, shape)
+        self.router = registered(heads.kind).kind(heads.options, shape)
 
     def route(self, x: Tensor, q: Tensor, k: Tensor) -> Routing:
         """Who sees whom."""
@@ -145,11 +150,15 @@ class Clustered(Attention):
 
     def forward(self, x, q, k, v):
         routing = self.route(x, q, k)
+        return self.attend(routing, q, k, v), self.losses_of(routing)
+
+    def attend(self, routing: Routing, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What the queries see."""
         impl = self.setting.impl
         parts = [ranged_attention(q, k, v, layout, impl=impl) for layout in routing.layouts]
         if routing.own is not None:
             parts.append(own_part(q, k, v, routing.own, None, 0.0))
-        return join(parts)[0], self.losses_of(routing)
+        return join(parts)[0]
 
     def losses_of(self, routing: Routing) -> list[Tensor]:
         """What teaches the clusters; nothing does in evaluation."""
@@ -168,6 +177,24 @@ class Clustered(Attention):
         shape = (self.setting.batch, self.setting.heads, -1)
         pairs = sum(int(count.expand(*shape).sum()) for count in seen)
         return pairs + (0 if routing.own is None else q[..., 0].numel())
+
+
+class Taught(Clustered):
+    """Clusters that attention teaches."""
+
+    def __init__(self, setting: Setting, losses: bool = False):
+        window = max(2, setting.window // 2 + setting.causal)  # of each, the own key among them
+        spec = f"taught(window={window},probes=2,scouts={SCOUTS if losses else 0})"
+        super().__init__(setting, spec, losses)
+
+    def forward(self, x, q, k, v):
+        routing = self.route(x, q, k)
+        out = self.attend(routing, q, k, v)
+        if routing.scouts is None:
+            return out, []
+        gain = routing_gain(q, k, routing.of_scouts, routing.scouts, impl=self.setting.impl)
+        out, gain = weighed(out, gain)
+        return out, [routing_loss(gain)]
 
 
 def visible_tokens(layout: Layout, queries: Tensor) -> Tensor:
@@ -257,6 +284,8 @@ CONTESTANTS: dict[str, tuple[type[Attention], dict]] = {
     "neural": (Clustered, {"kind": "neural"}),
     "neural+losses": (Clustered, {"kind": "neural", "losses": True}),
     "gated": (Clustered, {"kind": "gated"}),
+    "taught": (Taught, {}),
+    "taught+losses": (Taught, {"losses": True}),
     "local": (Local, {}),
     "reformer": (Reformer, {}),
     "routing": (Routing, {}),

@@ -79,7 +79,7 @@ def test_every_contestant_is_timed_or_named(capsys, tmp_path):
     record = json.loads(path.read_text())
     kinds = [row["kind"] for row in record["rows"]]
     assert kinds == list(CONTESTANTS)
-    own = {"window", "neural", "neural+losses", "gated"}
+    own = {"window", "neural", "neural+losses", "gated", "taught", "taught+losses"}
     assert {"dense", "dense-math", *own} <= set(kinds)
     assert record["command"].startswith("python -m scripts.benchmarks.attention")
     assert str(tmp_path) not in record["command"]
@@ -238,3 +238,17 @@ def test_verdict_says_what_failed_and_what_is_slower(tmp_path):
         "No results.",
     ):
         assert line in page.splitlines()
+
+
+def test_taught_clusters_learn_as_they_do_in_training():
+    """64 queries of 48 are all: dense attention, and a loss with a gradient for the router."""
+    taught, dense = (
+        benchmark_attention.Contestant(name, SETTING) for name in ("taught+losses", "dense")
+    )
+    out, (loss,) = taught.attention(taught.x, *taught.qkv)
+    torch.testing.assert_close(out, dense.attention(taught.x, *taught.qkv)[0])
+    gradients = torch.autograd.grad(loss, list(taught.attention.parameters()))
+    assert all(gradient.any() for gradient in gradients)
+    assert (
+        benchmark_attention.Contestant("taught", SETTING).attention(taught.x, *taught.qkv)[1] == []
+    )
