@@ -212,10 +212,15 @@ def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> tuple[Te
     seen = values.new_zeros(places.shape)
     for layout in layouts:
         order = layout.key_order.expand(values.shape[:3])
-        sums = pad(of_places(values, order).cumsum(2), (0, 0, 1, 0))
+        sums = of_places(values, order).cumsum(2)
+
+        def below(slot: Tensor, sums: Tensor = sums) -> Tensor:
+            found = of_places(sums, (slot - 1).clamp(min=0))
+            return found.masked_fill((slot == 0).unsqueeze(-1), 0.0)
+
         slots = layout.query_order.argsort(-1).gather(-1, places)
         lo, hi = (bound.gather(-1, slots) for bound in (layout.lo, layout.hi))
         hi = torch.maximum(lo, hi)
-        total = total + of_places(sums, hi) - of_places(sums, lo)
+        total = total + below(hi) - below(lo)
         seen = seen + (hi - lo).to(seen.dtype)
     return total, seen
