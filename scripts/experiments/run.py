@@ -14,6 +14,7 @@ in KEEP/RUN. A training that was interrupted then goes on from its last checkpoi
 one is only scored. Nothing in KEEP is ever deleted.
 """
 
+import fcntl
 import json
 import os
 import shlex
@@ -22,8 +23,9 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -150,14 +152,34 @@ def train(place: Place, threads: int) -> dict:
     return record
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other commands out of a run's folder; ends with this process, whatever ends it.
+
+    Raises:
+        UserError: another command is at work there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        problem = "another command is at work there"
+        raise bad_option("--keep", folder, "a folder of one command at a time", problem) from None
+    finally:
+        os.close(descriptor)
+
+
 def perform(run: Run, grid: dict, args: Namespace) -> str:
     """Make a run's result; returns what went wrong, or nothing."""
     task = TASKS[grid["score"]]
     print(f"{run.name}: training", flush=True)
     try:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = args.keep / run.name if args.keep else Path(temporary)
+        with ExitStack() as stack:
+            folder = args.keep and args.keep / run.name
+            folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
             place = Place(run, grid, args.data, folder, args.keep)
             record = {"name": run.name, "row": run.row, "data": run.data, "seed": run.seed}
             record |= train(place, args.threads)

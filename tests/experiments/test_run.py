@@ -128,6 +128,15 @@ def test_a_new_out_keeps_the_checkpoints(case: Case, tmp_path: Path) -> None:
     assert case.result("dense@1")["test bits per symbol"] == 7.5
 
 
+def test_two_commands_do_not_share_a_folder(case: Case, capsys) -> None:
+    (case.keep / "dense@1").mkdir(parents=True)
+    with run.locked(case.keep / "dense@1"):
+        assert case("--keep", case.keep, "--only", "dense") == 1
+    assert "dense@1: another command is at work there" in capsys.readouterr().err
+    assert {p.stem for p in case.out.iterdir()} == {"dense@2"}
+    assert case("--keep", case.keep, "--only", "dense") == 0
+
+
 @pytest.mark.parametrize("mark", [None, "other options", "other data"])
 def test_folders_of_others_are_refused(case: Case, capsys, mark: str | None) -> None:
     folder = case.keep / "dense@1"
