@@ -52,7 +52,8 @@ def _parser() -> Parser:
     about = "tokens that are near: the window of all heads (default: 128)"
     add("--near-window", **whole, default=128, help=about)
     about = (
-        "W, tokens of clusters that heads see beyond that, an encoder's either way (default: 64)"
+        "W, tokens of their clusters that heads see beyond the near window; of an encoder, on "
+        "either side (default: 64)"
     )
     add("--far-window", **whole, default=64, help=about)
     about = "of heads that cluster (default: positions / --far-window)"
