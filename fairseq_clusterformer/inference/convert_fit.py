@@ -235,12 +235,13 @@ def fit(
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
     router, batch = pupil.router, reading.batch
     x = _routed(router, reading)
-    q, k = (
+    routed = (
         projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
         for projection in (router.query_proj, router.key_proj)
     )
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
-    shares = router.shares(of_places(q, drawn[1]), k, batch.padding_mask)
+    of_queries, of_keys = routed
+    shares = router.shares(of_places(of_queries, drawn[1]), of_keys, batch.padding_mask)
     scouts = Scouts(*drawn, *shares)
     layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))

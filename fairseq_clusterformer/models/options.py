@@ -258,16 +258,7 @@ def attention_plan(
         kinds = [kinds[number] for number in kept]
         setattr(args, spec, ",".join("+".join(h.written for h in layer) for layer in kinds))
         setattr(args, f"{side}_layers", len(kinds))
-    if args.attention_kernel not in ("auto", *IMPLEMENTATIONS):
-        raise ValueError(
-            f"--attention-kernel is {args.attention_kernel}; allowed: auto, "
-            f"{', '.join(IMPLEMENTATIONS)}"
-        )
-    if args.attention_kernel == "triton" and find_spec("triton") is None:
-        raise ValueError(
-            "--attention-kernel is triton: triton is not installed; allowed: auto, "
-            f"{', '.join(name for name in IMPLEMENTATIONS if name != 'triton')}"
-        )
+    _check_kernel(args.attention_kernel)
     if args.short_convolution < 0:
         raise ValueError(
             f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
@@ -289,6 +280,15 @@ def attention_plan(
         copying_start=args.copying_start and side == "decoder",
         kernel=args.attention_kernel,
     )
+
+
+def _check_kernel(name: str) -> None:
+    """Raises ValueError: there is no such kernel, or not its library."""
+    missing = [] if find_spec("triton") else ["triton"]
+    allowed = ["auto", *(kernel for kernel in IMPLEMENTATIONS if kernel not in missing)]
+    if name not in allowed:
+        problem = ": triton is not installed" if name in missing else ""
+        raise ValueError(f"--attention-kernel is {name}{problem}; allowed: {', '.join(allowed)}")
 
 
 def check_rule(args: Namespace, side: str, option: str) -> str:

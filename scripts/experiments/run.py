@@ -161,11 +161,12 @@ def locked(folder: Path) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            allowed, problem = "one command at a time", "another command is at work there"
+            raise bad_option("--keep", folder, allowed, problem) from None
         yield
-    except BlockingIOError:
-        problem = "another command is at work there"
-        raise bad_option("--keep", folder, "a folder of one command at a time", problem) from None
     finally:
         os.close(descriptor)
 
@@ -175,9 +176,8 @@ def perform(run: Run, grid: dict, args: Namespace) -> str:
     task = TASKS[grid["score"]]
     print(f"{run.name}: training", flush=True)
     try:
-        with ExitStack() as stack:
-            folder = args.keep and args.keep / run.name
-            folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+            folder = args.keep / run.name if args.keep else Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder))
             place = Place(run, grid, args.data, folder, args.keep)
