@@ -31,6 +31,7 @@ def option(
     *,
     flag: str | None = None,
     at_least: float | None = None,
+    at_most: float | None = None,
     above: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
@@ -42,11 +43,12 @@ def option(
         help: one line for the command line.
         flag: what the option is called where options of all kinds stand side by side, in the form
             of a Python name; None: as in the dataclass.
-        at_least, above, below: limits of a number; None as a value is not held to them.
+        at_least, at_most, above, below: limits of a number; None as a value is not held to them.
         choices: allowed values.
     """
-    limits = {"at_least": at_least, "above": above, "below": below, "choices": choices}
-    return field(default=default, metadata={"help": help, "flag": flag, **limits})
+    limits = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
+    metadata = {"help": help, "flag": flag, "choices": choices, **limits}
+    return field(default=default, metadata=metadata)
 
 
 def flag_of(option: Field) -> str:
@@ -135,6 +137,8 @@ def _allowed(limits: Mapping[str, Any]) -> str:
         parts.append(f"{limits['at_least']} or more")
     if limits.get("above") is not None:
         parts.append(f"above {limits['above']}")
+    if limits.get("at_most") is not None:
+        parts.append(f"up to {limits['at_most']}")
     if limits.get("below") is not None:
         parts.append(f"below {limits['below']}")
     return ", ".join(parts)
@@ -143,9 +147,11 @@ def _allowed(limits: Mapping[str, Any]) -> str:
 def _within(value: Any, limits: Mapping[str, Any]) -> bool:
     if limits["choices"]:
         return value in limits["choices"]
-    at_least, above, below = (limits[name] for name in ("at_least", "above", "below"))
+    names = ("at_least", "at_most", "above", "below")
+    at_least, at_most, above, below = (limits[name] for name in names)
     return (
         (at_least is None or value >= at_least)
+        and (at_most is None or value <= at_most)
         and (above is None or value > above)
         and (below is None or value < below)
     )

@@ -63,19 +63,22 @@ class Gain(NamedTuple):
 
 
 def draw_scouts(
-    number: int, heads: int, x: Tensor, padding_mask: Tensor | None
+    number: int, heads: int, x: Tensor, padding_mask: Tensor | None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """That many real tokens of each row and head, or all if there are fewer, drawn by torch's
     generator of the device: an activation checkpoint draws the same.
 
     Args:
         x: [B, N, ...], for its length and device.
+        share: the most scouts of a row, as a share of its real tokens; one at least.
 
     Returns:
         ``queries`` and ``places`` of :class:`Scouts`.
     """
     batch, length = x.shape[:2]
-    if padding_mask is None and number >= length:
+    if padding_mask is None:
+        number = min(number, max(1, int(share * length)))
+    if padding_mask is None and number == length:
         everyone = torch.ones(batch, heads, length, dtype=torch.bool, device=x.device)
         return everyone, torch.arange(length, device=x.device).expand(batch, heads, -1)
     order = torch.rand(batch, heads, length, device=x.device)
@@ -83,8 +86,12 @@ def draw_scouts(
         order = order.masked_fill(padding_mask.unsqueeze(1), 2.0)
     chosen = order.topk(min(number, length), largest=False).indices
     scouts = torch.zeros(batch, heads, length, dtype=torch.bool, device=x.device)
-    scouts.scatter_(-1, chosen, True)
-    return scouts if padding_mask is None else scouts & ~padding_mask.unsqueeze(1), chosen
+    if padding_mask is None:
+        return scouts.scatter_(-1, chosen, True), chosen
+    real = (~padding_mask).sum(-1)  # which are drawn first
+    most = (share * real.double()).long().clamp(min=1).minimum(real)
+    within = torch.arange(chosen.size(-1), device=x.device) < most[:, None, None]
+    return scouts.scatter_(-1, chosen, within.expand_as(chosen)), chosen
 
 
 def of_places(x: Tensor, places: Tensor) -> Tensor:

@@ -35,6 +35,12 @@ class TaughtOptions(FuzzyOptions):
     scouts: int = option(
         64, "queries of each row and taught head that see every key in training", at_least=0
     )
+    scout_share: float = option(
+        1.0,
+        "the most scouts of a row, as a share of its tokens",
+        above=0.0,
+        at_most=1.0,
+    )
     dense_updates: int = option(
         0, "updates in which all queries of taught heads are scouts", at_least=0
     )
@@ -198,12 +204,13 @@ class Taught(Kind):
     def _scouts(
         self, tokens: Tokens, q: Tensor, k: Tensor, log_held: Tensor | None
     ) -> Scouts | None:
-        number = self.options.scouts
+        number, share = self.options.scouts, self.options.scout_share
         if self.begins:
-            number = tokens.x.size(1)
+            number, share = tokens.x.size(1), 1.0
         if number == 0:
             return None
-        drawn = draw_scouts(number, self.shape.num_heads, tokens.x, tokens.padding_mask)
+        heads, mask = self.shape.num_heads, tokens.padding_mask
+        drawn = draw_scouts(number, heads, tokens.x, mask, share)
         of_scouts = of_places(q, drawn[1])
         of_queries, of_keys = self.shares(of_scouts, k, tokens.padding_mask, log_held)
         if log_held is not None:
