@@ -115,6 +115,7 @@ def test_a_bad_spec_is_named(spec, message):
         ("gated", {"similarity": "l2"}, "similarity is l2; allowed: dot, scaled-dot, cosine"),
         ("gated", {"temperature": 0.0}, "temperature is 0.0; allowed: above 0"),
         ("gated", {"exploration": 1.0}, "exploration is 1.0; allowed: 0 or more, below 1"),
+        ("taught", {"scout_share": 1.1}, "scout_share is 1.1; allowed: above 0.0, up to 1.0"),
         ("gated", {"exploration": -0.1}, "exploration is -0.1; allowed: 0 or more, below 1"),
         ("neural", {"normalizer": "no"}, "normalizer is no; allowed: average, running"),
         ("lsh", {"hash_rounds": 0}, "rounds is 0; allowed: 1 or more"),
@@ -178,6 +179,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
         "taught": fuzzy
         | {
             "scouts",
+            "scout_share",
             "dense_updates",
             "probes",
             "summaries",

@@ -160,6 +160,27 @@ def test_scouts_are_real_tokens_drawn_anew():
     assert torch.equal(found, first)
 
 
+def test_a_row_has_at_most_its_share_of_scouts():
+    x, mask = torch.zeros(3, N, D), torch.zeros(3, N, dtype=torch.bool)
+    mask[0, 5:], mask[2] = True, True
+    for padding_mask, expected in ((None, [N // 4] * 3), (mask, [1, N // 4, 0])):
+        queries, places = draw_scouts(8, H, x, padding_mask, 0.25)
+        assert queries.sum(-1).tolist() == [[n] * H for n in expected]
+        found = queries.gather(-1, places).sum(-1)
+        assert torch.equal(found, queries.sum(-1))  # all are among the places
+    assert draw_scouts(2, H, x, mask, 0.9)[0].sum(-1).tolist() == [[2] * H, [2] * H, [0] * H]
+
+
+def test_the_share_of_scouts_holds_in_a_layer():
+    module = layer(f"taught(window=2,clusters={K},scouts={N},scout_share=0.25)").train()
+    (seen,) = tokens_seen(module, torch.randn(B, N, D).double()).values()
+    dense = seen.sum(-1) == torch.arange(N) + 1
+    assert dense[..., 2:].sum(-1).max() <= N // 4
+    module = layer(f"taught(window=2,clusters={K},scout_share=0.25,dense_updates=1)").train()
+    (seen,) = tokens_seen(module, torch.randn(B, N, D).double()).values()
+    assert (seen.sum(-1) == torch.arange(N) + 1).all()
+
+
 @pytest.mark.parametrize("more", ["", ",routes_by=heads", ",routes_by=heads,drop_keys=0.5"])
 def test_the_task_teaches_no_router_and_the_router_nothing_else(more):
     module = layer(f"taught(window=3,clusters={K},scouts=6{more})").train()
