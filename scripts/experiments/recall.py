@@ -71,8 +71,7 @@ NAMES, DIGITS, ENTRY = 64, 10, 6  # of a phone book
 class Setting:
     """What differs between runs: the options of the command. ``pairs`` lie before ``pairs_end``;
     there are ``symbols`` different keys, as many values, and as many noise tokens. Each batch to
-    learn from has rows halved so many times as is drawn, up to ``halvings``, and as many more.
-    With ``lr_decay`` the learning rate falls linearly, towards 0 after the last update."""
+    learn from has rows halved so many times as is drawn, up to ``halvings``, and as many more."""
 
     kind: str
     task: str = "recall"
@@ -89,7 +88,6 @@ class Setting:
     loss_weight: float = 0.1
     short_convolution: int = 0
     copying_start: bool = False
-    lr_decay: bool = False
     batch: int = 32
     halvings: int = 0
     steps: int = 2000
@@ -336,9 +334,8 @@ def train(setting: Setting) -> dict:
     curve, begin = [], time.perf_counter()
     about = f"{setting.kind}, seed {setting.seed}"
     for step in (progress := tqdm(range(1, setting.steps + 1), desc=about, mininterval=1)):
-        left = 1 - step / (setting.steps + 1) if setting.lr_decay else 1.0
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP) * left
+            group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
         rows = training_rows(setting, rows_drawn)
         logits, reports = model(rows.tokens, rows.queries_at)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())

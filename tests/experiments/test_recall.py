@@ -211,22 +211,6 @@ def test_halved_rows_have_as_many_tokens_and_queries(task):
     assert found == {(4, 96, 4, 8), (8, 48, 8, 4), (16, 24, 16, 2)}
 
 
-@pytest.mark.parametrize("decay", [False, True])
-def test_the_learning_rate_falls_to_the_end(task, monkeypatch, decay):
-    rates, step = [], torch.optim.Adam.step
-
-    def spy(self, *args, **kwargs):
-        rates.append(self.param_groups[0]["lr"])
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", spy)
-    monkeypatch.setattr(task, "WARMUP", 2)
-    monkeypatch.setattr(task, "evaluate", lambda _: {"accuracy": 0.0})
-    task.train(task.Setting("near", steps=4, lr_decay=decay))
-    expected = [0.5 * 0.8, 0.6, 0.4, 0.2] if decay else [0.5, 1, 1, 1]
-    assert rates == pytest.approx([task.LEARNING_RATE * share for share in expected])
-
-
 def test_without_halving_nothing_more_is_drawn(task):
     setting = task.Setting("near")
     rows = task.training_rows(setting, torch.Generator().manual_seed(5))
