@@ -161,6 +161,8 @@ def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
 
     if ranking.verdict:
         print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
+    if sum(found.probability for found in ranking.answers) > 1.001:
+        print('Each probability is against "no answer" alone, and says nothing of the others:')
     for place, found in enumerate(ranking.answers, 1):
         before, text, behind = found.around()
         print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")

@@ -80,22 +80,33 @@ def _imported(folder: str) -> str:
     return folder
 
 
-def claim(folder: Path, names: Sequence[str]) -> None:
-    """Make the folder of ``--out``, and mark it as one that this program writes to.
+def check_claim(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a folder of ``--out`` that must not be written to.
 
     Raises:
         UserError: if it is no folder, or holds a file of one of the `names` and no mark.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        raise bad_option("--out", folder, "a folder to write to", "it is a file") from None
+    if folder.exists() and not folder.is_dir():
+        raise bad_option("--out", folder, "a folder to write to", "it is a file")
     if (folder / MARK).exists():
         return
     if there := [name for name in names if (folder / name).exists()]:
         allowed = "a folder without this file, or one that clusterformer has written to"
         raise bad_option("--out", folder, allowed, f"it holds a {there[0]} of somebody else's")
-    (folder / MARK).touch()
+
+
+def claim(folder: Path, names: Sequence[str]) -> None:
+    """Make the folder of ``--out``, and mark it as one that this program writes to.
+
+    Raises:
+        UserError: as `check_claim` does, and where no folder can be made.
+    """
+    check_claim(folder, names)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+    except OSError as error:
+        raise bad_option("--out", folder, "a folder to write to", error.strerror) from None
 
 
 def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iterator[str]:

@@ -19,7 +19,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, claim
+from fairseq_clusterformer.cli.common import Parser, add_places, check_claim, claim
 from fairseq_clusterformer.errors import bad_option, write_aside
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     args = _arguments(arguments)
     names = ("clusters.png", "clusters.html") if args.centroids is None else ("centroids.png",)
-    claim(args.out, names)
+    check_claim(args.out, names)
     from fairseq_clusterformer.visual.figure import save
 
     if args.centroids is None:
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
         (figure, number), page = draw_centroids(args.centroids), None
         picture, what = args.out / "centroids.png", f"{number} centroids"
+    claim(args.out, names)
     try:
         save(figure, picture)
         if page is not None:

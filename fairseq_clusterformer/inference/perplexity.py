@@ -34,9 +34,12 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
         UserError: if there is no such split, or nothing in it.
     """
     if not (loaded.folder / f"{split}.idx").is_file():
-        raise bad_option(
-            "--data", loaded.folder, f"a prepared folder with {split}.idx, or --text FILE"
-        )
+        there = sorted(path.stem for path in loaded.folder.glob("*.idx"))
+        if not there:
+            raise bad_option(
+                "--data", loaded.folder, "a prepared folder, or --text FILE", "it has no split"
+            )
+        raise bad_option("--gen-subset", split, ", ".join(there), f"not in {loaded.folder}")
     loaded.task.load_dataset(split)
     dataset = loaded.task.dataset(split)
     if not len(dataset):

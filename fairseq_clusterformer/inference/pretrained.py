@@ -11,6 +11,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import Loaded, load_checkpoint
 
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "keyphrases", "encode")
 
 
@@ -24,7 +25,7 @@ class Pretrained:
     Args:
         loaded: by `load_checkpoint`.
         device: None: a GPU if there is one.
-        dtype: of the parameters; None: float32.
+        dtype: of the parameters, or its name; None: float32.
 
     Attributes:
         kind: what it is, for people.
@@ -39,11 +40,11 @@ class Pretrained:
         loaded: Loaded,
         *,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> None:
         self.loaded = loaded
         self.device = device_of(device)
-        self.model = loaded.model.to(self.device, dtype)
+        self.model = loaded.model.to(self.device, dtype_of(dtype))
 
     def __getattr__(self, name: str):
         if name not in ABILITIES:
@@ -95,11 +96,26 @@ def device_of(device: torch.device | str | None) -> torch.device:
     return found
 
 
+def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type of floating-point numbers, by its name too.
+
+    Raises:
+        UserError: anything else.
+    """
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is None and dtype is None:
+        return None
+    if not isinstance(found, torch.dtype) or found not in FLOATS:
+        allowed = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
+        raise bad_option("dtype", dtype, allowed)
+    return found
+
+
 def load(
     path: Path | str,
     *,
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     data: Path | str | None = None,
 ) -> Pretrained:
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""

@@ -34,9 +34,10 @@ def draw_centroids(clusters: Path) -> tuple[Figure, int]:
     if side * side != width:
         allowed = "centroids of square images, such as 28 x 28"
         raise bad_option("--centroids", clusters, allowed, f"they have {width} values each")
-    rows = math.ceil(num_clusters / COLUMNS)
-    figure = Figure(figsize=(COLUMNS * INCH, rows * INCH))
-    grid = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    columns = min(COLUMNS, num_clusters)
+    rows = math.ceil(num_clusters / columns)
+    figure = Figure(figsize=(columns * INCH, rows * INCH))
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid:
         axes.axis("off")
     for axes, image in zip(grid, centroids.unflatten(1, (side, side)), strict=False):

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.cli.common import Parser, add_places, claim, read_lines
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_places,
+    check_claim,
+    claim,
+    read_lines,
+)
 from fairseq_clusterformer.errors import UserError
 
 
@@ -29,6 +35,13 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
         claim(tmp_path / "file", ["scores.json"])
+    with pytest.raises(UserError, match="--out is .*file/out: .*; allowed: a folder"):
+        claim(tmp_path / "file" / "out", ["scores.json"])
+
+
+def test_a_check_leaves_nothing(tmp_path: Path) -> None:
+    check_claim(tmp_path / "new", ["scores.json"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

@@ -193,6 +193,13 @@ def test_a_kind_of_ones_own_in_a_plug_in_of_ones_own(
         env=INSTALLED,
     )
     assert "Perplexity: " in run.stdout
+    (tmp_path / "passage").write_text("The cat sat on the mat.")
+    run_cli(
+        *("clusterformer", "draw", "--user-dir", plugin, "--out", tmp_path / "drawn"),
+        *("--checkpoint", saved / "checkpoint_last.pt", "--text", tmp_path / "passage"),
+        env=INSTALLED,
+    )
+    assert (tmp_path / "drawn" / "clusters.png").exists()
     words = [*line.split(), "--signs", 0, "--save-dir", tmp_path / "none"]
     run = run_cli("fairseq-train", byte_data, *words, user_dir=plugin, env=INSTALLED, check=False)
     assert run.stdout.splitlines()[-1] == "ValueError: --signs is 0; allowed: 1 or more"

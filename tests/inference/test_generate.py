@@ -43,6 +43,15 @@ def test_the_likeliest_are_those_of_a_pass_over_each_prefix(
     assert text == "The with" + model.coding.decode(wanted, int(given[-1]))
 
 
+def test_numbers_of_another_type_by_name(checkpoint: Path) -> None:
+    for dtype in ("bfloat16", torch.bfloat16):
+        model = fairseq_clusterformer.load(checkpoint, device="cpu", dtype=dtype)
+        assert {each.dtype for each in model.model.parameters()} == {torch.bfloat16}
+    for dtype in ("float99", "int64", torch.int64, "nn", 16):
+        with pytest.raises(UserError, match=f"^dtype is {dtype}; allowed: float64, float32, bf"):
+            fairseq_clusterformer.load(checkpoint, device="cpu", dtype=dtype)
+
+
 def test_a_prompt_is_read_at_once(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its tokens one by one, which a decoder that does not say so gets."""
     calls = []

@@ -62,6 +62,12 @@ def test_a_reader_reads(tmp_path, capsys) -> None:
     asked = ["answer", "--document", str(tmp_path), "--cpu", "--question"]
     assert run(*asked, "Where was Marie Curie born?") == 0
     assert "[Warsaw]" in capsys.readouterr().out
+    (tmp_path / "ulm.txt").write_text("Ulm lies on the Danube.")
+    assert (
+        run("answer", "--document", tmp_path / "ulm.txt", "--cpu", *asked[-1:], "Where is Ulm?")
+        == 0
+    )
+    assert 'against "no answer" alone' in capsys.readouterr().out
     reader = fairseq_clusterformer.load("bidaf-en", device="cpu")
     assert reader.answer("What did she discover?", text)[0].text == "polonium"
 
@@ -72,6 +78,7 @@ def test_draw_says_which_readers_cluster(tmp_path, capsys) -> None:
     assert run(*line, "--question", "Where is Ulm?", "--out", str(tmp_path / "drawn")) == 1
     said = capsys.readouterr().err
     assert "is a BidafReader; allowed: a language model, or a reader of the architecture" in said
+    assert not (tmp_path / "drawn").exists()
 
 
 def test_a_writer_of_code_knows_code(capsys) -> None:

@@ -28,6 +28,8 @@ def test_every_centroid_is_in_its_place(tmp_path):
         assert len(rows)
         assert (int(rows.mean() / 20), int(columns.mean() / 20)) == divmod(k, 4)
     assert not list(tmp_path.glob("out/*.partial"))
+    assert picture(tmp_path, torch.eye(3, 16)) == 0  # a few fill the picture
+    assert matplotlib.image.imread(tmp_path / "out" / "centroids.png").shape[:2] == (80, 240)
 
 
 @pytest.mark.parametrize("in_npz", [True, False])
