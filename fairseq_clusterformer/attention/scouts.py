@@ -36,7 +36,7 @@ class Scouts(NamedTuple):
 
     Attributes:
         queries: those that see every key, bool [B, H, N].
-        places: which those are, int64 [B, H, S]; in a row of fewer, also some that are padding.
+        places: which those are, int64 [B, H, S]; in a row of fewer, some others too.
         query_shares: p(c) of each [B, H, S, K], at least float32, differentiable.
         key_shares: p(c) of each key [B, H, N, K], likewise, times the probability that a cluster
             holds it.
@@ -65,8 +65,8 @@ class Gain(NamedTuple):
 def draw_scouts(
     number: int, heads: int, x: Tensor, padding_mask: Tensor | None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """That many real tokens of each row and head, or all if there are fewer, drawn by torch's
-    generator of the device: an activation checkpoint draws the same.
+    """That many real tokens of each row and head, or as many as there are or `share` allows,
+    drawn by torch's generator of the device: an activation checkpoint draws the same.
 
     Args:
         x: [B, N, ...], for its length and device.
@@ -76,15 +76,14 @@ def draw_scouts(
         ``queries`` and ``places`` of :class:`Scouts`.
     """
     batch, length = x.shape[:2]
-    if padding_mask is None:
-        number = min(number, max(1, int(share * length)))
+    number = min(number, max(1, int(share * length)))
     if padding_mask is None and number == length:
         everyone = torch.ones(batch, heads, length, dtype=torch.bool, device=x.device)
         return everyone, torch.arange(length, device=x.device).expand(batch, heads, -1)
     order = torch.rand(batch, heads, length, device=x.device)
     if padding_mask is not None:
         order = order.masked_fill(padding_mask.unsqueeze(1), 2.0)
-    chosen = order.topk(min(number, length), largest=False).indices
+    chosen = order.topk(number, largest=False).indices
     scouts = torch.zeros(batch, heads, length, dtype=torch.bool, device=x.device)
     if padding_mask is None:
         return scouts.scatter_(-1, chosen, True), chosen

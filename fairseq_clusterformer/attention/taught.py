@@ -37,7 +37,8 @@ class TaughtOptions(FuzzyOptions):
     )
     scout_share: float = option(
         1.0,
-        "the most scouts of a row, as a share of its tokens",
+        "scouts of a row are at most this share of its tokens, but one at least; not in dense "
+        "updates",
         above=0.0,
         at_most=1.0,
     )

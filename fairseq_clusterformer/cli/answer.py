@@ -161,8 +161,6 @@ def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
 
     if ranking.verdict:
         print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
-    if sum(found.probability for found in ranking.answers) > 1.001:
-        print('Each probability is against "no answer" alone, and says nothing of the others:')
     for place, found in enumerate(ranking.answers, 1):
         before, text, behind = found.around()
         print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")
@@ -172,6 +170,8 @@ def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
         print(f"\n   {before}[{text}]{behind}" if before or behind else "")
         for sentence, probability in found.supporting:
             print(f"   supported by ({probability:.3f}): {sentence}")
+    if ranking.note:
+        print(ranking.note)
     sys.stdout.flush()
     if html:
         from fairseq_clusterformer.visual.pages import answer_page

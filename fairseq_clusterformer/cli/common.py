@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 import sys
 import time
@@ -86,11 +87,19 @@ def check_claim(folder: Path, names: Sequence[str]) -> None:
     Raises:
         UserError: if it is no folder, or holds a file of one of the `names` and no mark.
     """
-    if folder.exists() and not folder.is_dir():
-        raise bad_option("--out", folder, "a folder to write to", "it is a file")
-    if (folder / MARK).exists():
-        return
-    if there := [name for name in names if (folder / name).exists()]:
+    allowed = "a folder to write to"
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise bad_option("--out", folder, allowed, "it is a file")
+        nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise bad_option("--out", folder, allowed, f"{nearest} cannot be written to")
+        if (folder / MARK).exists():
+            return
+        there = [name for name in names if (folder / name).exists()]
+    except OSError as error:
+        raise bad_option("--out", folder, allowed, error.strerror) from None
+    if there:
         allowed = "a folder without this file, or one that clusterformer has written to"
         raise bad_option("--out", folder, allowed, f"it holds a {there[0]} of somebody else's")
 
@@ -104,7 +113,8 @@ def claim(folder: Path, names: Sequence[str]) -> None:
     check_claim(folder, names)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK).touch()
+        if not (folder / MARK).exists():
+            (folder / MARK).touch()
     except OSError as error:
         raise bad_option("--out", folder, "a folder to write to", error.strerror) from None
 

@@ -154,11 +154,13 @@ class Ranking(NamedTuple):
         answers: best first.
         no_answer: the probability that there is none in any of the documents.
         least: the margin that the best answer must have over "no answer", in nats.
+        by_margin: the probabilities are no shares of 1; see `ranked`.
     """
 
     answers: list[FoundAnswer]
     no_answer: float
     least: float = 0.0
+    by_margin: bool = False
 
     @property
     def is_answered(self) -> bool:
@@ -174,6 +176,12 @@ class Ranking(NamedTuple):
             return f"Most likely, no answer here ({confidence(self.no_answer)})."
         best = self.answers[0].margin
         return f"No answer here: the best margin is {best:.2f}, and above {self.least:g} counts."
+
+    @property
+    def note(self) -> str:
+        """One sentence about probabilities that may all be near 1; "" if they are shares."""
+        several = self.by_margin and len(self.answers) > 1
+        return 'Each probability is against "no answer" alone.' if several else ""
 
 
 def confidence(probability: float) -> str:
@@ -217,7 +225,7 @@ def ranked(reads: Sequence[SectionRead], top: int, least: float = 0.0) -> Rankin
     for answer in found:
         if len(kept) < top and not any(map(answer.overlaps, kept)):
             kept.append(answer)
-    return Ranking(kept, none, least)
+    return Ranking(kept, none, least, by_margin)
 
 
 def _by_margin(reads: Sequence[SectionRead]) -> tuple[list[FoundAnswer], float]:

@@ -49,7 +49,7 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
 
 
 def training_items(loaded: Loaded) -> Iterator[Tensor]:
-    """Yield the training split of the data folder, block by block."""
+    """Yield the training split of the data folder, which must be there, block by block."""
     return (target for _, target in split_blocks(loaded, "train"))
 
 

@@ -102,9 +102,11 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     Raises:
         UserError: anything else.
     """
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found is None and dtype is None:
+    if dtype is None:
         return None
+    found = dtype
+    if isinstance(dtype, str):
+        found = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or found not in FLOATS:
         allowed = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
         raise bad_option("dtype", dtype, allowed)

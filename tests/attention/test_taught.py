@@ -168,14 +168,18 @@ def test_a_row_has_at_most_its_share_of_scouts():
         assert queries.sum(-1).tolist() == [[n] * H for n in expected]
         found = queries.gather(-1, places).sum(-1)
         assert torch.equal(found, queries.sum(-1))  # all are among the places
+    few = torch.zeros(3, 3, dtype=torch.bool)
+    few[0, 1:] = True
+    for padding_mask in (None, few):  # one at least
+        assert (draw_scouts(8, H, x[:, :3], padding_mask, 0.25)[0].sum(-1) == 1).all()
     assert draw_scouts(2, H, x, mask, 0.9)[0].sum(-1).tolist() == [[2] * H, [2] * H, [0] * H]
 
 
 def test_the_share_of_scouts_holds_in_a_layer():
     module = layer(f"taught(window=2,clusters={K},scouts={N},scout_share=0.25)").train()
     (seen,) = tokens_seen(module, torch.randn(B, N, D).double()).values()
-    dense = seen.sum(-1) == torch.arange(N) + 1
-    assert dense[..., 2:].sum(-1).max() <= N // 4
+    dense = (seen.sum(-1) == torch.arange(N) + 1)[..., 2:].sum(-1)
+    assert 0 < dense.max() <= N // 4
     module = layer(f"taught(window=2,clusters={K},scout_share=0.25,dense_updates=1)").train()
     (seen,) = tokens_seen(module, torch.randn(B, N, D).double()).values()
     assert (seen.sum(-1) == torch.arange(N) + 1).all()

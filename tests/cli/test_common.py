@@ -39,6 +39,14 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         claim(tmp_path / "file" / "out", ["scores.json"])
 
 
+def test_where_nothing_can_be_made(tmp_path: Path) -> None:
+    """Before anything is computed."""
+    (tmp_path / "file").write_text("mine")
+    for place, said in (("file/out", "file cannot be written to"), (300 * "x", "name too long")):
+        with pytest.raises(UserError, match=f"(?i)--out is .*{said}; allowed: a folder to write"):
+            check_claim(tmp_path / place, ["scores.json"])
+
+
 def test_a_check_leaves_nothing(tmp_path: Path) -> None:
     check_claim(tmp_path / "new", ["scores.json"])
     assert not list(tmp_path.iterdir())

@@ -175,6 +175,7 @@ def test_files_of_every_kind_are_ranked_together(
     out = capsys.readouterr().out
     assert out.startswith("1. Ida\n")
     assert out.count("   probability ") == 6
+    assert "alone" not in out
 
 
 def section_read(

@@ -44,7 +44,7 @@ def test_the_likeliest_are_those_of_a_pass_over_each_prefix(
 
 
 def test_numbers_of_another_type_by_name(checkpoint: Path) -> None:
-    for dtype in ("bfloat16", torch.bfloat16):
+    for dtype in ("bfloat16", "torch.bfloat16", torch.bfloat16):
         model = fairseq_clusterformer.load(checkpoint, device="cpu", dtype=dtype)
         assert {each.dtype for each in model.model.parameters()} == {torch.bfloat16}
     for dtype in ("float99", "int64", torch.int64, "nn", 16):

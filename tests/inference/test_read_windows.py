@@ -173,7 +173,10 @@ class TestWindows:
         text = long_text("Mary-Ann", place, 80 - place)
         sections = reader.sections(text_source(text, "x"), 60)
         assert len(sections) > 10
-        (best, *others), _, _ = ranking = reader.ask(ASKED, sections, 3)
+        ranking = reader.ask(ASKED, sections, 3)
+        best, *others = ranking.answers
+        assert others
+        assert ranking.note == 'Each probability is against "no answer" alone.'
         assert (best.text, best.paragraph) == ("Mary-Ann", place)
         assert ranking.is_answered
         assert all(best.margin > other.margin for other in others)

@@ -14,7 +14,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import FRACTION, NUMBER, PATH, Parser, add_model, claim
+from fairseq_clusterformer.cli.common import (
+    FRACTION,
+    NUMBER,
+    PATH,
+    Parser,
+    add_model,
+    check_claim,
+    claim,
+)
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 RECORD = "prepared.json"
@@ -44,6 +52,10 @@ def _corpus(folder: Path) -> str:
         raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None
 
 
+#: files in the folder of --out
+WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Score a reader; returns the exit status.
 
@@ -63,10 +75,11 @@ def main(arguments: Sequence[str]) -> int:
     if missing := [path for path in args.gold if not path.is_file()]:
         raise bad_option("--gold", missing[0], "files of the split", "no such file")
     if args.out:
-        claim(args.out, ("predictions.json", "scores.json", "no_answer.json"))
+        check_claim(args.out, WRITTEN)
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
     scores = score(found, gold=args.gold, no_answer_threshold=args.no_answer_threshold)
     if args.out:
+        claim(args.out, WRITTEN)
         for name, content in {**found.files(), "scores.json": scores}.items():
             write_aside(args.out / name, json.dumps(content, ensure_ascii=False) + "\n")
     for name, value in scores.items():

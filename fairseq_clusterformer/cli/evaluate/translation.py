@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, claim, read_lines, whole_number
+from fairseq_clusterformer.cli.common import Parser, check_claim, claim, read_lines, whole_number
 from fairseq_clusterformer.cli.translate import add_translator, load_translator
 from fairseq_clusterformer.errors import bad_option, write_aside
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     source, target, text = translator.source, translator.target, translator.text
     references, raw = _raw_references(translator, args)
     if args.out is not None:
-        claim(args.out, [f"{args.split}.{target}"])
+        check_claim(args.out, [f"{args.split}.{target}"])
     sizes = {"batch_size": args.batch_size, "max_tokens": args.max_tokens}
     found, right = translator.of_split(args.split, beam=args.beam, lenpen=args.lenpen, **sizes)
     if raw is not None and len(raw) != len(found):
@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         raise bad_option("--reference", references, allowed, f"it has {len(raw)} lines")
     rows = score(found, right, text, target, raw, args.compound_split, args.bootstrap)
     if args.out is not None:
+        claim(args.out, [f"{args.split}.{target}"])
         lines = "".join(f"{text.decode(line, target)}\n" for line in found)
         write_aside(args.out / f"{args.split}.{target}", lines)
     if args.json is not None:
