@@ -124,8 +124,8 @@ class Desk:
         """Answer a question.
 
         Returns:
-            ``verdict``, a sentence if there is no answer, else ""; ``answers``, of which each
-            has the fields of `Shown`; ``read`` windows ``of`` all.
+            ``verdict``, a sentence if there is no answer, else ""; ``note``, as of `Ranking`;
+            ``answers``, of which each has the fields of `Shown`; ``read`` windows ``of`` all.
 
         Raises:
             UserError: if there is no document, or the question cannot be asked.
@@ -140,6 +140,7 @@ class Desk:
         answers = [asdict(_shown(found, ranking)) for found in ranking.answers]
         return {
             "verdict": ranking.verdict,
+            "note": ranking.note,
             "answers": answers,
             "read": read,
             "of": len(sections),

@@ -155,7 +155,8 @@ def test_mistakes(
     capsys: pytest.CaptureFixture,
 ) -> None:
     def error(*words: object) -> str:
-        return refused(capsys, *COMMAND, *words, "--json", tmp_path / "out.json")
+        written = ("--json", tmp_path / "out.json", "--out", tmp_path / "out")
+        return refused(capsys, *COMMAND, *words, *written)
 
     options = ["--checkpoint", translation_model, "--data", translation_data]
     (tmp_path / "short.en").write_text("one\ntwo\n")
@@ -168,6 +169,7 @@ def test_mistakes(
     line = error("--checkpoint", tmp_path / "x.pt", "--data", translation_data)
     assert f"--checkpoint is {tmp_path / 'x.pt'}: no such file" in line
     assert not (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_average_and_a_bundle_to_bleu(

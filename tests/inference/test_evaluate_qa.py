@@ -169,7 +169,8 @@ def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
 def test_mistakes(
     corpus: str, options: tuple, message: str, trained: tuple[Path, Path], tmp_path: Path, capsys
 ) -> None:
-    assert run(trained, corpus, *options) == 1
+    assert run(trained, corpus, *options, "--out", tmp_path / "out") == 1
+    assert not (tmp_path / "out").exists()
     told = capsys.readouterr().err.strip().splitlines()
     assert message in told[-1]
     assert "allowed" in told[-1] or "is no option" in told[-1] or "no such file" in told[-1]

@@ -74,6 +74,7 @@ class TestDocuments:
             assert best["margin"] > 0
             assert best["probability"] > 0.5
             assert len(found["answers"]) == 3
+            assert found["note"] == 'Each probability is against "no answer" alone.'
 
     def test_the_passage_around_an_answer(self, client: TestClient, monkeypatch) -> None:
         monkeypatch.setattr(desks, "AROUND", 30)

@@ -26,6 +26,8 @@ from fairseq_clusterformer.cli.common import (
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
 
 RECORD = "prepared.json"
+#: files in the folder of --out
+WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
 
 
 def _parser() -> Parser:
@@ -50,10 +52,6 @@ def _corpus(folder: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError) as error:
         allowed = "a folder that `clusterformer prepare qa` has made"
         raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None
-
-
-#: files in the folder of --out
-WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
 
 
 def main(arguments: Sequence[str]) -> int:
