@@ -114,14 +114,10 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
-    from fairseq_clusterformer.inference.convert import TASKS, check, convert
-    from fairseq_clusterformer.inference.convert_batches import (
-        batches_of_split,
-        batches_of_text,
-        length_of,
-    )
-    from fairseq_clusterformer.inference.convert_foreign import as_checkpoint
-    from fairseq_clusterformer.inference.convert_write import check_out, fine_tuning, write
+    from fairseq_clusterformer.conversion.convert import TASKS, check, convert
+    from fairseq_clusterformer.conversion.batches import batches_of_split, batches_of_text, length_of
+    from fairseq_clusterformer.conversion.foreign import as_checkpoint
+    from fairseq_clusterformer.conversion.write import check_out, fine_tuning, write
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     check_out(args.out, args.force)
@@ -156,9 +152,9 @@ def _plan(args: argparse.Namespace, loaded):
     Raises:
         UserError: an option of specs that are made, where all are given.
     """
-    from fairseq_clusterformer.inference.convert import Plan
-    from fairseq_clusterformer.inference.convert_heads import Wanted
-    from fairseq_clusterformer.models.convert import sides_of
+    from fairseq_clusterformer.conversion.convert import Plan
+    from fairseq_clusterformer.conversion.heads import Wanted
+    from fairseq_clusterformer.conversion.model import sides_of
 
     sides = sides_of(loaded.cfg.model._name)
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}

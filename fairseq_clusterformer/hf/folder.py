@@ -34,13 +34,13 @@ from fairseq_clusterformer.inference.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
-from fairseq_clusterformer.models.word_reader import WordReader
+from fairseq_clusterformer.readers.word_reader import WordReader
 from fairseq_clusterformer.text import TARGETS_OWN
 
 from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
-from .dense import is_dense, read_dense
+from fairseq_clusterformer.conversion.dense import is_dense, read_dense
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
 from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer

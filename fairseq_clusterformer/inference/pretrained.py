@@ -123,7 +123,7 @@ def load(
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
     from .classify import Classifier
     from .encoders import DocumentModel, MaskedLanguageModel
-    from .keyphrases import KeyphraseModel
+    from fairseq_clusterformer.etc.find_keyphrases import KeyphraseModel
     from .language_model import LanguageModel
     from .read import Reader
     from .translate import Translator

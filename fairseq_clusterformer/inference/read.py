@@ -25,9 +25,9 @@ from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.structure import Outline, batch_of_globals, global_tokens
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.models.etc_reader import ETCReader
+from fairseq_clusterformer.etc.reader import ETCReader
 from fairseq_clusterformer.models.stack import ClusteredStack
-from fairseq_clusterformer.models.word_reader import WordReader
+from fairseq_clusterformer.readers.word_reader import WordReader
 
 from ..answers import (
     Answers,

@@ -2,12 +2,7 @@
 
 from .. import compat, criterions, models  # noqa: F401  the last two register themselves
 from ..data import encoder  # noqa: F401
-from . import (  # noqa: F401
-    clusterformer_masked_lm,
-    clusterformer_qa,
-    clusterformer_sentence,
-    etc_keyphrases,
-    etc_masked_lm,
-)
+from . import (clusterformer_masked_lm, clusterformer_qa, clusterformer_sentence)
+from fairseq_clusterformer.etc import (keyphrases_task as etc_keyphrases, masked_lm_task as etc_masked_lm)
 
 compat.apply()

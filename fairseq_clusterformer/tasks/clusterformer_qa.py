@@ -16,8 +16,8 @@ from fairseq_clusterformer.data.questions import QuestionDataset
 from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.etc_reader import ETCReader
-from fairseq_clusterformer.models.word_reader import WordReader
+from fairseq_clusterformer.etc.reader import ETCReader
+from fairseq_clusterformer.readers.word_reader import WordReader
 
 from .own_models import OwnModels
 

@@ -19,7 +19,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 
-from fairseq_clusterformer.models.word_reader import WordReader
+from fairseq_clusterformer.readers.word_reader import WordReader
 from scripts.benchmarks import common
 
 WORDS = 50_265  # of RoBERTa; every fourth continues a word

@@ -18,7 +18,7 @@ from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.metrics import hotpotqa
-from fairseq_clusterformer.models.etc_reader import ETCReaderEncoder
+from fairseq_clusterformer.etc.reader import ETCReaderEncoder
 from tests.cli.in_process import HERE, Run, train, validate
 
 READER = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_clusterformer
-from fairseq_clusterformer.data.pages import PageData
+from fairseq_clusterformer.etc.pages import PageData
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import HERE, Run, train, validate
 from tests.corpora.commands import run

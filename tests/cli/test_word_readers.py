@@ -12,7 +12,7 @@ from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.inference.documents import text_source
-from fairseq_clusterformer.models.words import spelling_code
+from fairseq_clusterformer.readers.words import spelling_code
 from tests.cli.expected import assert_logged, last_line
 from tests.cli.in_process import assert_equal_states, load_model, load_state, train, validate
 from tests.cli.qa_data import WORDS

@@ -21,7 +21,7 @@ from fairseq_clusterformer.inference.retrieval import WordCounts
 from tests.cli.in_process import QUESTIONS, train
 from tests.cli.towns import COMMON, NAMES, TOWNS
 from tests.inference.commands import error, run, usage_error
-from tests.models.word_readers import CLOSE, make, ragged
+from tests.readers.word_readers import CLOSE, make, ragged
 
 FILLING = "old Otto rules. Ida rules."
 ASKED = "Who rules Bree?"

@@ -1,0 +1,173 @@
+"""Batches of a model's own data, or of raw text, for what looks at a model and does not train it.
+
+Shape letters: N tokens.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import tasks
+from torch import Tensor
+
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.questions import framed
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.text import TextPipeline
+
+from fairseq_clusterformer.inference.load import Loaded
+from fairseq_clusterformer.inference.perplexity import blocks_of, tokens_of
+
+Inputs = dict[str, Tensor]
+AT_ONCE = 2048  # tokens of a batch, or one text
+
+
+def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
+    """Tokens of the texts to read: what is wanted, or as trained up to ``most``; None for tasks
+    whose texts are as long as they are.
+
+    Raises:
+        UserError: less than 3, more than the model has positions, or a task without this option.
+    """
+    trained, option = loaded.cfg.task.get("tokens_per_sample"), "--tokens-per-sample"
+    if trained is None:
+        if wanted is not None:
+            allowed = f"none for a model of the task {loaded.cfg.task._name}"
+            raise bad_option(option, wanted, allowed)
+        return None
+    positions = loaded.model.max_positions()
+    if wanted is not None and not 3 <= wanted <= positions:  # one, and a symbol at either end
+        raise bad_option(option, wanted, f"3 to {positions}")
+    return wanted or min(trained, positions, most)
+
+
+def batches_of_split(
+    loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
+) -> list[Inputs]:
+    """What the model is given of a split, by its task, until there are so many tokens.
+
+    Args:
+        tokens: in all, padding included; fewer if the split has no more.
+        length: tokens of a text, see :func:`length_of`.
+        seed: of the order in which texts are drawn.
+
+    Raises:
+        UserError: no such split, or nothing in it.
+    """
+    allowed = "a prepared folder with this split (--gen-subset), or --text FILE"
+    section = copy.deepcopy(loaded.cfg.task)
+    if length is not None:
+        section.tokens_per_sample = length
+    task = tasks.setup_task(section, from_checkpoint=True)
+    try:
+        task.load_dataset(split)
+    except (FileNotFoundError, ValueError) as error:
+        problem = f"it has no split {split} ({str(error).splitlines()[0]})"
+        raise bad_option("--data", loaded.folder, allowed, problem) from None
+    dataset = task.dataset(split)
+    if not len(dataset):
+        raise bad_option("--gen-subset", split, "a split with text", "it is empty")
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = ((int(dataset.num_tokens(index)), index) for index in order)
+    return [
+        dataset.collater([dataset[i] for i in part])["net_input"] for part in _cut(rows, tokens)
+    ]
+
+
+def batches_of_text(
+    loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
+) -> list[Inputs]:
+    """Texts from their beginning, in rows of a length; of a translator, the lines of two files.
+
+    Raises:
+        UserError: a model that needs more than text, a text that is empty or no UTF-8, or other
+            files than a translator's two.
+    """
+    task = loaded.cfg.task._name
+    if task == "translation":
+        return _batches_of_pairs(loaded, files, tokens)
+    if length is None:
+        raise bad_option("--text", files[0], "--data", f"a model of the task {task} needs more")
+    coding = TextCoding.from_folder(loaded.folder)  # a masked language model's has a <mask> more
+    dictionary = coding.dictionary
+    rows: list[Tensor] = []
+    for file in files:
+        found = tokens_of(coding, file.read_bytes(), f"--text is {file}")
+        if task == "masked_lm":
+            inside = found[found != dictionary.eos()].split(length - 2)
+            rows += [framed(row, dictionary, length) for row in inside]
+        else:
+            rows += [source for source, _ in blocks_of(found, length, dictionary.eos())]
+    sized = ((len(row), row) for row in rows)
+    return [_padded(part, dictionary.pad()) for part in _cut(sized, tokens)]
+
+
+def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
+    """Lines of a source and of a target, as they were written."""
+    task = loaded.task
+    if len(files) != 2:
+        given = " ".join(map(str, files))
+        allowed = "two files, the source and the target, line by line"
+        raise bad_option("--text", given, allowed, "a translation model")
+    text = TextPipeline.from_folder(loaded.folder)
+    languages = task.cfg.source_lang, task.cfg.target_lang
+    read = []
+    for file, language, dictionary in zip(
+        files, languages, (task.src_dict, task.tgt_dict), strict=True
+    ):
+        try:
+            with open(file, encoding="utf-8") as opened:
+                lines = [line.rstrip("\n") for line in opened]
+        except UnicodeDecodeError as error:
+            raise bad_option("--text", file, "UTF-8 text", str(error)) from None
+        encoded = (text.encode(line, language) for line in lines)
+        rows = (dictionary.encode_line(line, add_if_not_exist=False) for line in encoded)
+        read.append([row.long() for row in rows])
+    if len(read[0]) != len(read[1]) or not read[0]:
+        given = f"{files[0]} {files[1]}"
+        problem = f"{len(read[0])} and {len(read[1])} lines"
+        raise bad_option("--text", given, "as many lines in both, 1 or more", problem)
+    most = loaded.model.max_positions()
+    pairs = zip(*read, strict=True)
+    sized = (
+        (max(len(source), len(target)), (source, target))
+        for source, target in pairs
+        if len(source) <= most[0] and len(target) <= most[1]
+    )
+    batches = [_collated(part, task.src_dict.pad()) for part in _cut(sized, tokens) if part]
+    if not batches:
+        problem = "every line is longer than the model's positions"
+        raise bad_option("--text", f"{files[0]} {files[1]}", f"up to {most} subwords", problem)
+    return batches
+
+
+def _collated(pairs: Sequence[tuple[Tensor, Tensor]], padding: int) -> Inputs:
+    sources, targets = zip(*pairs, strict=True)
+    before = [target.roll(1) for target in targets]  # their ends come first
+    return _padded(sources, padding) | {
+        "prev_output_tokens": _padded(before, padding)["src_tokens"]
+    }
+
+
+def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    lengths = torch.tensor([len(row) for row in rows])
+    return {"src_tokens": tokens, "src_lengths": lengths}
+
+
+def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:
+    """Rows in batches of few tokens; the first ones, until there are so many tokens in all."""
+    batch: list[Any] = []
+    longest = total = 0
+    for length, row in rows:
+        if batch and max(longest, length) * (len(batch) + 1) > AT_ONCE:
+            yield batch
+            total += longest * len(batch)
+            batch, longest = [], 0
+            if total >= tokens:
+                return
+        batch.append(row)
+        longest = max(longest, length)
+    yield batch

@@ -1,0 +1,335 @@
+"""Turns a dense model into a clustered one: measures its heads, and fits routers to them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import torch
+from fairseq import tasks
+from torch import Tensor
+
+from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.attention.taught import Taught
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.conversion.model import (attentions, clustered_options, extend_positions, permute_heads, renamed, target_of)
+
+from .fit import Inputs, begin, calibrate, fit, pupils
+from .heads import (Mass, Place, Wanted, head_mass, kinds_for, order_of_heads, recall)
+from fairseq_clusterformer.inference.load import Loaded, reason_of
+
+#: tasks of the models that can be converted
+TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")
+MEASURED = 8192  # tokens of the batches that heads are measured on
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is wanted.
+
+    Attributes:
+        specs: attention of a side, as a spec; a side that is missing gets one by its heads.
+        near: window of all heads.
+        far: W, the tokens that heads see of their clusters beyond that window; of an encoder, on
+            either side.
+        probes: clusters that a query looks into, which share W; None: 2, where W and K allow it.
+        clusters: K of the heads that cluster; None: so many that a cluster has W tokens.
+        wanted: what makes a head a window, or keeps it full.
+        max_positions: most tokens of a sequence; None: as before.
+        scouts: of heads that cluster, in the training that follows.
+        updates: of the routers; 0: they stay as they begin.
+        lr: of the routers.
+        seed: of what is drawn.
+    """
+
+    specs: dict[str, str] = field(default_factory=dict)
+    near: int = 128
+    far: int = 64
+    probes: int | None = None
+    clusters: int | None = None
+    wanted: Wanted = Wanted()
+    max_positions: int | None = None
+    scouts: int = 16
+    updates: int = 300
+    lr: float = 0.02
+    seed: int = 1
+
+
+@dataclass
+class Head:
+    """A head, before and after. Recall is the share of the dense head's attention that is seen.
+
+    Attributes:
+        side, layer: where it is.
+        head: its number in the dense model.
+        place: its number in the clustered model.
+        kind: of its attention now.
+        far: share of the dense head's attention beyond the near window.
+        best: recall of the window and the W heaviest keys beyond it.
+        before, after: recall before and after the routing loss; None where nothing is fitted.
+        chance_before, chance: what they would be of as many keys beyond the window, drawn at
+            random. Compare each recall with its own: a router that is fitted may show fewer keys.
+    """
+
+    side: str
+    layer: int
+    head: int
+    place: int
+    kind: str
+    far: float
+    best: float
+    chance: float
+    before: float | None
+    chance_before: float | None
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """A clustered model, and how it came about.
+
+    Attributes:
+        loaded: the model, its task and its options; its path is the dense checkpoint.
+        heads: of all layers, in the order of the dense model.
+        specs: of each side.
+        near: the near window of the measurements.
+        losses: routing loss of each update.
+        dense_updates: of the dense model's training.
+    """
+
+    loaded: Loaded
+    heads: list[Head]
+    specs: dict[str, str]
+    near: int
+    losses: list[float]
+    dense_updates: int
+
+
+def check(loaded: Loaded, plan: Plan) -> None:
+    """Refuse what cannot be converted, before any work.
+
+    Raises:
+        UserError: a model without a clustered form, or one that is not dense; a spec that does not
+            fit; fewer positions than there are.
+    """
+    name, model = "CHECKPOINT", loaded.model
+    try:
+        target = target_of(loaded.cfg.model._name)
+    except ValueError as error:
+        raise UserError(f"{name} is {loaded.path}: {error}") from None
+    for side, number, attention in attentions(model) if _is_ours(model) else ():
+        kinds = "+".join(heads.written for heads in attention.kinds)
+        if set(heads.kind for heads in attention.kinds) != {"full"}:
+            problem = f"layer {number} of the {side} is {kinds}"
+            raise bad_option(name, loaded.path, "a dense model", problem)
+    if getattr(model, "decoder", None) and getattr(model.decoder, "separate_documents", False):
+        problem = "it was trained with --separate-documents"
+        raise bad_option(name, loaded.path, "a model whose rows are one text each", problem)
+    for side, spec in plan.specs.items():
+        if side not in target.specs:
+            raise bad_option(f"--{side}-attention", spec, "none", f"there is no {side}")
+    positions = model.max_positions()
+    least = max(positions) if isinstance(positions, tuple) else positions
+    if plan.max_positions is not None and plan.max_positions < least:
+        raise bad_option("--max-positions", plan.max_positions, f"{least} or more")
+    clustered = rebuilt(loaded, dict.fromkeys(target.specs, "full") | plan.specs)
+    for router in clustered.model.modules():
+        if isinstance(router, Taught):
+            for option, value, allowed in (
+                ("--routes-by", router.options.routes_by, "input"),
+                ("--drop-keys", router.options.drop_keys, 0.0),
+            ):
+                if value != allowed:
+                    raise bad_option(option, value, allowed, "a router that is fitted")
+
+
+def _is_ours(model: torch.nn.Module) -> bool:
+    return type(model).__module__.startswith("fairseq_clusterformer.")
+
+
+def convert(
+    loaded: Loaded,
+    batches: Sequence[Inputs],
+    plan: Plan,
+    *,
+    progress: Callable[[range], Iterator[int]] = iter,
+) -> Converted:
+    """Convert a dense model.
+
+    Args:
+        loaded: the model, which :func:`check` has found good.
+        batches: of its inputs; the first ones are held out, and what is measured is measured on
+            them.
+        progress: of the fitting.
+
+    Raises:
+        UserError: options of the model that have no clustered form, or texts that are too short.
+    """
+    sides = target_of(loaded.cfg.model._name).specs
+    dense = rebuilt(loaded, {side: "full" for side in sides})
+    _check_same(loaded, dense, batches[0])
+    measured, fitted = _held_out(batches)
+    mass = head_mass(dense.model, measured, plan.near, plan.far)
+    specs = {side: plan.specs.get(side) or _spec(side, mass, loaded, plan) for side in sides}
+    orders = _orders(dense, specs, mass)
+    clustered = rebuilt(loaded, specs, orders, plan.max_positions)
+
+    def measure() -> dict[Place, tuple[Tensor, Tensor]]:
+        return recall(dense.model, clustered.model, measured, orders, plan.near)
+
+    routers = pupils(dense.model, clustered.model, orders)
+    losses: list[float] = []
+    some = _first(fitted, MEASURED)
+    begin(dense.model, routers, some, seed=plan.seed)
+    calibrate(dense.model, routers, some)
+    before = after = measure()
+    if routers and plan.updates:
+        losses = fit(
+            dense.model, routers, fitted, updates=plan.updates, lr=plan.lr, progress=progress
+        )
+        calibrate(dense.model, routers, some)
+        after = measure()
+    heads = _heads(clustered, orders, mass, before, after)
+    return Converted(clustered, heads, specs, plan.near, losses, loaded.updates)
+
+
+def rebuilt(
+    loaded: Loaded,
+    specs: dict[str, str],
+    orders: dict[Place, list[int]] | None = None,
+    max_positions: int | None = None,
+) -> Loaded:
+    """The clustered model with a dense one's weights.
+
+    Args:
+        specs: attention of each side.
+        orders: which head comes to each place of a layer; those of other layers stay.
+        max_positions: most tokens of a sequence; None: as before.
+
+    Raises:
+        UserError: options of the model that have no clustered form.
+    """
+    try:
+        cfg = clustered_options(loaded.cfg, loaded.model, specs, max_positions)
+        task = tasks.setup_task(cfg.task, from_checkpoint=True)
+        task.load_state_dict(loaded.task.state_dict())
+        model = task.build_model(cfg.model, from_checkpoint=True)
+        state = renamed(loaded.model.state_dict())
+        wanted = model.state_dict()
+        for name in wanted:  # marks of a dictionary, and of a version, that fairseq's do not have
+            if name == "vocabulary" or name.endswith("encoder.version"):
+                state.setdefault(name, wanted[name])
+        for side, number, attention in attentions(model):
+            if orders is not None:
+                prefix = f"{side}.layers.{number}.self_attn."
+                permute_heads(state, prefix, attention, orders[side, number])
+        extend_positions(state, wanted, task.source_dictionary.pad())
+        model.set_num_updates(0)
+        model.load_state_dict(state, strict=True, model_cfg=cfg.model)
+    except (ValueError, RuntimeError) as error:
+        if "; allowed: " in str(error):  # an option, which it names
+            raise UserError(str(error)) from error
+        problem = f"it has no clustered form ({reason_of(error)})"
+        raise bad_option("CHECKPOINT", loaded.path, "another model", problem) from error
+    return replace(loaded, model=model.eval(), task=task, cfg=cfg, updates=0)
+
+
+@torch.no_grad()
+def _check_same(loaded: Loaded, dense: Loaded, inputs: Inputs) -> None:
+    """Refuse a model with something in it that a clustered model does not have."""
+    if _is_ours(loaded.model):
+        return
+    outputs = [model(**inputs)[0] for model in (loaded.model, dense.model)]
+    tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])
+    real = tokens.ne(loaded.task.source_dictionary.pad())
+    theirs, ours = (out[real] for out in outputs)
+    difference = (ours - theirs).abs().max().item()
+    if not difference <= 1e-3 * (1 + theirs.abs().max().item()):
+        problem = f"as a clustered model with full attention it differs by {difference:.3g}"
+        raise bad_option("CHECKPOINT", loaded.path, "another model", problem)
+
+
+def _held_out(batches: Sequence[Inputs]) -> tuple[list[Inputs], list[Inputs]]:
+    """Batches to measure on, and the others to fit on; few serve both."""
+    measured = _first(batches, MEASURED)
+    measured = measured[: max(1, len(batches) // 4)]
+    return measured, list(batches[len(measured) :]) or measured
+
+
+def _first(batches: Sequence[Inputs], tokens: int) -> list[Inputs]:
+    found, total = [], 0
+    for inputs in batches:
+        if total >= tokens:
+            break
+        found.append(inputs)
+        total += inputs["src_tokens"].numel()
+    return found
+
+
+def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str:
+    """A spec with as many heads of each kind as the layers' heads want."""
+    positions = plan.max_positions or loaded.model.max_positions()
+    if isinstance(positions, tuple):
+        positions = positions[side == "decoder"]
+    clusters = plan.clusters or max(2, plan.probes or 0, positions // plan.far)
+    probes = plan.probes or min(2, clusters, plan.far - 1)
+    window = plan.far // probes
+    if side == "decoder":  # W counts the query's own key, once
+        window = (plan.far - 1) // probes + 1
+    gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
+    written = {
+        "window": f"window({plan.near})",
+        "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
+        f"scouts={plan.scouts})",
+        "full": "full",
+    }
+    layers = [
+        "+".join(written[kind] for kind in kinds_for(of_layer, plan.wanted))
+        for (of_side, _), of_layer in mass.items()
+        if of_side == side
+    ]
+    runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
+    return ",".join(layer if number == 1 else f"{layer}*{number}" for layer, number in runs)
+
+
+def _orders(
+    dense: Loaded, specs: dict[str, str], mass: dict[Place, Mass]
+) -> dict[Place, list[int]]:
+    orders = {}
+    for side, number, attention in attentions(dense.model):
+        kinds = parse_attention(
+            specs[side],
+            num_layers=len(getattr(dense.model, side).layers),
+            num_heads=attention.num_heads,
+        )[number]
+        shared = attention.num_heads // attention.kv_heads
+        orders[side, number] = order_of_heads(kinds, mass[side, number], shared)
+    return orders
+
+
+def _heads(clustered: Loaded, orders, mass, before, after) -> list[Head]:
+    heads = []
+    for side, layer, attention in attentions(clustered.model):
+        place = side, layer
+        size = attention.num_heads // len(attention.kinds)
+        for head in range(attention.num_heads):
+            at = orders[place].index(head)
+            kind = attention.kinds[at // size].kind
+            of_head = (mass[place].far, mass[place].best, after[place][1])
+            (began, chance), (ended, _) = (
+                (float(values[head]) for values in found[place]) for found in (before, after)
+            )
+            fitted = kind == "taught"
+            heads.append(
+                Head(
+                    side,
+                    layer,
+                    head,
+                    at,
+                    kind,
+                    *(float(values[head]) for values in of_head),
+                    before=began if fitted else None,
+                    chance_before=chance if fitted else None,
+                    after=ended,
+                )
+            )
+    return heads

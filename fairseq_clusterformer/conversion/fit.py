@@ -1,0 +1,248 @@
+"""Fits routers of the kind taught to the attention of a dense model, which stays as it is.
+
+What routes begins as the directions of queries and keys that decide about far keys, with
+centroids by K-Means; then the routing loss teaches it, with many queries as scouts. Layers are
+apart: each reads what the dense model's layer reads.
+
+Shape letters: B batch, H heads, N tokens, n of all batches, D width, E head width, R width of
+what routes, K clusters.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fairseq_clusterformer.attention.kind import Tokens
+from fairseq_clusterformer.attention.projections import rotated
+from fairseq_clusterformer.attention.scouts import (
+    Scouts,
+    draw_scouts,
+    of_places,
+    routing_gain,
+    routing_loss,
+    scout_layouts,
+)
+from fairseq_clusterformer.attention.taught import Taught
+from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
+from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.precision import full_float32
+
+from .heads import Place, Read, read
+
+Inputs = dict[str, Tensor]
+RIDGE = 1e-4  # of the mean square of what routing projections are found from
+TEACHERS = 2048  # queries of each text and head
+SPREAD = 0.5  # of the weights of a routing convolution
+DISTANCES = 256  # over which rotary positions are averaged
+TINY = 1e-30  # of a head that was pruned, all is 0
+
+
+class Pupil(NamedTuple):
+    """A router to fit.
+
+    Attributes:
+        place: its layer.
+        router: of the clustered model.
+        heads: which heads of the dense model it routes.
+        attention: of the dense model.
+    """
+
+    place: Place
+    router: Taught
+    heads: list[int]
+    attention: SelfAttention
+
+
+def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]]) -> list[Pupil]:
+    """The routers of a clustered model that can be fitted."""
+    layers = {(side, number): attention for side, number, attention in attentions(dense)}
+    found = []
+    for side, number, attention in attentions(clustered):
+        place, size = (side, number), attention.num_heads // len(attention.routers)
+        for i, router in enumerate(attention.routers):
+            if isinstance(router, Taught):
+                heads = orders[place][i * size : (i + 1) * size]
+                found.append(Pupil(place, router, heads, layers[place]))
+    return found
+
+
+@torch.no_grad()
+@full_float32()
+def begin(
+    dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs], seed: int
+) -> None:
+    """Where the routing loss starts from: projections and centroids."""
+    readings = [read(dense, inputs) for inputs in batches]
+    for pupil in routers:
+        _begin(pupil, [of_batch[pupil.place] for of_batch in readings], seed)
+
+
+@torch.no_grad()
+def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs]) -> None:
+    """Let the routers' normalisers be averages over these batches."""
+    for inputs in batches:
+        readings = read(dense, inputs)
+        for pupil in routers:
+            routing = pupil.router(_tokens(pupil, readings[pupil.place]))
+            pupil.router.observe(routing.report.observation)
+    for pupil in routers:
+        pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
+        pupil.router.commit()
+
+
+def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
+    router, width = pupil.router, pupil.router.options.routing_width
+    generator = torch.Generator().manual_seed(seed)
+    if router.convolution is not None:
+        # Channels that look back by different weights: what regression finds in them may be of
+        # one token for queries, and of another for keys.
+        router.convolution.identity_()
+        taps = router.convolution.weight
+        taps += SPREAD * torch.randn(taps.shape, generator=generator)
+    real = [_real(r) for r in readings]
+    x = torch.cat([_routed(router, r)[mask] for r, mask in zip(readings, real, strict=True)])
+    x = x.double()
+    turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
+    projections = {"q": [], "k": []}
+    for at, head in enumerate(pupil.heads):
+        q, k = (
+            torch.cat([t[:, head][mask] for t, mask in zip(of_all, real, strict=True)]).double()
+            for of_all in ([r.q for r in readings], [r.k for r in readings])
+        )
+        found = _directions(q, k @ turn.to(k), width)
+        for name, wanted in zip("qk", found, strict=True):
+            weight = _regression(x, wanted)  # [R, D]
+            # cosines do not see it; steps of Adam do
+            weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
+        keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
+        if len(keys) >= router.num_clusters:
+            router.centroids[at] = spherical_kmeans(keys, router.num_clusters, seed=seed)
+    for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
+        projection.weight.copy_(torch.cat(projections[name]))
+
+
+def _routed(router: Taught, reading: Read) -> Tensor:
+    """What the routing projections read, [B, N, D]."""
+    if router.convolution is None:
+        return reading.x
+    return router.convolution(reading.x, reading.batch)
+
+
+def _real(reading: Read) -> Tensor:
+    mask = reading.batch.padding_mask
+    shape = reading.x.shape[:2]
+    return torch.ones(shape, dtype=torch.bool) if mask is None else ~mask
+
+
+def _far_rotation(pupil: Pupil, length: int) -> Tensor:
+    """What rotary positions do to keys beyond the window, on average over the distances, [E, E];
+    the identity if positions are not rotary. Channels that turn fast are worth nothing there."""
+    width = pupil.attention.head_dim
+    identity = torch.eye(width)
+    if not pupil.attention.rotary:
+        return identity
+    first = min(pupil.router.gap, length - 1)
+    distances = torch.linspace(first, length - 1, DISTANCES).round().long()
+    if not pupil.router.causal:
+        distances = torch.cat([distances, -distances])
+    positions = -distances.unsqueeze(-1).expand(-1, width)
+    turned = rotated(identity.expand(len(distances), 1, -1, -1), positions)
+    return turned[:, 0].mean(0)
+
+
+def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys [n, E] as vectors [n, R] whose products are nearest to those of q and k,
+    each less its mean: a mean of the keys changes no softmax, and one of the queries is for all
+    alike. What is beyond E directions is 0."""
+    q, k = q - q.mean(0), k - k.mean(0)
+    roots = [_roots(t) for t in (q, k)]
+    left, size, right = torch.linalg.svd(roots[0][0] @ roots[1][0])
+    number = min(width, len(size))
+    scale = size[:number].sqrt()
+    vectors = (
+        t @ inverse @ (side[:, :number] * scale)
+        for t, (_, inverse), side in ((q, roots[0], left), (k, roots[1], right.t()))
+    )
+    return tuple(nn.functional.pad(t, (0, width - number)) for t in vectors)
+
+
+def _roots(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The root of a covariance, and its pseudo-inverse."""
+    values, vectors = torch.linalg.eigh(x.t() @ x / len(x))
+    values = values.clamp(min=values.max() * 1e-8 + TINY)
+    return tuple(vectors * root @ vectors.t() for root in (values.sqrt(), values.rsqrt()))
+
+
+def _regression(x: Tensor, wanted: Tensor) -> Tensor:
+    """The projection [R, D] whose products with x [n, D] are nearest to what is wanted [n, R]."""
+    square = x.t() @ x
+    ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=x.dtype)
+    return torch.linalg.solve(square + ridge, x.t() @ wanted).t()
+
+
+def _tokens(pupil: Pupil, reading: Read) -> Tokens:
+    q, k = (t[:, pupil.heads] for t in (reading.q, reading.k))
+    batch = reading.batch
+    impl = pupil.attention.impl
+    return Tokens(reading.x, lambda: (q, k), batch, lambda: batch.positions(reading.x), impl=impl)
+
+
+def fit(
+    dense: nn.Module,
+    routers: Sequence[Pupil],
+    batches: Sequence[Inputs],
+    *,
+    updates: int,
+    lr: float,
+    progress: Callable[[range], Iterator[int]] = iter,
+) -> list[float]:
+    """Lower the routing loss of all routers, a batch each update. All queries of short texts are
+    scouts, and ``TEACHERS`` of longer ones.
+
+    Args:
+        updates: of Adam; its step falls linearly to 0.
+        progress: shows how far it is; it is given the range of updates.
+
+    Returns:
+        The mean loss of the routers after each update, in nats.
+    """
+    parameters = [p for pupil in routers for p in pupil.router.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98))
+    losses = []
+    given = islice(cycle(batches), updates)
+    for update, inputs in zip(progress(range(updates)), given, strict=True):
+        readings = read(dense, inputs)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * (1 - update / updates)
+        optimizer.zero_grad()
+        total = 0.0
+        for pupil in routers:
+            loss = _loss(pupil, readings[pupil.place])
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total / len(routers))
+    return losses
+
+
+def _loss(pupil: Pupil, reading: Read) -> Tensor:
+    router, batch = pupil.router, reading.batch
+    x = _routed(router, reading)
+    routed = (
+        projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
+        for projection in (router.query_proj, router.key_proj)
+    )
+    drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
+    of_queries, of_keys = routed
+    shares = router.shares(of_places(of_queries, drawn[1]), of_keys, batch.padding_mask)
+    scouts = Scouts(*drawn, *shares)
+    layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
+    q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
+    return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))

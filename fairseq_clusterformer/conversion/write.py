@@ -1,0 +1,163 @@
+"""The folder that a converted model is written to: its checkpoint, a report and a picture."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+import fairseq_clusterformer
+from fairseq_clusterformer import __version__
+from fairseq_clusterformer.errors import check_new, whole_folder
+
+from fairseq_clusterformer.inference.average import write_checkpoint
+from fairseq_clusterformer.inference.bundle import copy_data, is_bundle
+from .convert import Converted
+from fairseq_clusterformer.inference.load import Loaded
+
+CHECKPOINT, REPORT, PICTURE = FILES = ("checkpoint.pt", "convert.json", "convert.png")
+DATA = "data"  # what the model's text needs, where it comes from no data folder
+
+_CRITERIONS = {
+    "clusterformer_lm": "clusterformer_cross_entropy",
+    "clusterformer": "clusterformer_label_smoothed_cross_entropy",
+    "clusterformer_masked_lm": "clusterformer_masked_lm",
+    "clusterformer_classifier": "clusterformer_sentence_prediction",
+}
+#: what a model starts from, which is the checkpoint now
+_STARTS = ("word_vectors", "pretrained_checkpoint", "freeze_word_vectors")
+_SHORTEST = 100  # updates of the training that follows
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
+
+    def files() -> list[str]:
+        try:
+            found = json.loads((out / REPORT).read_text(encoding="utf-8")).get("data files", [])
+        except (OSError, ValueError, AttributeError):
+            found = []
+        return [*FILES, *(f"{DATA}/{name}" for name in found)]
+
+    check_new(out, force, ours=(out / REPORT).is_file(), files=files)
+
+
+def write(converted: Converted, out: Path, *, force: bool = False) -> None:
+    """Write the checkpoint, the report and the picture into a folder that is complete or not
+    there at all; of a bundle, also the files that its text needs.
+
+    Raises:
+        UserError: if ``out`` is there or cannot be written.
+    """
+    from fairseq_clusterformer.visual.figure import save
+    from fairseq_clusterformer.conversion.recall import draw_recall
+
+    with whole_folder(out, lambda: check_out(out, force)) as new:
+        found = report(converted)
+        if is_bundle(converted.loaded.folder):
+            copy_data(converted.loaded.folder, new / DATA)
+            own = sorted(file for file in (new / DATA).rglob("*") if file.is_file())
+            found["data files"] = [file.relative_to(new / DATA).as_posix() for file in own]
+            with open_dict(converted.loaded.cfg):
+                converted.loaded.cfg.task.data = str(out.absolute() / DATA)
+        write_checkpoint(_state(converted.loaded), new / CHECKPOINT)
+        text = json.dumps(found, indent=1) + "\n"
+        (new / REPORT).write_text(text, encoding="utf-8")
+        save(draw_recall(converted.heads, converted.near), new / PICTURE)
+
+
+def _state(loaded: Loaded) -> dict:
+    """A checkpoint from which a training starts anew, as fairseq reads it."""
+    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True),
+        "model": loaded.model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [history | {"num_updates": 0}],
+        "task_state": loaded.task.state_dict(),
+        "extra_state": {"train_iterator": iterator, "val_loss": None},
+        "last_optimizer_state": None,
+    }
+
+
+def report(converted: Converted) -> dict:
+    """What became of each head, as JSON has it."""
+    return {
+        "made by": {"fairseq_clusterformer": __version__},
+        "checkpoint": str(converted.loaded.path),
+        "arch": converted.loaded.cfg.model._name,
+        "attention": converted.specs,
+        "near": converted.near,
+        "routing losses": converted.losses,
+        "heads": [asdict(head) for head in converted.heads],
+    }
+
+
+def fine_tuning(converted: Converted, out: Path) -> str:
+    """The command that goes on with training: a tenth of the dense model's updates, at a tenth of
+    its learning rate."""
+    cfg, arch = converted.loaded.cfg, converted.loaded.cfg.model._name
+    updates = max(_SHORTEST, converted.dense_updates // 10)
+    rate = max(_first_of(cfg, "optimization", "lr", [5e-4])) / 10
+    criterion = _CRITERIONS[arch]
+    if arch == "clusterformer_lm" and cfg.model.get("adaptive_softmax_cutoff"):
+        criterion = "clusterformer_adaptive_loss"
+    words = [
+        *("fairseq-train", cfg.task.data),
+        *("--user-dir", Path(fairseq_clusterformer.__file__).parent),
+        *("--task", cfg.task._name, *_flags(cfg, "task", TASK_DATACLASS_REGISTRY)),
+        *("--arch", arch, *_flags(cfg, "model", MODEL_DATACLASS_REGISTRY)),
+        *("--finetune-from-model", out / CHECKPOINT, "--criterion", criterion),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", f"{rate:g}"),
+        *("--lr-scheduler", "polynomial_decay", "--warmup-updates", updates // 20),
+        *("--total-num-update", updates, "--max-update", updates, "--clip-norm", "1.0"),
+    ]
+    size = {name: _first_of(cfg, "dataset", name, None) for name in ("batch_size", "max_tokens")}
+    if not any(size.values()):
+        size["max_tokens"] = 4096
+    positions = converted.loaded.model.max_positions()
+    if size["max_tokens"] and isinstance(positions, int):  # one text at least
+        size["max_tokens"] = max(size["max_tokens"], positions)
+    for name, value in size.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", value]
+    smoothing = _first_of(cfg, "criterion", "label_smoothing", None)
+    if smoothing is not None and "label_smoothed" in criterion:
+        words += ["--label-smoothing", smoothing]
+    words += ["--save-dir", out / "finetuned"]
+    lines, line = [], ""
+    for word in (shlex.quote(str(word)) for word in words):
+        if word.startswith("--") and len(line) + len(word) > 76:
+            lines.append(line)
+            line = " "
+        line += f" {word}" if line else word
+    return " \\\n".join([*lines, line])
+
+
+def _first_of(cfg: DictConfig, section: str, name: str, otherwise):
+    """An option of a training, or something else if the checkpoint does not have it."""
+    found = OmegaConf.select(cfg, f"{section}.{name}")
+    return otherwise if found is None else found
+
+
+def _flags(cfg: DictConfig, section: str, registry: dict[str, type]) -> Iterator[str]:
+    """Yield the words of a command line that say where options differ from their defaults."""
+    defaults = vars(registry[cfg[section]._name]())
+    task = cfg.task.keys() if section == "model" else ()
+    for name, default in defaults.items():
+        value = cfg[section].get(name)
+        if isinstance(default, str) and default.startswith("${"):
+            default = OmegaConf.select(cfg, default[2:-1])
+        if name in ("_name", "data", *_STARTS, *task) or value is None:
+            continue
+        if value == default or str(value) == str(default) or value is False:
+            continue
+        yield f"--{name.replace('_', '-')}"
+        if value is not True:
+            yield str(list(value)) if OmegaConf.is_list(value) else str(value)

@@ -1,0 +1,592 @@
+"""ETC's attention (Ainslie et al. 2020, section 3): a long input, and global tokens that stand for
+its parts.
+
+Each stream has one softmax: a global token attends to global tokens (g2g) and to the long input
+(g2l), a long one to global tokens (l2g) and to the long tokens nearby (l2l). The logit of a pair
+whose label is c is ``(q . (k + a_c) + b_c) / sqrt(E)``; the bias is in the authors' code alone.
+Labels say how far apart two tokens of a stream are, and whether a global token stands for a long
+one.
+
+Most pairs have a label that is constant over a range of keys. Such a range is a layout, and what
+its label adds is one number for each query, which goes to the log-sum-exp of that part before the
+parts are joined: exact, and linear in N. Only the 2k - 1 nearest keys have a label each.
+
+Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H heads, E head width,
+P global tokens that stand for one long token, L labels, k the largest distance.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, pad
+
+from fairseq_clusterformer.kernels import Layout, join, ranged_attention
+from fairseq_clusterformer.precision import at_least_float32
+
+NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
+PROJECTIONS = ("separate", "shared-kv", "shared")
+_BLOCK = 16  # queries whose nearest keys are looked at together
+
+
+class Labels:
+    """Numbers of labels (the authors' code).
+
+    Args:
+        most: k, from which on distances are one; 0: all are one.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.others, self.mine, self.other_paragraph = (2 * most + i for i in (1, 2, 3))
+        self.same_cluster = 2 * most + 4  # ours
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left.
+
+        Args:
+            distance: place of the key less that of the query, int64.
+        """
+        clipped = distance.clamp(-self.most, self.most)
+        return torch.where(clipped < 0, self.most - clipped, clipped)
+
+
+class Structure:
+    """Which global tokens stand for which part of the long input.
+
+    Args:
+        spans: the long tokens that each global token stands for, from the first to one past the
+            last, int64 [B, G, 2]; equal where there are none. Those of different global tokens
+            may overlap. [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a
+            name.
+        length: N.
+        long_padding, global_padding: bool [B, N] and [B, G], True for padding, which stands
+            behind; None: there is none.
+        long_examples, global_examples: int64 [B, N] and [B, G], never falling, of examples that
+            are packed into one row and do not see each other; None: each row is one.
+        exempt: global tokens that see the long input of their example even where g2l is hard,
+            bool [B, G]; None: none.
+        exempt_long: long tokens that see all global tokens of their example even where l2g is
+            hard, bool [B, N]; None: none.
+        paragraphs: of global tokens, int64 [B, G]: those of two paragraphs have a label of their
+            own, not that of a distance; None: all are of one.
+        order: the long token at each place that ``spans`` are of, int64 [B, N], those of an
+            example at its own places; None: long tokens stand at their own places.
+        long_paragraphs: of long tokens, int64 [B, N], never falling: those of two paragraphs do
+            not see each other (l2l); None: all are of one.
+        clusters: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`.
+    """
+
+    def __init__(
+        self,
+        spans: Tensor,
+        length: int,
+        *,
+        long_padding: Tensor | None = None,
+        global_padding: Tensor | None = None,
+        long_examples: Tensor | None = None,
+        global_examples: Tensor | None = None,
+        exempt: Tensor | None = None,
+        exempt_long: Tensor | None = None,
+        paragraphs: Tensor | None = None,
+        order: Tensor | None = None,
+        long_paragraphs: Tensor | None = None,
+        clusters: Tensor | None = None,
+    ):
+        if (long_examples is None) != (global_examples is None):
+            raise ValueError("examples of one stream alone; allowed: of both, or of none")
+        self.spans, self.length = spans if spans.dim() == 4 else spans.unsqueeze(2), length
+        self.long_padding, self.global_padding = long_padding, global_padding
+        self.long_examples, self.global_examples = long_examples, global_examples
+        self.exempt, self.exempt_long, self.order = exempt, exempt_long, order
+        self.paragraphs, self.long_paragraphs = paragraphs, long_paragraphs
+        self.clusters = clusters
+
+    def clustered(self, clusters: Tensor) -> "Structure":
+        """The same rows, where global tokens stand for clusters instead of spans.
+
+        Args:
+            clusters: of each long token the global token of its example that stands for it,
+                int64 [B, N]; anything for padding.
+        """
+        number = self.spans.size(1)
+        if self.long_padding is not None:
+            clusters = clusters.masked_fill(self.long_padding, number)
+        sorted_, order = clusters.sort(dim=-1, stable=True)
+        ends = torch.arange(number + 1, device=order.device).expand(len(order), -1).contiguous()
+        bounds = torch.searchsorted(sorted_, ends)
+        return Structure(
+            torch.stack([bounds[:, :-1], bounds[:, 1:]], dim=-1),
+            self.length,
+            long_padding=self.long_padding,
+            global_padding=self.global_padding,
+            long_examples=self.long_examples,
+            global_examples=self.global_examples,
+            exempt=self.exempt,
+            exempt_long=self.exempt_long,
+            paragraphs=self.paragraphs,
+            order=order,
+            long_paragraphs=self.long_paragraphs,
+            clusters=sorted_,
+        )
+
+    def members(self, begin: Tensor, end: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For the long token at each place of ``order``, up to ``most`` of its cluster before
+        ``begin``, and as many from ``end`` on: the first place and one past the last, [B, N].
+
+        Args:
+            begin, end: of long tokens, at their own places, int64 [B, N].
+        """
+        clusters, order = self.clusters, self.order
+        ranked = clusters * self.length + order  # rises: clusters are sorted, and so are members
+        first = clusters * self.length
+        before, behind = (
+            torch.searchsorted(ranked, first + bound.gather(1, order)) for bound in (begin, end)
+        )
+        low = torch.searchsorted(clusters, clusters)
+        high = torch.searchsorted(clusters, clusters, right=True)
+        real = clusters < self.spans.size(1)
+        yield torch.maximum(low, before - most).where(real, before), before
+        yield behind, torch.minimum(high, behind + most).where(real, behind)
+
+    @cached_property
+    def long_bounds(self) -> tuple[Tensor, Tensor]:
+        """For each long token, where the long input of its example begins and ends [B, N]."""
+        return _bounds(self._long, self._long)
+
+    @cached_property
+    def local_bounds(self) -> tuple[Tensor, Tensor]:
+        """The same of its paragraph within its example."""
+        low, high = self.long_bounds
+        if self.long_paragraphs is None:
+            return low, high
+        tokens = self.long_paragraphs
+        begin, end = _bounds(tokens, tokens)
+        return torch.maximum(low, begin), torch.minimum(high, end)
+
+    @cached_property
+    def bounds_of_global(self) -> tuple[Tensor, Tensor]:
+        """The same for each global token [B, G]."""
+        return _bounds(self._global, self._long)
+
+    @cached_property
+    def global_bounds(self) -> tuple[Tensor, Tensor]:
+        """For each long token, where the global tokens of its example begin and end [B, N]."""
+        return _bounds(self._long, self._global)
+
+    @cached_property
+    def mine(self) -> Tensor:
+        """The global tokens that stand for each long one, rising, int64 [B, N, P]; where there
+        are fewer, one past the last of its example. Linear in N where spans seldom overlap."""
+        begin, end = (bound.flatten() for bound in self.own)
+        rows, number, several = self.spans.shape[:3]
+        of = torch.repeat_interleave(end - begin)  # a span for each of its tokens
+        behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
+        of_row = max(number * several, 1)
+        token = of // of_row * self.length + end[of] + behind  # number of row * N + place
+        token, sorted_ = token.sort(stable=True)
+        count = token.bincount(minlength=rows * self.length)
+        rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
+        most = int(count.max()) if count.numel() else 0
+        found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
+        found[token, rank] = of[sorted_] % of_row // several
+        found = found.view(rows, self.length, most)
+        if self.order is None:
+            return found
+        return torch.empty_like(found).scatter_(
+            1, self.order.unsqueeze(-1).expand_as(found), found
+        )
+
+    @cached_property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """Spans of global tokens, within their examples and apart: begins and ends [B, G, S]."""
+        after, last = self.bounds_of_global
+        begins, ends = [], []
+        for begin, end in (span.unbind(-1) for span in self.spans.unbind(2)):
+            begins.append(torch.minimum(torch.maximum(begin, after), last))
+            after = torch.maximum(torch.minimum(end, last), begins[-1])
+            ends.append(after)
+        return torch.stack(begins, -1), torch.stack(ends, -1)
+
+    @cached_property
+    def global_pairs(self) -> Tensor:
+        """Which global tokens see which, bool [B, G, G]."""
+        real = self._global < _PADDING
+        same = self._global.unsqueeze(2) == self._global.unsqueeze(1)
+        return same & real.unsqueeze(1)
+
+    @cached_property
+    def _long(self) -> Tensor:
+        shape = (len(self.spans), self.length)
+        return _numbered(self.long_examples, self.long_padding, shape, self.spans)
+
+    @cached_property
+    def _global(self) -> Tensor:
+        shape = self.spans.shape[:2]
+        return _numbered(self.global_examples, self.global_padding, shape, self.spans)
+
+
+_PADDING = torch.iinfo(torch.int64).max
+
+
+def _numbered(examples: Tensor | None, padding: Tensor | None, shape, like: Tensor) -> Tensor:
+    """Examples of tokens, int64, with padding as the last one."""
+    if examples is None:
+        examples = torch.zeros(shape, dtype=torch.long, device=like.device)
+    return examples if padding is None else examples.masked_fill(padding, _PADDING)
+
+
+def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """For each token, the first of the others that are of its example, and one past the last;
+    equal for padding."""
+    tokens, others = tokens.contiguous(), others.contiguous()
+    begin = torch.searchsorted(others, tokens)
+    end = torch.searchsorted(others, tokens, right=True)
+    return begin, torch.where(tokens < _PADDING, end, begin)
+
+
+class _Triple(NamedTuple):
+    """Queries [B, H, G or N, E] of one softmax, its keys and values [B, H, M, E], global tokens
+    before long ones; and what each label adds to a query's logits, [B, H, G or N, L]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    added: Tensor
+
+
+class GlobalLocalAttention(nn.Module):
+    """Attention of both streams.
+
+    Args:
+        embed_dim: D.
+        num_heads: H.
+        radius: r; a long token sees those up to r away on either side.
+        max_distance: k of the labels; 0: long tokens have one label, and so have global ones.
+        projections: "separate" (2 of queries, 4 of keys, 4 of values, 2 of outputs: the paper's
+            default), "shared-kv" (keys and values of a stream serve the queries of both), or
+            "shared" (one of each).
+        hard: a global token sees its own span alone of the long input (g2l).
+        hard_long: a long token sees those global tokens alone that stand for it (l2g).
+        clusters: global tokens are centroids: each stands for the long tokens whose logits of
+            all heads are together largest for it (l2g). Neither paper has this. The softmax of
+            long tokens over all global ones teaches queries, keys and centroids, and so what
+            belongs together.
+        same_cluster: beyond the radius a long token sees so many of its cluster on either side,
+            the nearest ones, also of other paragraphs. They have a label of their own, which
+            learns how much a cluster counts against nearness. 0: none. Neither paper has this.
+        dropout: of the attention weights, in training.
+        num_labels: L.
+        kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
+
+    Raises:
+        ValueError: sizes that are not allowed.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        radius: int,
+        max_distance: int = 12,
+        projections: str = "separate",
+        hard: bool = False,
+        hard_long: bool = False,
+        clusters: bool = False,
+        same_cluster: int = 0,
+        dropout: float = 0.0,
+        num_labels: int = NUM_LABELS,
+        kernel: str = "auto",
+    ):
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"a width of {embed_dim} does not divide among {num_heads} heads; allowed: a "
+                f"number of heads that divides {embed_dim}"
+            )
+        sizes = {"radius": radius, "max_distance": max_distance, "same_cluster": same_cluster}
+        for name, value in sizes.items():
+            if value < 0:
+                raise ValueError(f"{name} is {value}; allowed: 0 or more")
+        if same_cluster and not clusters:
+            raise ValueError(f"same_cluster is {same_cluster}; allowed: 0 without clusters")
+        own = 5 if same_cluster else 4  # labels that are no distances, and the token's own
+        if num_labels < 2 * max_distance + own:
+            raise ValueError(
+                f"max_distance is {max_distance}, which takes {2 * max_distance + own} labels; "
+                f"allowed: {(num_labels - own) // 2} or less"
+            )
+        if projections not in PROJECTIONS:
+            raise ValueError(f"projections is {projections}; allowed: {', '.join(PROJECTIONS)}")
+        self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
+        self.radius, self.labels = radius, Labels(max_distance)
+        self.hard, self.hard_long = hard, hard_long
+        self.clusters, self.same_cluster = clusters, same_cluster
+        self.dropout, self.impl, self.projections = dropout, kernel, projections
+        streams = {"separate": "gl", "shared-kv": "gl", "shared": "g"}[projections]
+        pairs = {"separate": ("g2g", "g2l", "l2g", "l2l"), "shared-kv": "gl", "shared": "g"}
+        names = [*(f"q_{s}" for s in streams), *(f"out_{s}" for s in streams)]
+        names += [f"{x}_{pair}" for x in "kv" for pair in pairs[projections]]
+        self.linear = nn.ModuleDict({name: nn.Linear(embed_dim, embed_dim) for name in names})
+        for linear in self.linear.values():
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        table = torch.empty(2, num_labels, num_heads, self.head_dim)  # of global queries, of long
+        self.label_vectors = nn.Parameter(nn.init.trunc_normal_(table, std=0.5, a=-1.0, b=1.0))
+        self.label_biases = nn.Parameter(torch.zeros(2, num_labels, num_heads))
+
+    def named(self, what: str, pair: str) -> str:
+        """The name in ``linear`` of a projection: of ``what`` ("q", "k", "v" or "out") for "g2l",
+        say: queries of the global stream, and keys and values of the long one."""
+        if self.projections == "shared":
+            return f"{what}_g"
+        if what in "kv" and self.projections == "separate":
+            return f"{what}_{pair}"
+        return f"{what}_{pair[-1] if what in 'kv' else pair[0]}"
+
+    def forward(
+        self, x_global: Tensor, x_long: Tensor, structure: Structure
+    ) -> tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            x_global: [B, G, D].
+            x_long: [B, N, D].
+            structure: of the batch.
+
+        Returns:
+            The same shapes; anything for padding.
+        """
+        of_global, of_long = (
+            self._triple(side, stream, x_global, x_long) for side, stream in enumerate(("g", "l"))
+        )
+        if self.clusters:
+            structure = structure.clustered(self._assigned(of_long, structure))
+        parts = [self._among_global(of_global, structure)]
+        for ranges in self._of_spans(structure):
+            parts += self._of_ranges(of_global, *ranges, structure.order)
+        attended_global = join(parts)[0]
+        parts = [self._of_range(of_long, *range_) for range_ in self._of_long(structure)]
+        if self.labels.most:
+            parts.append(self._nearest(of_long, structure))
+        if self.same_cluster and structure.length:
+            parts += self._of_members(of_long, structure)
+        attended_long = join(parts)[0]
+        return (
+            self.linear[self.named("out", "g2g")](attended_global.transpose(1, 2).flatten(2)),
+            self.linear[self.named("out", "l2l")](attended_long.transpose(1, 2).flatten(2)),
+        )
+
+    def _triple(self, side: int, stream: str, x_global: Tensor, x_long: Tensor) -> _Triple:
+        own = x_long if stream == "l" else x_global
+        q = self._heads(self.linear[self.named("q", stream + stream)](own))
+        k, v = (
+            self._heads(
+                torch.cat(
+                    [
+                        self.linear[self.named(what, f"{stream}2g")](x_global),
+                        self.linear[self.named(what, f"{stream}2l")](x_long),
+                    ],
+                    dim=1,
+                )
+            )
+            for what in "kv"
+        )
+        added = torch.einsum("bhne,lhe->bhnl", q, self.label_vectors[side].to(q))
+        added = added + self.label_biases[side].T[:, None].to(q)
+        added = at_least_float32(added) * self.head_dim**-0.5
+        return _Triple(q, k, v, added)
+
+    @torch.no_grad()
+    def _assigned(self, of_long: _Triple, structure: Structure) -> Tensor:
+        """The global token of its example that each long one is nearest to, int64 [B, N]."""
+        number = structure.spans.size(1)
+        logits = torch.einsum("bhne,bhge->bng", of_long.q, of_long.k[:, :, :number])
+        low, high = (bound.unsqueeze(-1) for bound in structure.global_bounds)
+        place = torch.arange(number, device=logits.device)
+        return logits.masked_fill((place < low) | (place >= high), -torch.inf).argmax(-1)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _of_range(
+        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int
+    ) -> tuple[Tensor, Tensor]:
+        """What long tokens find in a range of key slots that has one label.
+
+        Args:
+            lo, hi: int64 [B, N].
+        """
+        number, total = lo.size(-1), triple.k.size(2)
+        first = total - number
+        q = pad(triple.q, (0, 0, first, 0))
+        lo, hi = (pad(bound, (first, 0)).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
+        out, lse = self._by_kernel(q, triple.k, triple.v, Layout(lo, hi))
+        return out[:, :, first:], lse[:, :, first:] + triple.added[..., label]
+
+    def _of_ranges(
+        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int, order: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What global tokens find in each of R ranges of key slots that have one label.
+
+        Args:
+            lo, hi: int64 [B, G, R].
+            order: of the long keys; see :class:`Structure`.
+        """
+        number, several = lo.shape[1:]
+        asked, keys = number * several, triple.k.size(2)
+        slots = max(asked, keys)
+        q = pad(triple.q.repeat_interleave(several, dim=2), (0, 0, 0, slots - asked))
+        k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (triple.k, triple.v))
+        lo, hi = (
+            pad(bound.flatten(1), (0, slots - asked)).unsqueeze(1)
+            for bound in (lo, torch.maximum(lo, hi))
+        )
+        if order is not None:
+            slot = torch.arange(slots, device=order.device).repeat(len(order), 1)
+            slot[:, number:keys] = order + number
+            order = slot.unsqueeze(1)
+        out, lse = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
+        out = out[:, :, :asked].unflatten(2, (number, several)).unbind(3)
+        lse = lse[:, :, :asked].unflatten(2, (number, several)).unbind(3)
+        added = triple.added[..., label]
+        return [(each, of_each + added) for each, of_each in zip(out, lse, strict=True)]
+
+    def _by_kernel(self, q, k, v, layout: Layout) -> tuple[Tensor, Tensor]:
+        return ranged_attention(q, k, v, layout, dropout=self._dropout, impl=self.impl)
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _of_spans(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """What global tokens see of the long input: ranges of key slots, several of each, and
+        their label."""
+        first, (low, high) = structure.spans.size(1), structure.bounds_of_global
+        begin, end = structure.own
+        yield first + begin, first + end, self.labels.mine
+        after = torch.cat([low.unsqueeze(-1), end], dim=-1)
+        until = torch.cat([begin, high.unsqueeze(-1)], dim=-1)
+        for range_ in _others(after, until, self.hard, structure.exempt):
+            yield *(first + bound for bound in range_), self.labels.others
+
+    def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """What long tokens see in addition to their nearest neighbours, likewise."""
+        after, high = structure.global_bounds
+        for mine in structure.mine.unbind(-1):
+            for range_ in _others(after, mine, self.hard_long, structure.exempt_long):
+                yield *range_, self.labels.others
+            after = torch.minimum(mine + 1, high)
+            yield mine, after, self.labels.mine
+        for range_ in _others(after, high, self.hard_long, structure.exempt_long):
+            yield *range_, self.labels.others
+
+        first, most = structure.spans.size(1), self.labels.most
+        begin, end = self._nearby(structure)
+        place = torch.arange(structure.length, device=begin.device)
+        if not most:
+            yield first + begin, first + end, 0
+        elif self.radius >= most:
+            yield first + begin, first + torch.maximum(begin, place - most + 1), 2 * most
+            yield first + torch.minimum(end, place + most), first + end, most
+
+    def _nearby(self, structure: Structure) -> tuple[Tensor, Tensor]:
+        """The first long token that each sees by the radius, and one past the last, [B, N]."""
+        low, high = structure.local_bounds
+        place = torch.arange(structure.length, device=low.device)
+        begin = torch.maximum(place - self.radius, low)
+        return begin, torch.minimum(place + self.radius + 1, high)
+
+    def _of_members(self, triple: _Triple, structure: Structure) -> list[tuple[Tensor, Tensor]]:
+        """What long tokens find in those of their cluster beyond the radius, on either side."""
+        first, order = structure.spans.size(1), structure.order.unsqueeze(1)
+        k, v = (x[:, :, first:] for x in (triple.k, triple.v))
+        added, parts = triple.added[..., self.labels.same_cluster], []
+        for range_ in structure.members(*self._nearby(structure), self.same_cluster):
+            lo, hi = (bound.unsqueeze(1) for bound in range_)
+            layout = Layout(lo, hi, order, order, reach=self.same_cluster)
+            out, lse = self._by_kernel(triple.q, k, v, layout)
+            parts.append((out, lse + added))
+        return parts
+
+    def _nearest(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
+        """What long tokens find in those less than k away, whose labels differ."""
+        reach = min(self.labels.most - 1, self.radius)
+        length, first = structure.length, structure.spans.size(1)
+        blocks = max(-(-length // _BLOCK), 1)  # also where the long input is empty
+        more = blocks * _BLOCK - length
+        q = pad(triple.q, (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
+        k, v = (
+            pad(x[:, :, first:], (0, 0, reach, reach + more)).unfold(2, _BLOCK + 2 * reach, _BLOCK)
+            for x in (triple.k, triple.v)
+        )  # [B, H, blocks, E, keys]
+        place = torch.arange(_BLOCK, device=q.device)
+        distance = torch.arange(_BLOCK + 2 * reach, device=q.device) - reach - place.unsqueeze(-1)
+        label = self.labels.of_distance(distance)
+        added = pad(triple.added[..., : 2 * self.labels.most + 1], (0, 0, 0, more))
+        added = added.unflatten(2, (blocks, _BLOCK))
+        added = added.gather(-1, label.expand(*added.shape[:3], -1, -1))
+        logits = at_least_float32(q @ k) * self.head_dim**-0.5 + added
+        low, high = (
+            pad(bound, (0, more)).view(-1, 1, blocks, _BLOCK, 1)
+            for bound in structure.local_bounds
+        )
+        key = distance + torch.arange(blocks * _BLOCK, device=q.device).view(blocks, _BLOCK, 1)
+        hidden = (distance.abs() > reach) | (key < low) | (key >= high)
+        return _attended(logits, v.mT, hidden, self._dropout, length)
+
+    def _among_global(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
+        """What global tokens find in each other."""
+        number = structure.spans.size(1)
+        place = torch.arange(number, device=triple.q.device)
+        label = self.labels.of_distance(place - place.unsqueeze(-1))
+        if structure.paragraphs is not None:
+            paragraphs = structure.paragraphs
+            apart = paragraphs.unsqueeze(2) != paragraphs.unsqueeze(1)
+            label = torch.where(apart, self.labels.other_paragraph, label)
+            label = label.unsqueeze(1)
+        q, k, v = (x[:, :, :number] for x in triple[:3])
+        logits = at_least_float32(q @ k.mT) * self.head_dim**-0.5
+        logits = logits + triple.added.gather(-1, label.expand_as(logits))
+        hidden = ~structure.global_pairs.unsqueeze(1)
+        return _attended(
+            logits.unsqueeze(2), v.unsqueeze(2), hidden.unsqueeze(2), self._dropout, number
+        )
+
+
+def _others(
+    begin: Tensor, end: Tensor, hard: bool, exempt: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A range of tokens of the other stream that a token has nothing to do with: once if some
+    token sees it, empty for tokens that do not."""
+    if not hard:
+        yield begin, end
+    elif exempt is not None:
+        exempt = exempt.view(exempt.shape + (1,) * (end.dim() - exempt.dim()))
+        yield begin, torch.where(exempt, end, begin)
+
+
+def _attended(
+    logits: Tensor, v: Tensor, hidden: Tensor, rate: float, length: int
+) -> tuple[Tensor, Tensor]:
+    """Values and log-sum-exps of blocks of queries, put together.
+
+    Args:
+        logits: [B, H, blocks, queries, keys].
+        v: [B, H, blocks, keys, E].
+        hidden: bool, as logits.
+        rate: of dropout.
+        length: queries that there are.
+    """
+    logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)  # -inf has no gradient
+    if not logits.numel():  # no global token
+        return v.flatten(2, 3)[:, :, :length], logits.sum(-1).flatten(2, 3)
+    highest = logits.detach().amax(-1, keepdim=True)
+    weights = (logits - highest).exp()  # once for the softmax and its log-sum-exp
+    total = weights.sum(-1, keepdim=True)
+    out = dropout(weights / total, rate).to(v.dtype) @ v
+    lse = (highest + total.log()).squeeze(-1)
+    return out.flatten(2, 3)[:, :, :length], lse.flatten(2, 3)[:, :, :length]

@@ -1,0 +1,232 @@
+"""``--arch etc_keyphrases``: keyphrases of web pages, by ETC's encoder (Ainslie et al. 2020,
+section 4 and appendix B: OpenKP).
+
+The page's subwords are the long input; each node of the page has a global token. What a node looks
+like is added to its global token and to its subwords. A word is the sum of its subwords' final
+states; convolutions of widths 1 to 5 over words make n-grams, each of which has a logit.
+
+Where the paper is brief, this follows the authors' code: the layers of what nodes look like, the
+ranges of pixels, the buckets of font sizes, and the norms in the head.
+
+Shape letters: B batch, N tokens, W words, G nodes, D width.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import gelu, pad
+
+from fairseq_clusterformer.etc.global_local import Structure
+from fairseq_clusterformer.etc.pages import MOST_WORDS
+from fairseq_clusterformer.precision import at_least_float32
+
+from . import encoder as etc
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from .lift import LiftOptions, Lifts
+from fairseq_clusterformer.models.options import complete
+
+#: the largest font size of each bucket; larger ones are the last, the 24th
+FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)
+#: places among the 20 numbers of a node (see `data.pages.VISUAL`)
+_CROSSED = (4, 6, 9)  # block, heading, bold
+_FONTS = (8, 18)  # of the node and of its parent
+_FLAGS = (5, 7, 16, 17, 19)  # inline, leaf; the parent's heading, leaf, bold
+#: of the node and of its parent: x, width, y and height, and the pixels that become -1 and 1
+_PIXELS = (0, 1, 2, 3, 10, 11, 12, 13)
+_RANGES = ((-50, 1500), (0, 1500), (-50, 6000), (0, 18000)) * 2
+
+
+@dataclass
+class ETCKeyphrasesConfig(LiftOptions):
+    """Options of the encoder, and of what it reads."""
+
+    no_visual_features: bool = field(
+        default=False, metadata={"help": "do not read what the nodes of a page look like"}
+    )
+    fixed_blocks: bool = field(
+        default=False,
+        metadata={
+            "help": "global tokens stand for --block tokens each, instead of for nodes; without "
+            "what nodes look like"
+        },
+    )
+
+
+class VisualFeatures(nn.Module):
+    """What a node looks like, as a vector (appendix B): its font size and that of its parent, in
+    24 buckets; block, heading and bold together; and two layers over all other numbers.
+
+    Args:
+        embed_dim: D.
+    """
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        buckets = len(FONT_SIZES) + 1
+        self.fonts = nn.ModuleList(nn.Embedding(buckets, embed_dim) for _ in _FONTS)
+        self.crossed = nn.Embedding(2 ** len(_CROSSED), embed_dim)
+        self.dense = nn.ModuleList(
+            nn.Linear(inputs, embed_dim) for inputs in (len(_PIXELS) + len(_FLAGS), embed_dim)
+        )
+        for layer in (*self.fonts, self.crossed, *self.dense):
+            nn.init.trunc_normal_(layer.weight, std=0.02, a=-0.04, b=0.04)
+        for layer in self.dense:
+            nn.init.zeros_(layer.bias)
+        # whole numbers, which stay what they are in a model of half precision
+        self.register_buffer("ranges", torch.tensor(_RANGES), persistent=False)
+        self.register_buffer("sizes", torch.tensor(FONT_SIZES), persistent=False)
+
+    def forward(self, visual: Tensor) -> Tensor:
+        """[B, G, 20], int64, to [B, G, D]."""
+        x = self.crossed(sum(visual[..., i] << n for n, i in enumerate(reversed(_CROSSED))))
+        for place, embedding in zip(_FONTS, self.fonts, strict=True):
+            x = x + embedding(torch.bucketize(visual[..., place].contiguous(), self.sizes))
+        dense = torch.cat([self.scaled(visual[..., _PIXELS]), visual[..., _FLAGS]], dim=-1)
+        dense = dense.to(x.dtype)
+        for layer in self.dense:
+            dense = gelu(layer(dense))
+        return x + dense
+
+    def scaled(self, pixels: Tensor) -> Tensor:
+        """Pixels [..., 8] within their ranges, and these as -1 to 1."""
+        least, most = self.ranges.unbind(-1)
+        return 2 * (pixels.clamp(least, most) - least) / (most - least) - 1
+
+
+class PageEncoder(etc.ETCEncoder):
+    """ETC's encoder, where something is added to the words instead of types that differ.
+
+    Its ``types`` and ``global_types`` are what is added, [B, N, D] and [B, G, D]; None: nothing.
+    """
+
+    def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
+        types = torch.full_like(words, default)
+        x = self.embed_tokens(words) + self.embed_types(types)
+        x = self.layernorm_embedding(x if kinds is None else x + kinds)
+        return nn.functional.dropout(x, self.dropout, self.training)
+
+
+class PhraseHead(nn.Module):
+    """Logits of n-grams from the states of subwords.
+
+    Args:
+        embed_dim: D.
+    """
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        widths = range(1, MOST_WORDS + 1)
+        self.word_norm = nn.LayerNorm(embed_dim)
+        self.convolutions = nn.ModuleList(nn.Conv1d(embed_dim, embed_dim, n) for n in widths)
+        self.norms = nn.ModuleList(nn.LayerNorm(embed_dim) for _ in widths)
+        self.logits = nn.ModuleList(nn.Linear(embed_dim, 1, bias=False) for _ in widths)
+        for width, convolution, linear in zip(widths, self.convolutions, self.logits, strict=True):
+            nn.init.trunc_normal_(convolution.weight, std=0.02 / math.sqrt(width))
+            nn.init.zeros_(convolution.bias)
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+
+    def forward(self, states: Tensor, words: Tensor, num_words: Tensor) -> Tensor:
+        """Logits, [B, 5, W]: row i has those of n-grams of i + 1 words, by their first word; -inf
+        where there is none.
+
+        Args:
+            states: of tokens, [B, N, D]; 0 for padding.
+            words: the word of each token, int64 [B, N].
+            num_words: int64 [B]; the largest is W.
+        """
+        number = int(num_words.max())
+        # a width that no page has words for has a gradient too, of 0
+        room = max(number, MOST_WORDS)
+        x = states.new_zeros(len(states), room, states.size(-1))
+        x = x.scatter_add(1, words.unsqueeze(-1).expand_as(states), states)
+        x = self.word_norm(x).transpose(1, 2)
+        place = torch.arange(room, device=x.device)
+        found = []
+        for more, (convolution, norm, linear) in enumerate(
+            zip(self.convolutions, self.norms, self.logits, strict=True)
+        ):
+            logits = linear(norm(gelu(convolution(x)).transpose(1, 2))).squeeze(-1)
+            behind = place + more >= num_words.unsqueeze(1)
+            found.append(pad(logits, (0, more)).masked_fill(behind, -torch.inf))
+        return torch.stack(found, dim=1)[..., :number]
+
+
+@register_model("etc_keyphrases", dataclass=ETCKeyphrasesConfig)
+class ETCKeyphrases(Lifts, EncoderOnlyModel):
+    """A :class:`PageEncoder`, what nodes look like, and a :class:`PhraseHead`."""
+
+    def __init__(self, args, task):
+        super().__init__(PageEncoder(args, task.source_dictionary))
+        self.args = args
+        self.visual = None
+        if not (args.no_visual_features or args.fixed_blocks):
+            self.visual = VisualFeatures(args.encoder_embed_dim)
+        self.head = PhraseHead(args.encoder_embed_dim)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        complete(args, ETCKeyphrasesConfig)
+        if args.clusters:
+            raise ValueError(
+                f"--clusters is {args.clusters}; allowed: 0 for keyphrases, where global tokens "
+                "stand for nodes of the page"
+            )
+        return cls(args, task)
+
+    def forward(
+        self, src_tokens: Tensor, page: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Rate the n-grams of pages.
+
+        Args:
+            src_tokens: int64 [B, N], with padding behind.
+            page: see :func:`~fairseq_clusterformer.etc.page_dataset.batch_of_pages`.
+
+        Returns:
+            Logits, [B, 5, W], see :class:`PhraseHead`; and the layers' ``reports``, of which there
+            are none.
+
+        Raises:
+            ValueError: padding before a token.
+        """
+        states = self.encoded(src_tokens, page)
+        padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
+        own = {name: at_least_float32(p) for name, p in self.head.named_parameters()}
+        with torch.autocast(states.device.type, enabled=False):
+            states = at_least_float32(states).masked_fill(padding, 0.0)
+            given = (states, page["words"], page["num_words"])
+            logits = functional_call(self.head, own, given)
+        return logits, {"reports": {"encoder": []}}
+
+    def encoded(self, src_tokens: Tensor, page: dict[str, Tensor]) -> Tensor:
+        """The final states of tokens, [B, N, D]; see `forward`."""
+        if self.args.fixed_blocks:
+            return self.encoder(src_tokens).of_long
+        number = torch.arange(page["nodes"].size(1), device=src_tokens.device)
+        structure = Structure(
+            page["nodes"],
+            src_tokens.size(1),
+            long_padding=src_tokens.eq(self.encoder.dictionary.pad()),
+            global_padding=number >= page["num_nodes"].unsqueeze(1),
+        )
+        of_nodes = of_tokens = None
+        if self.visual is not None:
+            of_nodes = self.visual(page["visual"])
+            nodes = page["token_nodes"].unsqueeze(-1)
+            of_tokens = of_nodes.gather(1, nodes.expand(-1, -1, of_nodes.size(-1)))
+        of = self.encoder(src_tokens, structure, types=of_tokens, global_types=of_nodes)
+        return of.of_long
+
+
+for _name in ("tiny", "small", "base", "large"):
+    register_model_architecture("etc_keyphrases", f"etc_keyphrases_{_name}")(getattr(etc, _name))

@@ -1,0 +1,108 @@
+"""``--task etc_keyphrases``: find the keyphrases of web pages (Ainslie et al. 2020: OpenKP)."""
+
+import logging
+from dataclasses import dataclass, field
+
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
+from fairseq_clusterformer.etc.page_dataset import PageDataset
+from fairseq_clusterformer.etc.pages import PageData
+from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
+
+from fairseq_clusterformer.tasks.own_models import OwnModels
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ETCKeyphrasesTaskConfig(FairseqDataclass):
+    """Options; the defaults are the paper's."""
+
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder that `clusterformer prepare keyphrases` made"},
+    )
+    max_positions: int = field(
+        default=4096, metadata={"help": "most tokens of a page, which is cut between words"}
+    )
+    max_nodes: int = field(
+        default=512, metadata={"help": "most nodes of a page, which is cut behind them"}
+    )
+    no_shuffle: bool = field(
+        default=False,
+        metadata={"help": "keep the order of pages of one length, instead of a random one"},
+    )
+    train_subset: str = II("dataset.train_subset")
+
+
+@register_task("etc_keyphrases", dataclass=ETCKeyphrasesTaskConfig)
+class ETCKeyphrasesTask(OwnModels, FairseqTask):
+    """Pages, and the phrases in them that say what they are about."""
+
+    name, architectures = "etc_keyphrases", "etc_keyphrases"
+    models, criterion = (ETCKeyphrases,), ETCKeyphrasesLoss
+
+    def __init__(self, cfg: ETCKeyphrasesTaskConfig, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+
+    @classmethod
+    def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
+        """Read the dictionary.
+
+        Raises:
+            FileNotFoundError: no dictionary.
+            ValueError: an option that is not allowed.
+        """
+        for name in ("max_positions", "max_nodes"):
+            if (value := getattr(cfg, name)) < 1:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} is {value}; allowed: 1 or more")
+        dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
+        logger.info(f"{len(dictionary)} symbols")
+        return cls(cfg, dictionary)
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> PageDataset:
+        """Load "train", "valid" or "test", and log what is cut. Pages that lose all their
+        keyphrases are left out of training, as in the paper.
+
+        Raises:
+            FileNotFoundError: a file that is missing.
+            ValueError: files that do not fit together, or no page to train on.
+        """
+        in_training = split == self.cfg.train_subset
+        data = PageData(self.cfg.data, split)
+        dataset = PageDataset(
+            data,
+            self.dictionary,
+            split=split,
+            max_positions=self.cfg.max_positions,
+            max_nodes=self.cfg.max_nodes,
+            only_with_phrases=in_training,
+            shuffle=not self.cfg.no_shuffle,
+        )
+        options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"
+        if dataset.cut:
+            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut ({options})")
+        if lost := len(data) - len(dataset):
+            logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
+        if not len(dataset):
+            raise ValueError(
+                f"{split} of {self.cfg.data}: no page has a keyphrase left ({options}); allowed: "
+                "one or more"
+            )
+        self.datasets[split] = dataset
+        return dataset
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> None:
+        return None

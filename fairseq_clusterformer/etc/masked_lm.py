@@ -1,0 +1,135 @@
+"""``--arch etc_masked_lm``: masked words, by ETC's encoder (Ainslie et al. 2020).
+
+The task ``etc_masked_lm`` trains it on documents with their sentences as parts, and to recognise
+hidden parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+
+from fairseq_clusterformer.etc.global_local import Structure
+from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE
+
+from . import encoder as etc
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from .lift import LiftOptions, Lifts
+from fairseq_clusterformer.models.options import complete
+
+_GLOBAL = ("<s>", "<mask>")  # words of the global tokens of parts that are seen, and hidden
+
+
+@dataclass
+class ETCMaskedLMConfig(LiftOptions):
+    """Options of the encoder."""
+
+
+@register_model("etc_masked_lm", dataclass=ETCMaskedLMConfig)
+class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
+    """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings.
+
+    Where the task hides parts, a linear map of the global token of a hidden part in its context,
+    and another of that part's global token where the part stands alone, are to agree: contrastive
+    predictive coding (section 3.3; the paper leaves the maps open).
+    """
+
+    def __init__(self, args, task):
+        super().__init__(args, task)
+        self.contrast = None
+        if getattr(task, "hides_parts", False):
+            width = args.encoder_embed_dim
+            maps = {name: nn.Linear(width, width) for name in ("context", "alone")}
+            self.contrast = nn.ModuleDict(maps)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        complete(args, ETCMaskedLMConfig)
+        parts = getattr(getattr(task, "cfg", None), "parts", "none")
+        if args.clusters and parts != "none":
+            raise ValueError(
+                f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
+                "--clusters 0"
+            )
+        return cls(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, task) -> etc.ETCEncoder:
+        """The encoder that the options name.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        return etc.ETCEncoder(args, task.source_dictionary)
+
+    def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """As fairseq's; the two maps are left out where the task hides no parts."""
+        super().upgrade_state_dict(state_dict)
+        if self.contrast is None:
+            for name in [name for name in state_dict if name.startswith("contrast.")]:
+                del state_dict[name]
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        src_id: Tensor | None = None,
+        masked_tokens: Tensor | None = None,
+        parts: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, dict]:
+        """Guess words, and say what hidden parts are like.
+
+        Args:
+            src_tokens, src_lengths, src_id, masked_tokens: as its parent's.
+            parts: what :class:`~fairseq_clusterformer.etc.masked_parts.MaskedParts` says of
+                them; None: fixed blocks.
+
+        Returns:
+            As its parent's; with ``parts``, also "contrast": what the S hidden parts should be
+            like, and what they are, both [S, D].
+        """
+        if parts is None:
+            return super().forward(src_tokens, masked_tokens=masked_tokens)
+        streams = self.read(src_tokens, parts)
+        extra = {"reports": {"encoder": []}}
+        if self.contrast is not None:
+            expected = self.contrast["context"](streams.of_global[parts["hidden"]])
+            extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
+        return self.lm_head(streams.of_long, masked_tokens), extra
+
+    def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> etc.Streams:
+        """What the encoder makes of documents with their parts; see `forward`."""
+        words = self.encoder.dictionary
+        structure = Structure(
+            parts["spans"],
+            src_tokens.size(1),
+            long_padding=src_tokens.eq(words.pad()),
+            global_padding=parts["global_examples"].eq(NO_EXAMPLE),
+            long_examples=parts["long_examples"],
+            global_examples=parts["global_examples"],
+        )
+        hidden = parts["hidden"]
+        begin, mask = (hidden.new_full((), words.index(w), dtype=torch.long) for w in _GLOBAL)
+        return self.encoder(src_tokens, structure, torch.where(hidden, mask, begin))
+
+    def _alone(self, alone: dict[str, Tensor]) -> Tensor:
+        """States of the global tokens of parts that stand alone, [S, D]."""
+        rows, places = alone["at"].unbind(-1)
+        if not len(rows):
+            return self.lm_head.dense.weight.new_empty(0, self.args.encoder_embed_dim)
+        return self.read(alone["src_tokens"], alone).of_global[rows, places]
+
+    def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
+        """As its parent's; no layer clusters."""
+        return self.encoder(src_tokens).of_long, []
+
+
+for _name in ("tiny", "small", "base", "large"):
+    register_model_architecture("etc_masked_lm", f"etc_masked_lm_{_name}")(getattr(etc, _name))

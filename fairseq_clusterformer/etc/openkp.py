@@ -1,0 +1,170 @@
+"""OpenKP (Xiong et al. 2019): web pages, what their parts look like, and their keyphrases.
+
+A line of its files is a JSON object with ``url``, ``text``, ``VDOM`` and ``KeyPhrases``. Words are
+what stands between single blanks. ``VDOM`` is JSON in a string: the nodes of the page in their
+order, each with its ``text``, its words from ``start_idx`` to ``end_idx``, and 20 numbers as its
+``feature``; see :data:`~fairseq_clusterformer.etc.pages.VISUAL`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fairseq_clusterformer.corpora.question_answering.records import (
+    Drops,
+    Unusable,
+    convert,
+    get,
+    json_lines,
+    parse_json,
+)
+
+_NUMBERS = 20
+_YES_OR_NO = {4, 5, 6, 7, 9, 14, 15, 16, 17, 19}
+_MOST_PIXELS = 1 << 30  # what is stored is int32
+
+
+@dataclass(frozen=True)
+class PageRecord:
+    """A page.
+
+    Args:
+        id: its address.
+        words: none is empty.
+        nodes: words [first, last) of each node; they cover all words in their order.
+        visual: what each node looks like, in whole numbers.
+        phrases: its distinct keyphrases, each as words in lower case; None: unknown.
+    """
+
+    id: str
+    words: tuple[str, ...]
+    nodes: tuple[tuple[int, int], ...]
+    visual: tuple[tuple[int, ...], ...]
+    phrases: tuple[tuple[str, ...], ...] | None
+
+
+def openkp(path: Path, drops: Drops, *, most_words: int, keep_unfound: bool = False) -> Iterator:
+    """Yield the `PageRecord` of each line. Of one address the first page is kept.
+
+    Args:
+        most_words: of a keyphrase that can be found.
+        keep_unfound: keep pages whose keyphrases are unknown, or stand in none of their nodes.
+    """
+
+    def to_record(item: Mapping) -> PageRecord:
+        record = page_record(item)
+        if not keep_unfound and not phrase_places(record, most_words):
+            told = record.phrases and ", ".join(map(repr, map(" ".join, record.phrases)))
+            raise Unusable("no keyphrase in the text", f"{told or 'none'} of {record.id}")
+        return record
+
+    return convert(json_lines(path, drops), to_record, drops)
+
+
+def page_record(item: Mapping) -> PageRecord:
+    """The record of one page, given as in OpenKP's files.
+
+    Raises:
+        Unusable: with what is wrong.
+    """
+    url, text = get(item, "url"), get(item, "text")
+    try:
+        (url + text).encode()
+    except UnicodeEncodeError as error:
+        char = error.object[error.start]
+        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+    given = text.split(" ")
+    # words that are empty, as between two blanks, are left out
+    number = list(accumulate((bool(word.strip()) for word in given), initial=0))
+    words = tuple(word for word in given if word.strip())
+    if not words:
+        raise Unusable("empty text", f"text of {url}")
+    nodes, visual = [], []
+    last = 0
+    for place, node in enumerate(_parsed(item, "VDOM")):
+        start, end = get(node, "start_idx", int), get(node, "end_idx", int)
+        if start != last or not start <= end <= len(given):
+            raise Unusable(
+                "nodes that do not cover the text",
+                f"node {place} of {url} is words [{start}, {end}); allowed: from {last} to "
+                f"{len(given)} or before",
+            )
+        last, found = end, " ".join(given[start:end])
+        if get(node, "text") != found:
+            raise Unusable(
+                "node of another text",
+                f"node {place} of {url} is {node['text'][:60]!r}, where the text has "
+                f"{found[:60]!r}",
+            )
+        nodes.append((number[start], number[end]))
+        visual.append(_visual(node, f"node {place} of {url}"))
+    if last != len(given):
+        raise Unusable(
+            "nodes that do not cover the text",
+            f"the last node of {url} ends at word {last}; allowed: {len(given)}",
+        )
+    return PageRecord(url, words, tuple(nodes), tuple(visual), _phrases(item))
+
+
+def phrase_places(record: PageRecord, most_words: int) -> list[tuple[int, int]]:
+    """Where each keyphrase first stands in one node: its first word, and its number of words;
+    without those that do not, or that have more than ``most_words``."""
+    lower = [word.lower() for word in record.words]
+    places = []
+    for phrase in record.phrases or ():
+        length = len(phrase)
+        starts = (
+            place
+            for first, last in record.nodes
+            for place in range(first, last - length + 1)
+            if lower[place] == phrase[0] and tuple(lower[place : place + length]) == phrase
+        )
+        found = next(starts, None) if length <= most_words else None
+        if found is not None:
+            places.append((found, length))
+    return places
+
+
+def _parsed(item: Mapping, name: str) -> list:
+    """A list, which may be JSON in a string."""
+    value = get(item, name, (str, list))
+    if isinstance(value, str):
+        try:
+            value = parse_json(value.encode())
+        except Unusable as error:
+            raise Unusable(f"{error.reason} in {name}", error.detail) from None
+        if not isinstance(value, list):
+            raise Unusable(f"no {name}", f"{name} is {str(value)[:80]}; allowed: a list")
+    return value
+
+
+def _visual(node: Mapping, name: str) -> tuple[int, ...]:
+    numbers = get(node, "feature", list)
+    for place, value in enumerate(numbers):
+        known = isinstance(value, int | float) and math.isfinite(value)
+        if not known or (place in _YES_OR_NO and value not in (0, 1)):
+            allowed = "0 or 1" if place in _YES_OR_NO else "a number"
+            problem = f"feature {place} of {name} is {value}; allowed: {allowed}"
+            raise Unusable("feature that is none", problem)
+    if len(numbers) != _NUMBERS:
+        problem = f"{name} has {len(numbers)} features; allowed: {_NUMBERS}"
+        raise Unusable("feature that is none", problem)
+    return tuple(max(-_MOST_PIXELS, min(round(value), _MOST_PIXELS)) for value in numbers)
+
+
+def _phrases(item: Mapping) -> tuple[tuple[str, ...], ...] | None:
+    if item.get("KeyPhrases") is None:
+        return None
+    phrases = (_words(phrase) for phrase in _parsed(item, "KeyPhrases"))
+    return tuple(dict.fromkeys(phrase for phrase in phrases if phrase))
+
+
+def _words(phrase: Any) -> tuple[str, ...]:
+    """Of a list of words, or of a text."""
+    words = [phrase] if isinstance(phrase, str) else phrase
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise Unusable("no keyphrase", f"{str(phrase)[:80]}; allowed: a list of words")
+    return tuple(" ".join(words).lower().split())

@@ -1,0 +1,385 @@
+"""``--arch etc_reader``: answers from structured documents, by ETC's encoder.
+
+The question and the document are one long input (Ainslie et al. 2020, section 4 and appendix B).
+There are global tokens for all of it, for each token of the question, for each paragraph and for
+each sentence; see :func:`~fairseq_clusterformer.data.structure.global_tokens`.
+
+Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
+C candidates, D width.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+
+from fairseq_clusterformer.answers import TYPES, StructureLogits
+from fairseq_clusterformer.etc.global_local import Structure
+from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.data.structure import (
+    IN_QUESTION,
+    IN_TITLE,
+    OF_ALL,
+    OF_CANDIDATE,
+    OF_PARAGRAPH,
+    OF_QUESTION,
+    OF_SENTENCE,
+    OF_TEXT,
+    Outline,
+    batch_of_globals,
+    global_tokens,
+)
+
+from . import encoder as etc
+from fairseq_clusterformer.models.answer_heads import in_float32
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from .lift import LiftOptions, Lifts
+from fairseq_clusterformer.models.options import complete
+from fairseq_clusterformer.models.reader import check_padding
+
+STRUCTURES = ("contexts", "text", "flat")
+
+
+@dataclass
+class ETCReaderConfig(LiftOptions):
+    """Options of the encoder, and of what it answers."""
+
+    structure: str = field(
+        default="contexts",
+        metadata={
+            "help": "contexts: paragraphs are apart, their long tokens do not see each other, as "
+            "in ETC's HotpotQA and WikiHop; text: they follow each other, as in its Natural "
+            "Questions; flat: text where of all global tokens those of sentences and of the "
+            "question's tokens alone stand for something, the paper's ablation"
+        },
+    )
+    fixed_blocks: bool = field(
+        default=False,
+        metadata={"help": "global tokens stand for --block tokens each, and for nothing else"},
+    )
+
+    paragraphs_alone: bool = field(
+        default=False,
+        metadata={
+            "help": "sentences have no global tokens, as in ETC's Natural Questions, so that "
+            "longer documents keep within --max-global-positions"
+        },
+    )
+    supporting_facts: bool = field(
+        default=False,
+        metadata={"help": "say which sentences support an answer; the data must have them"},
+    )
+    narrow_cls: bool = field(
+        default=False,
+        metadata={
+            "help": "with --structure text --hard-global, the global <s> sees the long <s> alone, "
+            "as in ETC's Natural Questions; else it sees everything, as in its HotpotQA"
+        },
+    )
+
+
+class ETCReading(NamedTuple):
+    """What the encoder makes of questions and their documents; the first five as in `Reading`.
+
+    Attributes:
+        question: [B, 1, Q, D].
+        document: [B, N, D].
+        question_padding: bool [B, 1, Q].
+        document_padding: bool [B, N].
+        reports: none, for no layer clusters.
+        of_global: [B, G, D]; where global tokens stand for blocks or clusters, the first long
+            token of each part instead.
+        types: of the global tokens, int64 [B, G]; -1 for padding.
+        starts: the first token of the document that each stands for, int64 [B, G]; negative of
+            those in front of it.
+    """
+
+    question: Tensor
+    document: Tensor
+    question_padding: Tensor
+    document_padding: Tensor
+    reports: list[Report]
+    of_global: Tensor
+    types: Tensor
+    starts: Tensor
+
+
+class _LongInput(NamedTuple):
+    """Questions and documents behind them, L tokens: tokens, types and paragraphs int64 [B, L],
+    padding bool [B, L]; and the tokens of each question, int64 [B, 1]."""
+
+    tokens: Tensor
+    types: Tensor
+    padding: Tensor
+    paragraphs: Tensor
+    asked: Tensor
+
+
+class ETCReaderEncoder(etc.ETCEncoder):
+    """An encoder of questions and documents.
+
+    Args:
+        args: `ETCReaderConfig`.
+        dictionary: of questions and documents.
+    """
+
+    def __init__(self, args, dictionary):
+        super().__init__(args, dictionary)
+        self.narrow_cls, self.structure = args.narrow_cls, args.structure
+        self.by_parts = not (args.fixed_blocks or args.clusters)
+
+    def forward(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+        structure: dict[str, Tensor] | None = None,
+    ) -> ETCReading:
+        """Encode documents, each with its question; see :meth:`ETCReader.forward`.
+
+        Raises:
+            ValueError: padding before a token.
+        """
+        pad = self.dictionary.pad()
+        check_padding(question_tokens, document_tokens, pad)
+        if structure is None:
+            structure = self._paragraphs(question_tokens, document_tokens)
+        if text_mask is None:
+            text_mask = document_tokens.ne(self.dictionary.bos())
+        long = self._long_input(question_tokens, document_tokens, text_mask)
+        if self.by_parts:
+            streams = super().forward(
+                long.tokens,
+                self._parts(structure, long),
+                structure["words"],
+                long.types,
+                structure["types"],
+            )
+        else:
+            streams = super().forward(long.tokens, types=long.types)
+
+        def of_long(places: Tensor) -> Tensor:
+            """States at places [B, n] of the long input, [B, n, D]."""
+            places = places.clamp(max=long.tokens.size(1) - 1).unsqueeze(-1)
+            return streams.of_long.gather(1, places.expand(-1, -1, streams.of_long.size(-1)))
+
+        number = torch.arange(document_tokens.size(1), device=long.tokens.device)
+        first = structure["spans"][:, :, 0, 0]
+        return ETCReading(
+            question=streams.of_long[:, : question_tokens.size(1)].unsqueeze(1),
+            document=of_long(long.asked + number),
+            question_padding=question_tokens.eq(pad).unsqueeze(1),
+            document_padding=document_tokens.eq(pad),
+            reports=[],
+            of_global=streams.of_global if self.by_parts else of_long(first),
+            types=structure["types"].masked_fill(structure["words"].eq(pad), -1),
+            starts=first - long.asked,
+        )
+
+    def _long_input(
+        self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor
+    ) -> _LongInput:
+        """The question and the document behind it, with no padding in between."""
+        pad, bos = self.dictionary.pad(), self.dictionary.bos()
+        asked, told = (
+            tokens.ne(pad).sum(1, keepdim=True) for tokens in (question_tokens, document_tokens)
+        )
+        both = torch.cat([question_tokens, document_tokens], dim=1)
+        place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
+        in_question = place < asked
+        source = torch.where(in_question, place, place - asked + question_tokens.size(1))
+        source = source.clamp(max=both.size(1) - 1)
+        padding = place >= asked + told
+        tokens = both.gather(1, source).masked_fill(padding, pad)
+        is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
+        types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)
+        return _LongInput(
+            tokens=tokens,
+            types=types.masked_fill(in_question, IN_QUESTION),
+            padding=padding,
+            # each begins with <s>; the question's <s> is a paragraph of its own
+            paragraphs=(tokens.eq(bos) | place.eq(asked) | place.eq(1)).cumsum(1),
+            asked=asked,
+        )
+
+    def _parts(self, given: dict[str, Tensor], long: _LongInput) -> Structure:
+        """What global tokens stand for, and see."""
+        spans, types = given["spans"], given["types"]
+        hidden = given["words"].eq(self.dictionary.pad())
+        seen = {"long_padding": long.padding, "global_padding": hidden}
+        linked = torch.ones_like(hidden)
+        if self.structure == "flat":
+            linked = types.eq(OF_SENTENCE) | types.eq(OF_QUESTION)
+        elif not self.narrow_cls:
+            seen["exempt"] = types.eq(OF_ALL) & ~hidden
+        if self.structure == "contexts":
+            seen |= {"paragraphs": given["paragraphs"], "long_paragraphs": long.paragraphs}
+            linked = types.ne(OF_ALL)
+        return Structure(spans * linked[:, :, None, None], long.tokens.size(1), **seen)
+
+    def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
+        """Global tokens of documents whose sentences are unknown."""
+        pad, bos = self.dictionary.pad(), self.dictionary.bos()
+        rows = []
+        for question, document in zip(question_tokens.cpu(), document_tokens.cpu(), strict=True):
+            question, document = question[question != pad], document[document != pad]
+            (starts,) = document.eq(bos).nonzero(as_tuple=True)
+            rows.append(global_tokens(question, starts, len(document), Outline(), self.dictionary))
+        batch = batch_of_globals(rows, pad)
+        return {name: tensor.to(document_tokens.device) for name, tensor in batch.items()}
+
+    def clusters(self, reading: ETCReading) -> dict:
+        """None: no layer clusters."""
+        return {}
+
+
+class StructureHeads(nn.Module):
+    """Linear maps, computed in float32 or more: spans from the long stream; paragraphs, types,
+    supporting sentences and candidates from the tokens that stand for them.
+
+    Args:
+        embed_dim: D.
+        supporting: say which sentences support an answer.
+    """
+
+    def __init__(self, embed_dim: int, *, supporting: bool):
+        super().__init__()
+        self.span = nn.Linear(embed_dim, 2)
+        self.paragraph, self.candidate = (nn.Linear(embed_dim, 1) for _ in range(2))
+        self.supporting = nn.Linear(embed_dim, 1) if supporting else None
+        self.answer_type = nn.Linear(embed_dim, len(TYPES))
+        for head in self.children():
+            nn.init.normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
+        # all types are equally likely, and stay so if the data has no types
+        nn.init.zeros_(self.answer_type.weight)
+
+    def forward(self, reading: ETCReading, text_mask: Tensor) -> StructureLogits:
+        """See :class:`StructureLogits`.
+
+        Args:
+            reading: of B documents.
+            text_mask: bool [B, N], True where a short answer can begin and end.
+        """
+        text = text_mask & ~reading.document_padding
+        start, end = in_float32(self.span, reading.document).unbind(-1)
+        of_global, types = reading.of_global, reading.types
+        paragraph = start.new_full(start.shape, -torch.inf)
+        rows, tokens = types.eq(OF_PARAGRAPH).nonzero(as_tuple=True)
+        of_paragraph = in_float32(self.paragraph, of_global[rows, tokens]).squeeze(-1)
+        paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraph)
+        # a question with candidates has no global token for all
+        plain = types[:, :1].eq(OF_ALL)
+        of_types = in_float32(self.answer_type, of_global[:, 0]) * plain
+        sentences = None
+        if self.supporting is not None:
+            sentences = _chosen(in_float32(self.supporting, of_global), types.eq(OF_SENTENCE))
+        candidates = _chosen(in_float32(self.candidate, of_global), types.eq(OF_CANDIDATE))
+        if not candidates.size(1):
+            # workers of a distributed training expect a gradient, of 0, for each parameter
+            of_types, candidates = of_types + candidates.sum(), None
+        return StructureLogits(
+            start=start.masked_fill(~text, -torch.inf),
+            end=end.masked_fill(~text, -torch.inf),
+            paragraph=paragraph,
+            type=of_types,
+            sentences=sentences,
+            candidates=candidates,
+        )
+
+
+def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Of [B, G, 1] those that are chosen, bool [B, G], in their order; -inf where a row has no
+    more."""
+    most = int(chosen.sum(1).max())
+    order = (~chosen).byte().argsort(dim=1, stable=True)[:, :most]
+    found = logits.squeeze(-1).masked_fill(~chosen, -torch.inf)
+    return found.gather(1, order)
+
+
+@register_model("etc_reader", dataclass=ETCReaderConfig)
+class ETCReader(Lifts, EncoderOnlyModel):
+    """An :class:`ETCReaderEncoder`, and what it answers."""
+
+    #: it reads the structure of documents
+    structured = True
+
+    def __init__(self, args, task):
+        super().__init__(ETCReaderEncoder(args, task.source_dictionary))
+        self.args = args
+        self.heads = StructureHeads(args.encoder_embed_dim, supporting=args.supporting_facts)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        complete(args, ETCReaderConfig)
+        if args.structure not in STRUCTURES:
+            raise ValueError(f"--structure is {args.structure}; allowed: {', '.join(STRUCTURES)}")
+        if args.clusters and args.fixed_blocks:
+            raise ValueError(
+                f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
+            )
+        if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
+            raise ValueError(
+                f"--structure is {args.structure}; allowed: without --clusters and "
+                "--fixed-blocks, whose global tokens stand for nothing of the structure"
+            )
+        if args.narrow_cls and args.structure != "text":
+            raise ValueError(
+                f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
+            )
+        if args.paragraphs_alone and args.supporting_facts:
+            raise ValueError(
+                "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
+            )
+        if args.narrow_cls and not args.hard_global:
+            raise ValueError("--narrow-cls is given; allowed: with --hard-global")
+        return cls(args, task)
+
+    def forward(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+        structure: dict[str, Tensor] | None = None,
+    ) -> tuple[StructureLogits, dict[str, Any]]:
+        """Answer questions from a document each.
+
+        Args:
+            question_tokens: ``<s> question </s>``, int64 [B, Q].
+            document_tokens: each paragraph led by ``<s>``, int64 [B, N]; padding stands behind
+                both, where the dictionary says.
+            text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
+                but at ``<s>``.
+            structure: the global tokens, as
+                :func:`~fairseq_clusterformer.data.structure.batch_of_globals` has them; None: one
+                for each paragraph, and none for sentences.
+
+        Returns:
+            Logits, the ``reading`` of the encoder, and its layers' ``reports``, of which there
+            are none.
+
+        Raises:
+            ValueError: padding elsewhere.
+        """
+        text = document_tokens.ne(self.encoder.dictionary.bos())
+        if text_mask is not None:
+            text = text & text_mask
+        reading = self.encoder(question_tokens, document_tokens, text_mask, structure)
+        return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}
+
+    def max_positions(self) -> None:
+        """A document may have any number of tokens."""
+
+    def check_questions(self, most: int) -> None:
+        """A question may have any number of tokens."""
+
+
+for _name in ("tiny", "small", "base", "large"):
+    register_model_architecture("etc_reader", f"etc_reader_{_name}")(getattr(etc, _name))

@@ -1,0 +1,149 @@
+"""``--arch bidaf_reader``: BiDAF (Seo et al. 2017), as XLQA has it.
+
+Shape letters: B batch, W words of the longest document, V of the longest question, D width.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fairseq_clusterformer.clustering import Report
+
+from fairseq_clusterformer.models.options import complete, set_defaults
+from .word_reader import (ContextQueryAttention, WordEmbedding, WordReader, WordReaderEncoder, WordReaderOptions)
+from .words import Words
+
+
+@dataclass
+class BidafReaderConfig(WordReaderOptions):
+    """Options; by default it has the report's sizes with letters, and subwords as well."""
+
+    dropout: float = field(default=0.2, metadata={"help": "dropout probability"})
+    encoder_embed_dim: int = field(
+        default=100, metadata={"help": "width of the words, and of each direction of an LSTM"}
+    )
+
+
+class TwoWayLSTM(nn.Module):
+    """An LSTM from either side, over the words that there are.
+
+    Args:
+        inputs: width of what it reads.
+        width: D of each direction.
+        layers: how many.
+        dropout: of what a layer gives.
+    """
+
+    def __init__(self, inputs: int, width: int, layers: int, dropout: float):
+        super().__init__()
+        self.dropout = dropout
+        between = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(
+            inputs, width, layers, batch_first=True, dropout=between, bidirectional=True
+        )
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        """[B, W, inputs] to [B, W, 2 D]; 0 for padding.
+
+        Args:
+            padding: bool [B, W].
+        """
+        lengths = (~padding).sum(1).clamp(min=1).cpu()  # a row of padding has one word of it
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=x.size(1)
+        )
+        out = out.masked_fill(padding.unsqueeze(-1), 0.0)
+        return dropout(out, self.dropout, self.training)
+
+
+class BidafEncoder(WordReaderEncoder):
+    """Embedding, context-query attention, and LSTMs before and after it.
+
+    Args:
+        task: has the dictionary, and the texts of its symbols.
+        args: `BidafReaderConfig`.
+    """
+
+    def __init__(self, task, args):
+        super().__init__()
+        self.dictionary = task.source_dictionary
+        width = args.encoder_embed_dim
+        self.embedding = WordEmbedding(task, args, width=width, joint=False)
+        self.contextual = TwoWayLSTM(self.embedding.width, width, 1, args.dropout)
+        self.attention = ContextQueryAttention(2 * width, matches=args.word_matches)
+        self.modelling = TwoWayLSTM(self.attention.width, width, 2, args.dropout)
+        self.ends = TwoWayLSTM(2 * width, width, 1, args.dropout)
+        self.head_width = self.attention.width + 2 * width
+        self.dropout = args.dropout
+
+    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
+        """Up to the contextual LSTM: states [B, W, 2 D], and no reports."""
+        return self.contextual(self.embedding(words), words.padding), []
+
+    def read(
+        self, asked: Words, words: Words, states: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
+        """See :meth:`WordReaderEncoder.read`; there are no reports."""
+        question, _ = self.encode(asked)
+        document = self.encode(words)[0] if states is None else states
+        both = self.attention(document, question, words, asked)
+        both = dropout(both, self.dropout, self.training)
+        modelled = self.modelling(both, words.padding)
+        begin = torch.cat([both, modelled], dim=-1)
+        end = torch.cat([both, self.ends(modelled, words.padding)], dim=-1)
+        return question, modelled, begin, end, []
+
+    def clusters(self, reading) -> dict:
+        """None: no layer clusters."""
+        return {}
+
+
+@register_model("bidaf_reader", dataclass=BidafReaderConfig)
+class BidafReader(WordReader):
+    """A :class:`BidafEncoder`, and what it answers."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model from fairseq's options.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        complete(args, BidafReaderConfig)
+        return cls(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, task) -> BidafEncoder:
+        """The encoder that the options name.
+
+        Raises:
+            ValueError: an option that is not allowed.
+        """
+        if args.encoder_embed_dim < 1:
+            raise ValueError(
+                f"--encoder-embed-dim is {args.encoder_embed_dim}; allowed: 1 or more"
+            )
+        return BidafEncoder(task, args)
+
+
+@register_model_architecture("bidaf_reader", "bidaf_reader_tiny")
+def bidaf_reader_tiny(args):
+    """Width 64, vectors of 100: learns on a laptop's processor."""
+    set_defaults(args, encoder_embed_dim=64, word_dim=100)
+
+
+@register_model_architecture("bidaf_reader", "bidaf_reader_xlqa")
+def bidaf_reader_xlqa(args):
+    """The report's baseline: vectors of words alone."""
+    set_defaults(args, subword_dim=0, letter_filters=0)
+
+
+@register_model_architecture("bidaf_reader", "bidaf_reader_xlqa_letters")
+def bidaf_reader_xlqa_letters(args):
+    """The report's baseline with characters."""
+    set_defaults(args, subword_dim=0)

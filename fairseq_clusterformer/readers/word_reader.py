@@ -1,0 +1,457 @@
+"""What readers share that read words: BiDAF (Seo et al. 2017) and QANet (Yu et al. 2018).
+
+Both are built as in XLQA, a report on SQuAD 2.0. Words and their letters go through a highway
+network. The document attends to the question, and the question to the document. Two softmaxes
+over the document say where an answer begins and ends; the ``<s>`` in front of the document stands
+for "no answer" in both.
+
+Shape letters: B batch, N tokens and W words of the longest document, V words of the longest
+question, C letters of a word, D width.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from fairseq_clusterformer.answers import WordLogits
+from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.precision import at_least_float32
+
+from fairseq_clusterformer.models.answer_heads import in_float32
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from fairseq_clusterformer.models.reader import check_padding
+from fairseq_clusterformer.models.word_vectors import first_word_vectors
+from .words import Speller, VectorTable, Words
+
+
+@dataclass
+class WordReaderOptions(FairseqDataclass):
+    """What each word of a question and of a document begins as."""
+
+    word_vectors: str = field(
+        default="",
+        metadata={"help": "text file of word vectors, such as GloVe; they are not trained"},
+    )
+    word_dim: int = field(
+        default=300, metadata={"help": "numbers of a word vector; 0: the model has none"}
+    )
+    max_words: int = field(
+        default=50_000, metadata={"help": "words to take from --word-vectors: the first ones"}
+    )
+    subword_dim: int = field(
+        default=64,
+        metadata={"help": "width of the subwords' embeddings, whose mean a word has; 0: none"},
+    )
+    letter_dim: int = field(default=64, metadata={"help": "width of the letters' embeddings"})
+    letter_filters: int = field(
+        default=20,
+        metadata={"help": "filters of the convolution over a word's letters; 0: none"},
+    )
+    highway_layers: int = field(default=2, metadata={"help": "layers of the highway network"})
+    word_matches: bool = field(
+        default=False,
+        metadata={"help": "tell where a word of the question stands in the document"},
+    )
+
+
+class WordReading(NamedTuple):
+    """What an encoder makes of questions and their documents; the first five as in `Reading`.
+
+    Attributes:
+        question: [B, 1, Q, D], of its tokens.
+        document: [B, N, D], of its tokens.
+        question_padding: bool [B, 1, Q].
+        document_padding: bool [B, N].
+        reports: of the layers that cluster.
+        words: of the documents.
+        begin: what says where an answer begins, [B, W, ...].
+        end: what says where it ends, [B, W, ...].
+        layers: numbers and reports of layers whose clusters are of the document's words.
+    """
+
+    question: Tensor
+    document: Tensor
+    question_padding: Tensor
+    document_padding: Tensor
+    reports: list[Report]
+    words: Words
+    begin: Tensor
+    end: Tensor
+    layers: list[tuple[int, list[Report]]]
+
+
+class Highway(nn.Module):
+    """Layers that change as much of a vector as they open a gate for (Srivastava et al. 2015).
+
+    Args:
+        width: D.
+        layers: how many.
+    """
+
+    def __init__(self, width: int, layers: int):
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.transforms = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D]."""
+        for gate, transform in zip(self.gates, self.transforms, strict=True):
+            x = x.lerp(transform(x).relu(), gate(x).sigmoid())
+        return x
+
+
+class LetterConvolution(nn.Module):
+    """Each filter's largest value over the letters of a word (Kim 2014; XLQA section 4.1).
+
+    A filter sees three letters, of which those outside of the word are 0.
+
+    Args:
+        letters: that there are, with 0 for none.
+        width: of a letter's embedding.
+        filters: of the convolution.
+        dropout: of the embeddings.
+    """
+
+    def __init__(self, letters: int, width: int, filters: int, dropout: float):
+        super().__init__()
+        self.dropout = dropout
+        self.embedding = nn.Embedding(letters, width, padding_idx=0)
+        self.convolution = nn.Conv1d(width, filters, 3, padding=1)
+
+    def forward(self, letters: Tensor) -> Tensor:
+        """Letters of words, int64 [B, W, C], to [B, W, filters]; 0 for a word without letters."""
+        x = dropout(self.embedding(letters), self.dropout, self.training)
+        x = self.convolution(x.flatten(0, 1).transpose(1, 2)).relu()
+        x = x.masked_fill(letters.flatten(0, 1).eq(0).unsqueeze(1), 0.0)
+        return x.amax(-1).unflatten(0, letters.shape[:2])
+
+
+class WordEmbedding(nn.Module):
+    """Words by their vectors, their subwords and their letters.
+
+    Args:
+        task: has the dictionary, and the texts of its symbols.
+        args: `WordReaderOptions`, and ``dropout``.
+        width: of what vectors and subwords are mapped to.
+        joint: letters are mapped together with them; or they are put behind.
+
+    Attributes:
+        width: D of the result.
+
+    Raises:
+        ValueError: sizes that are not allowed, or a word that has neither vector nor subwords.
+    """
+
+    def __init__(self, task, args, *, width: int, joint: bool):
+        super().__init__()
+        for name in ("word_dim", "subword_dim", "letter_filters", "highway_layers"):
+            if (value := getattr(args, name)) < 0:
+                raise ValueError(f"{_flag(name)} is {value}; allowed: 0 or more")
+        for name in ("max_words", "letter_dim"):
+            if (value := getattr(args, name)) < 1:
+                raise ValueError(f"{_flag(name)} is {value}; allowed: 1 or more")
+        if not args.word_dim + args.subword_dim:
+            raise ValueError("--subword-dim is 0; allowed: 1 or more, where --word-dim is 0")
+        if args.word_vectors and not args.word_dim:
+            raise ValueError("--word-dim is 0; allowed: the width of --word-vectors")
+        dictionary = task.source_dictionary
+        self.dropout, self.joint = args.dropout, joint
+        self.speller = Speller(dictionary, task.symbol_texts)
+        self.vectors = VectorTable(args.word_dim) if args.word_dim else None
+        self.subwords = None
+        if args.subword_dim:
+            self.subwords = nn.Embedding(len(dictionary), args.subword_dim, dictionary.pad())
+            nn.init.normal_(self.subwords.weight, std=0.3)
+            nn.init.zeros_(self.subwords.weight[dictionary.pad()])
+        self.letters = None
+        if args.letter_filters:
+            sizes = (self.speller.num_letters, args.letter_dim, args.letter_filters)
+            self.letters = LetterConvolution(*sizes, args.dropout)
+        inputs = args.word_dim + args.subword_dim + joint * args.letter_filters
+        self.project = nn.Linear(inputs, width, bias=False)
+        self.width = width + (not joint) * args.letter_filters
+        self.highway = Highway(self.width, args.highway_layers)
+
+    def forward(self, words: Words) -> Tensor:
+        """[B, W, D]."""
+        parts = []
+        if self.vectors is not None:
+            parts.append(self.vectors(words.codes))
+        if self.subwords is not None:
+            number = words.pieces.ne(self.speller.padding_idx).sum(-1, keepdim=True)
+            parts.append(self.subwords(words.pieces).sum(-2) / number.clamp(min=1))
+        letters = [] if self.letters is None else [self.letters(words.letters)]
+        x = torch.cat(parts + letters * self.joint, dim=-1)
+        x = self.project(dropout(x, self.dropout, self.training))
+        return self.highway(torch.cat([x, *letters], dim=-1) if not self.joint else x)
+
+
+class ContextQueryAttention(nn.Module):
+    """Attention of a document to its question and back (XLQA section 4.2).
+
+    A word c and a word q of the question are as alike as w . [c; q; c * q] + b. By S, the softmax
+    of that over the question, and T, over the document, a = S Q and b = S T' C.
+
+    With matches, a learned number is added where two words are spelt alike. The result then also
+    says of each word whether it is in the question: the exact match of Chen et al. 2017, but after
+    the encoding of the document, which so is the same for any question. fairseq's own symbols
+    have no spelling and count as alike.
+
+    Args:
+        width: D.
+        matches: as above.
+
+    Attributes:
+        width: of the result.
+    """
+
+    def __init__(self, width: int, *, matches: bool = False):
+        super().__init__()
+        self.width = 4 * width + 2 * matches
+        self.of_match = nn.Parameter(torch.ones(2)) if matches else None
+        self.of_document, self.of_question = (nn.Linear(width, 1, bias=False) for _ in range(2))
+        self.of_both = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.zeros(1))
+        nn.init.uniform_(self.of_both, -(width**-0.5), width**-0.5)
+
+    def forward(self, document: Tensor, question: Tensor, words: Words, asked: Words) -> Tensor:
+        """[c; a; c * a; c * b], [B, W, 4 D], or with matches [c; a; c * a; c * b; m],
+        [B, W, 4 D + 2].
+
+        Args:
+            document: C, [B, W, D].
+            question: Q, [B, V, D].
+            words, asked: of the document and of the question.
+        """
+        likeness = (document * self.of_both) @ question.transpose(1, 2)
+        likeness = likeness + self.of_document(document) + self.of_question(question).mT
+        found = []
+        if self.of_match is not None:
+            same = words.same(asked).to(document)
+            likeness = likeness + same @ self.of_match
+            found = [same.amax(2)]
+        likeness = at_least_float32(likeness + self.bias)
+        of_question = _softmax(likeness, asked.padding.unsqueeze(1), -1).to(document)
+        of_document = _softmax(likeness, words.padding.unsqueeze(2), 1).to(document)
+        a = of_question @ question
+        b = of_question @ (of_document.mT @ document)
+        return torch.cat([document, a, document * a, document * b, *found], dim=-1)
+
+
+def _softmax(x: Tensor, hidden: Tensor, dim: int) -> Tensor:
+    """Finite where all is hidden."""
+    return x.masked_fill(hidden, torch.finfo(x.dtype).min).softmax(dim)
+
+
+class SpanHeads(nn.Module):
+    """Where an answer begins and ends, or that there is none; computed in float32 or more.
+
+    In front of the words, both softmaxes have a place for each answer that is no span: the
+    leading ``<s>`` stands for "no answer", as XLQA's leading word outside of the vocabulary does.
+
+    Args:
+        width: of `WordReading.begin` and ``end``.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.begin, self.end = (nn.Linear(width, 1) for _ in range(2))
+        self.others = nn.ModuleList(nn.Linear(width, 3) for _ in range(2))  # yes, no, long
+        self.paragraph = nn.Linear(width, 1)
+
+    def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> WordLogits:
+        """See :class:`WordLogits`.
+
+        Args:
+            reading: of B documents.
+            starts: bool [B, N], True for each ``<s>``.
+            text_mask: bool [B, N], True where a short answer can begin and end.
+        """
+        words, real = reading.words, ~reading.document_padding
+        places = torch.arange(real.size(1), device=real.device)
+        bounds = torch.stack([words.at_tokens(x) for x in (words.first, words.last)], dim=-1)
+        logits, slots = [], []
+        for side, (head, others, x) in enumerate(
+            zip((self.begin, self.end), self.others, (reading.begin, reading.end), strict=True)
+        ):
+            of_words = in_float32(head, x).squeeze(-1)
+            slots.append(torch.cat([in_float32(others, x[:, 0]), of_words[:, :1]], dim=-1))
+            own = bounds[..., side].eq(places) & text_mask & real
+            logits.append(words.at_tokens(of_words).masked_fill(~own, -torch.inf))
+        begin, end = logits
+        paragraph = words.at_tokens(in_float32(self.paragraph, reading.begin).squeeze(-1))
+        slots = torch.stack(slots, dim=1)
+        best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
+        if begin.size(1):
+            best = (end + begin.cummax(1).values).amax(1)
+        return WordLogits(
+            start=begin,
+            end=end,
+            paragraph=paragraph.masked_fill(~(starts & real), -torch.inf),
+            type=torch.cat([best.unsqueeze(-1), slots.sum(1)], dim=-1),
+            slots=slots,
+            bounds=bounds,
+        )
+
+
+class WordReader(EncoderOnlyModel):
+    """An encoder of words, and what it answers.
+
+    Args:
+        args: of the model.
+        task: ``clusterformer_qa``.
+    """
+
+    def __init__(self, args, task):
+        super().__init__(self.build_encoder(args, task))
+        self.args = args
+        self.heads = SpanHeads(self.encoder.head_width)
+
+    def forward(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> tuple[WordLogits, dict[str, Any]]:
+        """Answer questions from a document each.
+
+        Args:
+            question_tokens: int64 [B, Q].
+            document_tokens: each paragraph led by ``<s>``, int64 [B, N]; padding stands behind
+                both, where the dictionary says.
+            text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
+                but at ``<s>``.
+            states: what :meth:`encode` made of the same documents, [B, W, D]; None: it is made
+                here.
+
+        Returns:
+            Logits, the ``reading`` of the encoder, and its layers' ``reports``.
+
+        Raises:
+            ValueError: padding elsewhere.
+        """
+        starts = document_tokens.eq(self.encoder.dictionary.bos())
+        text = self._text(document_tokens, text_mask)
+        reading = self.encoder(question_tokens, document_tokens, text, states)
+        extra = {"reading": reading, "reports": {"encoder": reading.reports}}
+        return self.heads(reading, starts, text), extra
+
+    def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
+        """What any question is asked of: the states [W, D] of the words of each document.
+
+        Padded to [B, W, D], they are what :meth:`forward` takes.
+
+        Args:
+            document_tokens, text_mask: as of :meth:`forward`.
+        """
+        text = self._text(document_tokens, text_mask)
+        words = self.encoder.embedding.speller(document_tokens, text)
+        states, _ = self.encoder.encode(words)
+        return [row[:number] for row, number in zip(states, (~words.padding).sum(1), strict=True)]
+
+    def _text(self, document_tokens: Tensor, text_mask: Tensor | None) -> Tensor:
+        """True where a short answer can begin and end, bool [B, N]."""
+        starts = document_tokens.eq(self.encoder.dictionary.bos())
+        return ~starts if text_mask is None else text_mask & ~starts
+
+    def max_positions(self) -> None:
+        """A document may have any number of tokens."""
+
+    def check_questions(self, most: int) -> None:
+        """A question may have any number of tokens."""
+
+    def load_initial_weights(self) -> None:
+        """Start from what ``--word-vectors`` names.
+
+        Raises:
+            ValueError: a file that cannot be read, or of another width.
+        """
+        if self.args.word_vectors:
+            self.take_word_vectors(self.args.word_vectors, self.args.max_words)
+
+    def take_word_vectors(self, path: str, most: int) -> None:
+        """Know the first words of a file, and no others, by vectors.
+
+        Args:
+            path: of the file; its vectors must be of the space that the model was trained with.
+            most: words to take.
+
+        Raises:
+            ValueError: a model without vectors, or a file that cannot be read or is of another
+                width.
+        """
+        if not self.args.word_dim:
+            raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
+        words = first_word_vectors(path, self.args.word_dim, most)
+        self.encoder.embedding.vectors.set(*words)
+
+
+class WordReaderEncoder(nn.Module):
+    """Mixin of encoders: words of questions and documents, and what is made of them.
+
+    Subclasses have ``dictionary``, ``embedding``, :meth:`encode` and :meth:`read`.
+    """
+
+    #: of `WordReading.begin` and ``end``
+    head_width: int
+
+    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
+        """The states [B, W, D] of words by themselves, and the reports of the layers."""
+        raise NotImplementedError
+
+    def read(
+        self, asked: Words, words: Words, states: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
+        """Read documents for questions.
+
+        Args:
+            asked, words: of the questions and of the documents.
+            states: of the documents, as :meth:`encode` returns them; None: they are made here.
+
+        Returns:
+            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
+            begins and where it ends, each [B, W, ``head_width``]; numbers and reports of layers
+            that cluster.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> WordReading:
+        """Encode documents, each with its question; see :meth:`WordReader.forward`.
+
+        Raises:
+            ValueError: padding before a token.
+        """
+        pad = self.dictionary.pad()
+        check_padding(question_tokens, document_tokens, pad)
+        asked = self.embedding.speller(question_tokens)
+        words = self.embedding.speller(document_tokens, text_mask)
+        question, document, begin, end, layers = self.read(asked, words, states)
+        return WordReading(
+            question=asked.at_tokens(question).unsqueeze(1),
+            document=words.at_tokens(document),
+            question_padding=question_tokens.eq(pad).unsqueeze(1),
+            document_padding=document_tokens.eq(pad),
+            reports=[report for _, reports in layers for report in reports],
+            words=words,
+            begin=begin,
+            end=end,
+            layers=layers,
+        )
+
+    def max_positions(self) -> None:
+        """A document may have any number of tokens."""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

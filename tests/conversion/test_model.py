@@ -1,0 +1,239 @@
+"""Heads that change places, positions that are repeated, kinds that suit heads, and routers that
+are fitted to a dense model."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.conversion.fit import Pupil, begin, calibrate, fit, pupils
+from fairseq_clusterformer.conversion.heads import Mass, Wanted, head_mass, kinds_for, order_of_heads, recall
+from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.conversion.model import extend_positions, permute_heads
+
+
+def attention(kinds: str = "full", **options) -> SelfAttention:
+    torch.manual_seed(1)
+    options = {"causal": True, "rotary": True, "short_convolution": 3, **options}
+    return SelfAttention(24, 6, kinds=kinds, **options).eval()
+
+
+class TestPermutedHeads:
+    @torch.no_grad()
+    @pytest.mark.parametrize(
+        ("options", "order"),
+        [
+            ({}, [3, 0, 5, 1, 2, 4]),
+            ({"causal": False, "short_convolution": 0}, [5, 4, 3, 2, 1, 0]),
+            ({"kv_heads": 3}, [4, 5, 1, 0, 2, 3]),
+            ({"kv_heads": 1}, [2, 5, 1, 0, 4, 3]),
+        ],
+    )
+    def test_change_no_output(self, options: dict, order: list[int]) -> None:
+        dense, moved = attention(**options), attention(**options)
+        state = {f"a.{name}": t.clone() for name, t in dense.state_dict().items()}
+        permute_heads(state, "a.", dense, order)
+        moved.load_state_dict({name[2:]: t for name, t in state.items()})
+        assert not torch.equal(moved.q_proj.weight, dense.q_proj.weight)
+        x = torch.randn(9, 2, 24)
+        torch.testing.assert_close(moved(x)[0], dense(x)[0], rtol=0, atol=1e-5)
+
+    def test_heads_of_one_key_stay_together(self) -> None:
+        dense = attention(kv_heads=3)
+        with pytest.raises(ValueError, match="groups of 2 heads that stay together"):
+            permute_heads(dict(dense.state_dict()), "", dense, [0, 2, 1, 3, 4, 5])
+
+
+def test_learned_positions_are_repeated() -> None:
+    given = torch.arange(5.0).unsqueeze(-1)  # two before the first position, and three of them
+    state = {"encoder.embed_positions.weight": given, "x": given}
+    wanted = {"encoder.embed_positions.weight": torch.zeros(9, 1), "x": torch.zeros(9, 1)}
+    extend_positions(state, wanted, padding=1)
+    assert state["encoder.embed_positions.weight"].flatten().tolist() == [0, 1, *[2, 3, 4] * 2, 2]
+    assert state["x"] is given
+
+
+def mass(far: list[float], best: list[float] | None = None) -> Mass:
+    return Mass(torch.tensor(far), torch.tensor([1.0] * len(far) if best is None else best))
+
+
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("far", "best", "parts", "expected"),
+        [
+            ([0.5, 0.01, 0.4, 0.02], None, 4, "window cluster"),
+            ([0.5, 0.01, 0.4, 0.9], None, 4, "window cluster cluster cluster"),
+            ([0.5, 0.01, 0.4, 0.9], None, 2, "cluster"),  # one is promoted
+            ([0.0] * 4, None, 4, "window"),
+            ([0.01] * 5 + [0.5] * 7, None, 4, "window cluster cluster"),  # 4 and 8
+            ([0.5, 0.01, 0.4, 0.9], [0.9, 1.0, 0.9, 0.3], 4, "window cluster cluster full"),
+            ([0.5, 0.2, 0.4, 0.9], [0.9, 1.0, 0.9, 0.3], 2, "cluster full"),
+        ],
+    )
+    def test_of_a_layer(self, far, best, parts: int, expected: str) -> None:
+        assert kinds_for(mass(far, best), Wanted(0.05, 0.5, parts)) == expected.split()
+
+    @pytest.mark.parametrize(
+        ("spec", "far", "best", "shared", "expected"),
+        [
+            ("window+taught", [0.5, 0.01, 0.4, 0.02], None, 1, [1, 3, 2, 0]),
+            ("taught+window", [0.5, 0.01, 0.4, 0.02], None, 1, [2, 0, 1, 3]),
+            (
+                "taught+window(8)+full+window(4)",
+                [0.5, 0, 0.4, 0.1],
+                [0.5, 1, 1, 1],
+                1,
+                [2, 3, 0, 1],
+            ),
+            ("full+taught", [0.5, 0.2, 0.4, 0.9], [0.2, 1.0, 0.9, 0.3], 1, [3, 0, 1, 2]),
+            ("taught+window", [0.5, 0.01, 0.2, 0.02], None, 2, [0, 1, 2, 3]),
+            ("taught+window", [0.1, 0.01, 0.2, 0.02], None, 2, [2, 3, 0, 1]),
+        ],
+    )
+    def test_places(self, spec: str, far, best, shared: int, expected: list[int]) -> None:
+        (kinds,) = parse_attention(spec, num_layers=1, num_heads=4)
+        assert order_of_heads(kinds, mass(far, best), shared) == expected
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, of: SelfAttention):
+        super().__init__()
+        self.self_attn = of
+
+
+class Model(torch.nn.Module):
+    """One layer of attention, which reads vectors."""
+
+    def __init__(self, of: SelfAttention):
+        super().__init__()
+        self.decoder = torch.nn.Module()
+        self.decoder.layers = torch.nn.ModuleList([Layer(of)])
+        self.decoder.all_layers = self.decoder.layers.children
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        x = x.transpose(0, 1)
+        of = self.decoder.layers[0].self_attn
+        return of(query=x, key_padding_mask=padding_mask)[0].transpose(0, 1)
+
+
+def pairs(batch: int, length: int, number: int = 8) -> Tensor:
+    """Vectors of symbols that stand anywhere, with much noise in the other half, [B, N, 24]."""
+    symbols = torch.randint(number, (batch, length))
+    names = torch.randn(number, 12, generator=torch.Generator().manual_seed(3))
+    return torch.cat([2 * names[symbols], torch.randn(batch, length, 12)], dim=-1)
+
+
+def dense_of_pairs(causal: bool) -> SelfAttention:
+    """Heads that attend to the same symbol, but for one that looks at itself alone."""
+    dense = attention(causal=causal, rotary=False, short_convolution=0)
+    with torch.no_grad():
+        for projection in (dense.q_proj, dense.k_proj):
+            weight = torch.randn(6, 4, 24, generator=torch.Generator().manual_seed(5))
+            weight[:5, :, 12:] = 0.0
+            weight[5, :, :12] = 0.0
+            projection.weight.copy_(weight.flatten(0, 1))
+            projection.bias.zero_()
+    return dense
+
+
+ORDER = [5, 0, 1, 2, 3, 4]
+SPEC = "window(8)+taught(window=8,clusters=8,gap=8)" + "+taught(8,clusters=8,gap=8)" * 4
+
+
+def shown(mass: Tensor, decimals: int = 4) -> list[float]:
+    return [round(float(value), decimals) for value in mass]
+
+
+@pytest.fixture(params=[True, False], ids=["causal", "encoder"])
+def models(request: pytest.FixtureRequest) -> tuple[Model, Model]:
+    dense = dense_of_pairs(request.param)
+    clustered = attention(SPEC, causal=request.param, rotary=False, short_convolution=0)
+    state = dict(dense.state_dict())
+    permute_heads(state, "", dense, ORDER)
+    clustered.load_state_dict(state)
+    return Model(dense), Model(clustered)
+
+
+class TestMass:
+    def test_far_and_best_by_hand(self) -> None:
+        dense = Model(attention(rotary=False, short_convolution=0))
+        x = torch.randn(1, 20, 24)
+        far, best = head_mass(dense, [{"x": x}], 4, 4)["decoder", 0]
+        of = dense.decoder.layers[0].self_attn
+        q, k = (p(x).view(20, 6, 4).transpose(0, 1) for p in (of.q_proj, of.k_proj))
+        logits = (q @ k.mT / 2).masked_fill(~torch.ones(20, 20).tril().bool(), -torch.inf)
+        weights = logits.softmax(-1)
+        beyond = torch.ones(20, 20).tril(-4).bool()
+        theirs = (weights * beyond)[:, 4:]  # the first four have nothing beyond the window
+        heaviest = theirs.sort(-1, descending=True).values[..., :4].sum(-1)
+        torch.testing.assert_close(far.float(), theirs.sum(-1).mean(-1))
+        expected = 1 - theirs.sum(-1) + heaviest
+        torch.testing.assert_close(best.float(), expected.mean(-1))
+
+    def test_recall_of_windows_is_what_is_near(self) -> None:
+        dense, window = (Model(attention(kind)) for kind in ("full", "window(4)"))
+        window.load_state_dict(dense.state_dict(), strict=False)
+        batches = [{"x": torch.randn(2, 30, 24)}, {"x": torch.randn(1, 11, 24)}]
+        far, _ = head_mass(dense, batches, 4, 4)["decoder", 0]
+        orders = {("decoder", 0): list(range(6))}
+        seen, chance = recall(dense, window, batches, orders, 4)["decoder", 0]
+        torch.testing.assert_close(seen, 1 - far)
+        torch.testing.assert_close(chance, 1 - far)
+
+    def test_padding_counts_nothing(self) -> None:
+        dense = Model(attention(causal=False, rotary=False, short_convolution=0))
+        x, mask = torch.randn(2, 30, 24), torch.zeros(2, 30, dtype=torch.bool)
+        mask[1, 20:] = True
+        one = head_mass(dense, [{"x": x, "padding_mask": mask}], 4, 4)["decoder", 0]
+        parts = [{"x": x[:1]}, {"x": x[1:, :20]}]
+        for found, expected in zip(one, head_mass(dense, parts, 4, 4)["decoder", 0], strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+class TestFit:
+    def test_clusters_find_what_attention_finds(self, models: tuple[Model, Model]) -> None:
+        dense, clustered = models
+        torch.manual_seed(2)
+        orders = {("decoder", 0): ORDER}
+        held_out, *batches = [{"x": pairs(2, 128)} for _ in range(6)]
+        routers = pupils(dense, clustered, orders)
+        assert [pupil.heads for pupil in routers] == [[0], [1], [2], [3], [4]]
+        before = {name: t.clone() for name, t in clustered.state_dict().items()}
+
+        def measured() -> tuple[Tensor, Tensor]:
+            seen, chance = recall(dense, clustered, [held_out], orders, 8)["decoder", 0]
+            return seen[:5].mean(), chance[:5].mean()
+
+        untouched, _ = measured()
+        begin(dense, routers, batches[:2], seed=1)
+        calibrate(dense, routers, batches[:2])
+        began, chance = measured()
+        losses = fit(dense, routers, batches, updates=40, lr=0.01)
+        calibrate(dense, routers, batches[:2])
+        fitted, _ = measured()
+        assert began > max(chance, untouched) + 0.15, (untouched, began, chance)
+        assert fitted > began + 0.05, (began, fitted)
+        assert losses[-1] < losses[0] - 0.2
+        for name, tensor in clustered.state_dict().items():
+            assert ".routers." in f".{name}" or torch.equal(tensor, before[name]), name
+
+    def test_of_pruned_heads(self, models: tuple[Model, Model]) -> None:
+        dense, clustered = models
+        with torch.no_grad():
+            of = dense.decoder.layers[0].self_attn
+            of.q_proj.weight[:4] = of.k_proj.weight[4:8] = 0.0
+        routers = pupils(dense, clustered, {("decoder", 0): ORDER})
+        batches = [{"x": pairs(1, 40)}]
+        begin(dense, routers, batches, seed=1)
+        fit(dense, routers, batches, updates=2, lr=0.01)
+        assert all(t.isfinite().all() for pupil in routers for t in pupil.router.parameters())
+
+    def test_heads_of_the_dense_model_stay_as_they_are(self, models: tuple[Model, Model]) -> None:
+        dense, clustered = models
+        before = {name: t.clone() for name, t in dense.state_dict().items()}
+        routers: list[Pupil] = pupils(dense, clustered, {("decoder", 0): ORDER})
+        batches = [{"x": pairs(1, 40)}]
+        begin(dense, routers, batches, seed=1)
+        fit(dense, routers, batches, updates=2, lr=0.01)
+        assert all(torch.equal(t, before[name]) for name, t in dense.state_dict().items())
+        assert all(parameter.grad is None for parameter in dense.parameters())

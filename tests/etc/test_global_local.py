@@ -1,0 +1,504 @@
+"""ETC's attention against the labelled softmax written out pair by pair."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_clusterformer.attention import MultiheadAttention
+from fairseq_clusterformer.etc.global_local import GlobalLocalAttention, Labels, Structure, _attended
+
+WIDTH, HEADS, GLOBAL, LONG = 12, 3, 5, 45
+CLOSE = {"rtol": 0, "atol": 1e-12}
+
+
+def attention(*, radius: int = 9, most: int = 3, **options) -> GlobalLocalAttention:
+    module = GlobalLocalAttention(
+        WIDTH, HEADS, radius=radius, max_distance=most, **options
+    ).double()
+    for bias in (p for name, p in module.named_parameters() if "bias" in name):
+        torch.nn.init.normal_(bias, std=0.5)
+    return module.eval()
+
+
+def inputs(batch: int = 2, number: int = GLOBAL, length: int = LONG) -> list[Tensor]:
+    return [torch.randn(batch, n, WIDTH, dtype=torch.float64) for n in (number, length)]
+
+
+def structure(**options) -> Structure:
+    """The second global token has no part, the last two overlap."""
+    spans = torch.tensor([[[0, 1], [0, 0], [1, 20], [20, 42], [25, 42]]]).expand(2, -1, -1)
+    return Structure(spans, LONG, **options)
+
+
+def written_out(module: GlobalLocalAttention, x_global, x_long, given: Structure, linked=()):
+    """Both streams of one row by loops over all pairs; pairs of long tokens that are ``linked``
+    have the label of one cluster."""
+    streams = {"g": x_global, "l": x_long}
+    results = []
+    for side, own in enumerate("gl"):
+
+        def heads(what: str, pair: str, x: Tensor) -> Tensor:
+            return module.linear[module.named(what, pair)](x).view(len(x), HEADS, -1)
+
+        q = heads("q", own * 2, streams[own])
+        keys = torch.cat([heads("k", f"{own}2{s}", x) for s, x in streams.items()])
+        values = torch.cat([heads("v", f"{own}2{s}", x) for s, x in streams.items()])
+        rows = []
+        for i in range(len(streams[own])):
+            logits = torch.full((HEADS, len(keys)), -torch.inf, dtype=q.dtype)
+            for j in range(len(keys)):
+                label = label_of(module, given, own, i, j)
+                if own == "l" and (i, j - len(x_global)) in linked:
+                    assert label is None
+                    label = 2 * module.labels.most + 4
+                if label is not None:
+                    vector = keys[j] + module.label_vectors[side, label]
+                    logits[:, j] = (q[i] * vector).sum(-1) + module.label_biases[side, label]
+            weights = (logits * module.head_dim**-0.5).softmax(-1)
+            rows.append(torch.einsum("hj,jhe->he", weights, values).flatten())
+        results.append(module.linear[module.named("out", own * 2)](torch.stack(rows)))
+    return results
+
+
+def label_of(module, given: Structure, own: str, i: int, j: int, row: int = 0) -> int | None:
+    """The label of a pair of one row, or None if the key is hidden; j counts global tokens, then
+    long ones."""
+    spans, number, k = given.spans[row].tolist(), given.spans.size(1), module.labels.most
+    key = "g" if j < number else "l"
+    place = j if key == "g" else j - number
+    examples = {"g": given.global_examples, "l": given.long_examples}
+    if examples["g"] is not None and examples[own][row, i] != examples[key][row, place]:
+        return None
+    distance = max(-k, min(k, place - i))
+    relative = distance if distance >= 0 else k - distance
+    if own == key == "g":
+        paragraphs = given.paragraphs
+        apart = paragraphs is not None and paragraphs[row, i] != paragraphs[row, place]
+        return 2 * k + 3 if apart else relative
+    if own == key == "l":
+        borders = given.long_paragraphs
+        apart = borders is not None and borders[row, i] != borders[row, place]
+        return None if apart or abs(place - i) > module.radius else relative
+    token, part = (i, place) if own == "g" else (place, i)
+    mine = any(begin <= part < end for begin, end in spans[token])
+    hard, flags = {
+        "g": (module.hard, given.exempt),
+        "l": (module.hard_long, given.exempt_long),
+    }[own]
+    if hard and not mine:
+        return 2 * k + 1 if flags is not None and flags[row, i] else None
+    return 2 * k + 2 if mine else 2 * k + 1
+
+
+def test_labels_of_distances() -> None:
+    """k = 3, written out: itself, 1 to 3 to the right, 4 to 6 to the left."""
+    found = Labels(3).of_distance(torch.arange(-5, 6)).tolist()
+    assert found == [6, 6, 6, 5, 4, 0, 1, 2, 3, 3, 3]
+    assert (Labels(3).others, Labels(3).mine, Labels(3).other_paragraph) == (7, 8, 9)
+    assert Labels(0).of_distance(torch.arange(-2, 3)).tolist() == [0] * 5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("radius", "most", "projections", "impl"),
+    [
+        (9, 3, "separate", "blocks"),
+        (9, 3, "separate", "reference"),
+        (9, 3, "separate", "triton"),
+        (9, 3, "separate", "cpu"),
+        (2, 3, "shared-kv", "blocks"),
+        (3, 3, "shared", "blocks"),
+        (9, 1, "separate", "blocks"),
+        (9, 0, "separate", "blocks"),
+        (0, 2, "separate", "blocks"),
+        (100, 4, "separate", "blocks"),
+    ],
+)
+def test_every_pair_as_it_is_written(radius: int, most: int, projections: str, impl: str) -> None:
+    module = attention(radius=radius, most=most, projections=projections, kernel=impl)
+    x_global, x_long = inputs()
+    found = module(x_global, x_long, structure())
+    expected = written_out(module, x_global[0], x_long[0], structure())
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine[0], theirs, **CLOSE)
+
+
+def flags(length: int, places: list[int] | None) -> Tensor | None:
+    if places is None:
+        return None
+    found = torch.zeros(2, length, dtype=torch.bool)
+    found[:, places] = True
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exempt", [None, [0, 3]])
+@pytest.mark.parametrize("hard", [(True, False), (False, True), (True, True)])
+def test_hard_attention_sees_its_own_part(
+    hard: tuple[bool, bool], exempt: list[int] | None
+) -> None:
+    """A global token sees its span alone (g2l), a long one those that stand for it (l2g), but for
+    those that are exempt; paragraphs."""
+    paragraphs = torch.tensor([[0, 0, 1, 1, 2]]).expand(2, -1)
+    borders = torch.tensor([[0] * 3 + [1] * 22 + [4] * 20]).expand(2, -1)
+    given = structure(
+        exempt=flags(GLOBAL, exempt),
+        exempt_long=flags(LONG, exempt),
+        paragraphs=paragraphs,
+        long_paragraphs=borders,
+    )
+    module, (x_global, x_long) = attention(hard=hard[0], hard_long=hard[1]), inputs()
+    found = module(x_global, x_long, given)
+    for mine, theirs in zip(
+        found, written_out(module, x_global[0], x_long[0], given), strict=True
+    ):
+        torch.testing.assert_close(mine[0], theirs, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hard", [False, True])
+def test_several_spans_of_one_token(hard: bool) -> None:
+    """As of a name that is mentioned thrice: apart, side by side, one in another, and none."""
+    spans = torch.zeros(1, GLOBAL, 3, 2, dtype=torch.long)
+    spans[0, 1] = torch.tensor([[2, 5], [9, 12], [40, 45]])
+    spans[0, 2] = torch.tensor([[0, 3], [3, 7], [0, 0]])
+    spans[0, 3] = torch.tensor([[10, 30], [12, 20], [28, 33]])
+    exempt = torch.tensor([[True, False, False, True, False]])
+    given = Structure(spans, LONG, exempt=exempt)
+    module, (x_global, x_long) = attention(hard=hard), inputs(1)
+    expected = written_out(module, x_global[0], x_long[0], given)
+    for mine, theirs in zip(module(x_global, x_long, given), expected, strict=True):
+        torch.testing.assert_close(mine[0], theirs, **CLOSE)
+    assert given.mine.size(-1) == 2
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_packed_is_alone(hard: bool) -> None:
+    """Two examples in a row, and padding behind: outputs of each are what they are alone, and so
+    are the gradients; a packed neighbour changes nothing."""
+    module = attention(hard=hard)
+    spans = [torch.tensor([[0, 1], [1, 20]]), torch.tensor([[0, 4], [2, 31], [31, 40]])]
+    sizes = [(2, 25), (3, 40)]
+    alone = [inputs(1, *size) for size in sizes]
+    x = [
+        torch.cat([*streams, torch.full((1, 3, WIDTH), 7.0)], dim=1)
+        for streams in zip(*alone, strict=True)
+    ]
+    padding = [torch.arange(n + 3).unsqueeze(0) >= n for n in (sum(s[0] for s in sizes), 65)]
+    examples = [
+        torch.tensor([0] * a + [1] * b + [1] * 3).unsqueeze(0) for a, b in zip(*sizes, strict=True)
+    ]
+    packed = Structure(
+        torch.cat([spans[0], spans[1] + 25, torch.zeros(3, 2, dtype=torch.long)]).unsqueeze(0),
+        68,
+        global_padding=padding[0],
+        long_padding=padding[1],
+        global_examples=examples[0],
+        long_examples=examples[1],
+    )
+    together = module(*x, packed)
+    begins = (0, 0)
+    for (number, length), own, parts in zip(sizes, alone, spans, strict=True):
+        single = module(*own, Structure(parts.unsqueeze(0), length))
+        for begin, size, mine, theirs in zip(
+            begins, (number, length), single, together, strict=True
+        ):
+            torch.testing.assert_close(theirs[:, begin : begin + size], mine, **CLOSE)
+        begins = (number, length)
+    leaves = [t.requires_grad_() for t in x]
+    module(*leaves, packed)[1][:, :25].square().sum().backward()
+    for leaf, (first, *_) in zip(leaves, zip(*sizes, strict=True), strict=True):
+        assert torch.isfinite(leaf.grad).all()
+        assert leaf.grad[:, :first].any()
+        assert not leaf.grad[:, first:].any()
+
+
+def test_gradients_agree_with_the_written_out_softmax() -> None:
+    module, (x_global, x_long) = attention(), inputs(1)
+    leaves = [x_global.requires_grad_(), x_long.requires_grad_(), *module.parameters()]
+    grown = inputs(1)
+    found = []
+    given = structure()
+    given.spans = given.spans[:1]
+    for out in (
+        module(x_global, x_long, given),
+        [t.unsqueeze(0) for t in written_out(module, x_global[0], x_long[0], given)],
+    ):
+        total = sum((a * b).sum() for a, b in zip(out, grown, strict=True))
+        found.append(torch.autograd.grad(total, leaves))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_without_labels_and_with_a_wide_radius_it_is_dense() -> None:
+    """r >= N, zero labels, and no global token that a long one could see."""
+    module = attention(radius=LONG, projections="shared")
+    module.label_vectors.zero_()
+    module.label_biases.zero_()
+    dense = MultiheadAttention(WIDTH, HEADS, kinds="full", causal=False).double().eval()
+    for mine, theirs in (
+        ("q_g", "q_proj"),
+        ("k_g", "k_proj"),
+        ("v_g", "v_proj"),
+        ("out_g", "out_proj"),
+    ):
+        getattr(dense, theirs).load_state_dict(module.linear[mine].state_dict())
+    x_global, x_long = inputs(1, 1)
+    hidden = torch.ones(1, 1, dtype=torch.bool)
+    alone = Structure(torch.zeros(1, 1, 2, dtype=torch.long), LONG, global_padding=hidden)
+    torch.testing.assert_close(module(x_global, x_long, alone)[1], dense(x_long)[0], **CLOSE)
+    both = torch.cat([x_global, x_long], dim=1)
+    whole = Structure(torch.tensor([[[0, LONG]]]), LONG)
+    out = torch.cat(module(x_global, x_long, whole), dim=1)
+    torch.testing.assert_close(out, dense(both)[0], **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"clusters": True, "same_cluster": 2}])
+def test_an_empty_long_input_leaves_a_dense_model_of_global_tokens(options: dict) -> None:
+    """Ainslie et al. 2020, section 3.2: all tokens in the global input."""
+    module = attention(projections="shared", **options)
+    module.label_vectors.zero_()
+    module.label_biases.zero_()
+    x_global, x_long = inputs(2, length=0)
+    nothing = Structure(torch.zeros(2, GLOBAL, 2, dtype=torch.long), 0)
+    of_global, of_long = module(x_global, x_long, nothing)
+    q, k, v = (
+        module.linear[f"{name}_g"](x_global).view(2, GLOBAL, HEADS, -1).transpose(1, 2)
+        for name in "qkv"
+    )
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    expected = module.linear["out_g"](dense.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(of_global, expected, **CLOSE)
+    assert of_long.shape == (2, 0, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"radius": -1}, "radius is -1; allowed: 0 or more"),
+        ({"max_distance": 15}, "takes 34 labels; allowed: 14 or less"),
+        ({"projections": "some"}, "projections is some; allowed: separate, shared-kv, shared"),
+        ({"same_cluster": 2}, "same_cluster is 2; allowed: 0 without clusters"),
+        (
+            {"same_cluster": 2, "clusters": True, "max_distance": 14},
+            "takes 33 labels; allowed: 13 or less",
+        ),
+        ({"num_heads": 5}, "does not divide among 5 heads"),
+    ],
+)
+def test_refuses(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GlobalLocalAttention(WIDTH, **{"num_heads": HEADS, "radius": 3, **options})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_centroids_stand_for_what_is_nearest(hard: bool, packed: bool) -> None:
+    """As if each member had a span of its own; the nearest is found by a loop."""
+    module, (x_global, x_long) = attention(hard=hard, clusters=True), inputs(1)
+    options = {}
+    if packed:
+        options["long_examples"] = torch.tensor([[0] * 20 + [1] * 25])
+        options["global_examples"] = torch.tensor([[0, 0, 1, 1, 1]])
+        options["long_padding"] = torch.arange(LONG).unsqueeze(0) >= LONG - 3
+    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
+    members: list[list[int]] = [[] for _ in range(GLOBAL)]
+    q = module.linear["q_l"](x_long)[0]
+    k = module.linear["k_l2g"](x_global)[0]
+    for place in range(LONG - (3 if packed else 0)):
+        allowed = range(GLOBAL) if not packed else range(2) if place < 20 else range(2, GLOBAL)
+        members[max(allowed, key=lambda g: float(q[place] @ k[g]))].append(place)
+    spans = torch.zeros(1, GLOBAL, max(map(len, members)), 2, dtype=torch.long)
+    for number, places in enumerate(members):
+        for rank, place in enumerate(places):
+            spans[0, number, rank] = torch.tensor([place, place + 1])
+    apart = attention(hard=hard)
+    apart.load_state_dict(module.state_dict())
+    expected = apart(x_global, x_long, Structure(spans, LONG, **options))
+    found = module(x_global, x_long, nothing)
+    torch.testing.assert_close(found[0], expected[0], **CLOSE)
+    real = LONG - (3 if packed else 0)
+    torch.testing.assert_close(found[1][:, :real], expected[1][:, :real], **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("impl", ["reference", "blocks", "triton"])
+@pytest.mark.parametrize("paragraphs", [False, True])
+def test_the_nearest_of_a_cluster_have_a_label(impl: str, paragraphs: bool) -> None:
+    """Two on either side beyond the radius, of other paragraphs too; written out pair by pair."""
+    module = attention(radius=3, clusters=True, same_cluster=2, kernel=impl)
+    x_global, x_long = inputs(1)
+    real = LONG - 3
+    options = {"long_padding": torch.arange(LONG).unsqueeze(0) >= real}
+    if paragraphs:
+        options["long_paragraphs"] = torch.tensor([[0] * 7 + [1] * 20 + [2] * 18])
+    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG, **options)
+    q = module.linear["q_l"](x_long)[0]
+    clusters = (q @ module.linear["k_l2g"](x_global)[0].T).argmax(-1).tolist()
+    spans = torch.tensor([[[[i, i + 1] if clusters[i] == g else [i, i] for i in range(real)]
+                           for g in range(GLOBAL)]])  # fmt: skip
+    given, linked = Structure(spans, LONG, **options), set()
+    for i in range(real):
+        near = {j for j in range(real) if label_of(module, given, "l", i, GLOBAL + j) is not None}
+        members = [j for j in range(real) if clusters[j] == clusters[i] and j not in near]
+        linked |= {(i, j) for j in [j for j in members if j < i][-2:]}
+        linked |= {(i, j) for j in [j for j in members if j > i][:2]}
+    assert any((j, i) not in linked for i, j in linked)
+    found = module(x_global, x_long, nothing)
+    expected = written_out(module, x_global[0], x_long[0, :real], given, linked)
+    torch.testing.assert_close(found[0][0], expected[0], **CLOSE)
+    torch.testing.assert_close(found[1][0, :real], expected[1], **CLOSE)
+
+
+def test_tokens_of_a_cluster_see_each_other_in_their_own_example_alone() -> None:
+    """Packed or by itself is the same."""
+    module = attention(radius=2, clusters=True, same_cluster=3)
+    x_global, x_long = inputs(1)
+    packed = Structure(
+        torch.zeros(1, GLOBAL, 2, dtype=torch.long),
+        LONG,
+        long_examples=torch.tensor([[0] * 20 + [1] * 25]),
+        global_examples=torch.tensor([[0, 0, 1, 1, 1]]),
+    )
+    found = module(x_global, x_long, packed)
+    for globals_, longs in ((slice(0, 2), slice(0, 20)), (slice(2, 5), slice(20, 45))):
+        apart = x_global[:, globals_], x_long[:, longs]
+        nothing = torch.zeros(1, apart[0].size(1), 2, dtype=torch.long)
+        expected = module(*apart, Structure(nothing, apart[1].size(1)))
+        torch.testing.assert_close(found[0][:, globals_], expected[0], **CLOSE)
+        torch.testing.assert_close(found[1][:, longs], expected[1], **CLOSE)
+
+
+def test_centroids_learn_from_the_task() -> None:
+    """By what long tokens take from all global ones; hard, too."""
+    module, (x_global, x_long) = attention(hard=True, clusters=True), inputs(1)
+    x_global.requires_grad_()
+    nothing = Structure(torch.zeros(1, GLOBAL, 2, dtype=torch.long), LONG)
+    module(x_global, x_long, nothing)[1].square().sum().backward()
+    assert (x_global.grad.abs().sum(-1) > 0).all()
+
+
+def test_sums_of_large_values_stay_finite_in_half_precision() -> None:
+    """512 values of 150 have the mean 150, and a sum that float16 does not hold."""
+    logits = torch.zeros(1, 1, 1, 1, 512)
+    v = torch.full((1, 1, 1, 512, 2), 150.0, dtype=torch.float16)
+    out, lse = _attended(logits, v, torch.zeros_like(logits, dtype=torch.bool), 0.0, 1)
+    torch.testing.assert_close(out, torch.full_like(out, 150.0), rtol=2e-3, atol=0)
+    torch.testing.assert_close(lse, logits.logsumexp(-1).flatten(2, 3))
+
+
+def labels_seen(module: GlobalLocalAttention, given: Structure) -> list[list[str]]:
+    """The label of each pair of one row, read from the attention weights: for each token a digit
+    a key, global ones first, and "." for a hidden one. Logits are the labels, values one-hot."""
+    number, length = given.spans.size(1), given.length
+    for parameter in module.parameters():
+        torch.nn.init.zeros_(parameter)
+    for name, linear in module.linear.items():
+        if name[0] in "vo":
+            torch.nn.init.eye_(linear.weight)
+    label = torch.arange(module.label_biases.size(1), dtype=torch.float64)
+    module.label_biases.data[:] = module.head_dim**0.5 * label.view(1, -1, 1)
+    x = torch.eye(number + length, module.head_dim, dtype=torch.float64).unsqueeze(0)
+    seen = []
+    streams = module(x[:, :number], x[:, number:], given)
+    for first, weights in zip((0, number), streams, strict=True):
+        rows = weights[0, :, : number + length].tolist()
+        own = [row[first + i] for i, row in enumerate(rows)]  # whose label is 0
+        seen.append(
+            [
+                "".join("." if w == 0 else str(round(math.log(w / mine))) for w in row)
+                for mine, row in zip(own, rows, strict=True)
+            ]
+        )
+    return seen
+
+
+# A question of four tokens and two paragraphs of a title of two tokens and two sentences of one;
+# the global tokens: one for all, four of the question, and for each paragraph one for it, one for
+# its title and two for its sentences; the example of the authors' test, with k = 2 and r = 4.
+AUTHORS_SPANS = [[0, 0], *([i, i + 1] for i in range(4))]
+for _first in (4, 8):
+    AUTHORS_SPANS += [[_first, _first + 4], [_first, _first + 2]]
+    AUTHORS_SPANS += [[_first + 2, _first + 3], [_first + 3, _first + 4]]
+AUTHORS_OF_GLOBAL = """
+0777777777777
+7012277777777
+7301277777777
+7430177777777
+7443077777777
+7777701227777
+7777730127777
+7777743017777
+7777744307777
+7777777770122
+7777777773012
+7777777774301
+7777777774430
+""".split()
+AUTHORS_OF_LONG = """
+5655555555555 0122........
+5565555555555 3012........
+5556555555555 4301........
+5555655555555 4430........
+5555566555555 ....0122....
+5555566555555 ....3012....
+5555565655555 ....4301....
+5555565565555 ....4430....
+5555555556655 ........0122
+5555555556655 ........3012
+5555555556565 ........4301
+5555555556556 ........4430
+""".split("\n")[1:-1]
+
+
+def authors_example(**options) -> Structure:
+    return Structure(
+        torch.tensor([AUTHORS_SPANS]),
+        12,
+        paragraphs=torch.tensor([[0, *[1] * 4, *[2] * 4, *[3] * 4]]),
+        long_paragraphs=torch.tensor([[0] * 4 + [1] * 4 + [2] * 4]),
+        **options,
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hard_long", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_example_of_the_authors(hard: bool, hard_long: bool) -> None:
+    """All labels and what is hidden, written out: of hard g2l the first and the third global token
+    are exempt, of hard l2g the first long one."""
+    module = GlobalLocalAttention(32, 1, radius=4, max_distance=2, hard=hard, hard_long=hard_long)
+    given = authors_example(
+        exempt=torch.tensor([[i in (0, 2) for i in range(13)]]),
+        exempt_long=torch.tensor([[i == 0 for i in range(12)]]),
+    )
+    of_global, of_long = labels_seen(module.double().eval(), given)
+    linked = [row[:13] for row in AUTHORS_OF_LONG]
+    for token, (seen, among) in enumerate(zip(of_global, AUTHORS_OF_GLOBAL, strict=True)):
+        long = "".join(row[token] for row in linked)
+        assert seen == among + (long.replace("5", ".") if hard and token not in (0, 2) else long)
+    for token, (seen, row) in enumerate(zip(of_long, AUTHORS_OF_LONG, strict=True)):
+        among, nearby = row.split()
+        assert seen == (among.replace("5", ".") if hard_long and token else among) + nearby
+
+
+@torch.no_grad()
+def test_linked_mentions_of_the_authors() -> None:
+    """Three long tokens in two places are linked to the second global token, one to the third."""
+    given = authors_example()
+    spans = torch.zeros(1, 13, 2, 2, dtype=torch.long)
+    spans[:, :, 0] = torch.tensor(AUTHORS_SPANS)
+    spans[0, 1], spans[0, 2] = torch.tensor([[0, 1], [4, 6]]), torch.tensor([[1, 2], [6, 7]])
+    given = Structure(
+        spans, 12, paragraphs=given.paragraphs, long_paragraphs=given.long_paragraphs
+    )
+    module = GlobalLocalAttention(32, 1, radius=4, max_distance=2).double().eval()
+    _, of_long = labels_seen(module, given)
+    linked = {4: "5655566555555", 5: "5655566555555", 6: "5565565655555"}
+    expected = [linked.get(i, row[:13]) for i, row in enumerate(AUTHORS_OF_LONG)]
+    assert [row[:13] for row in of_long] == expected

@@ -1,0 +1,242 @@
+"""ETC for keyphrases: one page among others, what nodes look like, and the head."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch import nn
+from torch.nn.functional import gelu
+
+from fairseq_clusterformer.etc.page_dataset import batch_of_pages
+from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
+from fairseq_clusterformer.etc import encoder as etc, keyphrases_model as etc_keyphrases
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.etc.keyphrases_model import (ETCKeyphrases, ETCKeyphrasesConfig, PhraseHead, VisualFeatures)
+from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
+from fairseq_clusterformer.models.options import defaults_of
+from tests.web_pages import HEADING, PLAIN
+
+CLOSE = {"rtol": 0, "atol": 1e-12}
+SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
+SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "activation_fn": "gelu"}
+OPTIONS = [
+    {},
+    {"hard_global": True, "encoder_normalize_before": True},
+    {"no_visual_features": True},
+    {"fixed_blocks": True, "block": 4},
+]
+
+
+def make_task() -> Namespace:
+    dictionary = Dictionary()
+    for number in range(30):
+        dictionary.add_symbol(f"word{number}")
+    return Namespace(source_dictionary=dictionary, max_positions=lambda: 100)
+
+
+def model(**options) -> ETCKeyphrases:
+    args = Namespace(**{**SIZES, "radius": 5, "max_distance": 2, **options})
+    return ETCKeyphrases.build_model(args, make_task()).double().eval()
+
+
+def write(path: Path, model: nn.Module) -> None:
+    """A checkpoint as fairseq writes it."""
+    last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
+    state = {"model": model.state_dict(), "args": Namespace(arch="transformer")}
+    state |= {"optimizer_history": [last], "extra_state": {"train_iterator": {"epoch": 1}}}
+    torch.save(state, path)
+
+
+def page(words: list[int], nodes: list[int]) -> Page:
+    """Of random tokens.
+
+    Args:
+        words: tokens of each.
+        nodes: words of each.
+    """
+    starts = torch.tensor([0, *words]).cumsum(0)
+    bounds = torch.tensor([0, *nodes]).cumsum(0)
+    looks = torch.tensor([HEADING, PLAIN] * len(nodes)).long()[: len(nodes)]
+    return Page(
+        tokens=torch.randint(4, 34, (int(starts[-1]),)),
+        starts=starts[:-1],
+        folded=torch.arange(len(words)),
+        nodes=torch.stack([bounds[:-1], bounds[1:]], 1),
+        visual=looks + torch.arange(len(nodes)).unsqueeze(1) * torch.tensor([3] * 4 + [0] * 16),
+        phrases=torch.zeros(1, 2, dtype=torch.int64),
+    )
+
+
+def pages() -> list[Page]:
+    """The last has words fewer than a convolution is wide."""
+    torch.manual_seed(3)
+    long = page([1, 2, 1, 3, 1, 0, 2, 1, 1, 4, 1], [3, 2, 0, 5, 1])
+    return [page([2, 1, 1, 1, 2, 1], [2, 4]), long, page([1, 3], [2])]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_page_alone_is_a_page_in_any_batch(options: dict) -> None:
+    built, given = model(**options), pages()
+    for parameter in built.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    together = built(**batch_of_pages(given, 1))[0]
+    assert together.shape == (3, MOST_WORDS, 11)
+    for row, one in enumerate(given):
+        alone = built(**batch_of_pages([one], 1))[0]
+        number = len(one.starts)
+        torch.testing.assert_close(together[row, :, :number], alone[0], **CLOSE)
+        assert (together[row, :, number:] == -torch.inf).all()
+        there = torch.arange(number) + torch.arange(MOST_WORDS).unsqueeze(1) < number
+        assert torch.equal(alone[0].isfinite(), there)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("only", [slice(0, 3), slice(2, 3)])
+def test_every_parameter_has_a_gradient(options: dict, only: slice) -> None:
+    """Workers expect it, also where no page has five words."""
+    built = model(**options).train()
+    logits = built(**batch_of_pages(pages()[only], 1))[0]
+    logits.flatten(1).logsumexp(1).sum().backward()
+    assert [name for name, p in built.named_parameters() if p.grad is None] == []
+    assert all(p.grad.isfinite().all() for p in built.parameters())
+
+
+def test_in_half_precision() -> None:
+    """The head is computed in float32, as pixels are."""
+    built, batch = model().float().train(), batch_of_pages(pages(), 1)
+    expected = built(**batch)[0]
+    found = built.bfloat16()(**batch)[0]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.01)
+    found.flatten(1).logsumexp(1).sum().backward()
+    assert all(p.grad.dtype == torch.bfloat16 for p in built.parameters())
+
+
+@torch.no_grad()
+def test_logits_are_those_of_loops() -> None:
+    head = PhraseHead(6).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    states = torch.randn(1, 9, 6, dtype=torch.float64)
+    words = [0, 0, 1, 3, 3, 4, 5, 6, 6]  # the third has no token
+    found = head(states, torch.tensor([words]), torch.tensor([7]))[0]
+    of_word = []
+    for number in range(7):
+        mine = [states[0, i] for i, word in enumerate(words) if word == number]
+        of_word.append(head.word_norm(sum(mine, torch.zeros(6, dtype=torch.float64))))
+    for length in range(1, MOST_WORDS + 1):
+        convolution = head.convolutions[length - 1]
+        for first in range(8 - length):
+            x = convolution.bias.clone()
+            for i in range(length):
+                x += convolution.weight[:, :, i] @ of_word[first + i]
+            logit = head.logits[length - 1].weight[0] @ head.norms[length - 1](gelu(x))
+            torch.testing.assert_close(found[length - 1, first], logit, **CLOSE)
+        assert (found[length - 1, 8 - length :] == -torch.inf).all()
+
+
+@torch.no_grad()
+def test_what_a_node_looks_like_written_out() -> None:
+    """A bold inline leaf in a heading of 24 pixels; below every range, and in the middle of it."""
+    features = VisualFeatures(5).double()
+    own = [-99, -99, -99, -99, 0, 1, 0, 1, 60, 1]
+    parent = [725, 750, 2975, 9000, 1, 0, 1, 0, 24, 0]
+    visual = torch.tensor([[own + parent]])
+    pixels = features.scaled(visual[..., etc_keyphrases._PIXELS])
+    assert pixels[0, 0].tolist() == [-1, -1, -1, -1, 0, 0, 0, 0]
+    dense = torch.tensor([-1, -1, -1, -1, 0, 0, 0, 0, 1, 1, 1, 0, 0], dtype=torch.float64)
+    for layer in features.dense:
+        dense = gelu(layer.weight @ dense + layer.bias)
+    expected = features.fonts[0].weight[23] + features.fonts[1].weight[17]
+    expected = expected + features.crossed.weight[1] + dense
+    torch.testing.assert_close(features(visual)[0, 0], expected, **CLOSE)
+
+
+def test_buckets_of_fonts_and_what_is_crossed() -> None:
+    """24 buckets; blocks, headings and bold text make eight."""
+    features = VisualFeatures(4)
+    fonts = [0, 1, 8, 9, 16, 24, 25, 29, 30, 49, 50, 400]
+    buckets = torch.bucketize(torch.tensor(fonts), features.sizes)
+    assert buckets.tolist() == [0, 1, 1, 2, 9, 17, 18, 18, 19, 22, 23, 23]
+    assert features.fonts[0].num_embeddings == 24
+    visual = torch.zeros(1, 8, 20, dtype=torch.int64)
+    for number in range(8):
+        visual[0, number, 4], visual[0, number, 6] = number >> 2, number >> 1 & 1
+        visual[0, number, 9] = number & 1
+    seen = []
+    features.crossed.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    features(visual)
+    assert seen[0].tolist() == [list(range(8))]
+
+
+@torch.no_grad()
+def test_what_nodes_look_like_reaches_their_words_and_global_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built, seen = model(), {}
+    forward = etc.ETCEncoder.forward
+
+    def spy(self, tokens, structure, **more):
+        seen.update(more, structure=structure)
+        return forward(self, tokens, structure, **more)
+
+    monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
+    given = pages()[:1]
+    batch = batch_of_pages(given, 1)
+    built(**batch)
+    of_nodes = built.visual(given[0].visual)
+    assert torch.equal(seen["global_types"][0], of_nodes)
+    # two words of three tokens, then four of five
+    assert torch.equal(seen["types"][0], of_nodes[[0, 0, 0, 1, 1, 1, 1, 1]])
+    assert seen["structure"].spans[0].tolist() == [[[0, 3]], [[3, 8]]]
+    x = built.encoder.embed_tokens(batch["src_tokens"]) + built.encoder.embed_types.weight[1]
+    expected = built.encoder.layernorm_embedding(x + seen["types"])
+    found = built.encoder._embedded(batch["src_tokens"], seen["types"], 1)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_starts_from_a_dense_model_or_one_of_its_kind(tmp_path: Path) -> None:
+    more = {"layernorm_embedding": True, "encoder_attention": "full"}
+    dense = ClusterformerMaskedLM.build_model(Namespace(**SIZES, **more), make_task())
+    write(tmp_path / "dense.pt", dense)
+    built = model(lift=str(tmp_path / "dense.pt"))
+    built.load_initial_weights()
+    own, given = built.encoder.state_dict(), dense.double().encoder.state_dict()
+    assert torch.equal(own["embed_tokens.weight"], given["embed_tokens.weight"])
+    for name in ("k_g2l", "k_l2l"):
+        for end in ("weight", "bias"):
+            lifted = own[f"layers.1.self_attn.linear.{name}.{end}"]
+            assert torch.equal(lifted, given[f"layers.1.self_attn.k_proj.{end}"])
+    args = Namespace(**SIZES, radius=5, max_distance=2)
+    pretrained = ETCMaskedLM.build_model(args, make_task())
+    write(tmp_path / "etc.pt", pretrained)
+    built = model(lift=str(tmp_path / "etc.pt"))
+    built.load_initial_weights()
+    for name, tensor in pretrained.double().encoder.state_dict().items():
+        assert torch.equal(tensor, built.encoder.state_dict()[name]), name
+
+
+def test_parameters_of_the_papers_base() -> None:
+    """166 million of the encoder, of BERT's words; what is new has 10 million."""
+    args = Namespace()
+    etc.base(args)
+    args = Namespace(**{**defaults_of(ETCKeyphrasesConfig), **vars(args)})
+    with torch.device("meta"):
+        built = ETCKeyphrases(args, Namespace(source_dictionary=Dictionary()))
+    width = args.encoder_embed_dim
+    words = 30_522 * width - built.encoder.embed_tokens.weight.numel()
+    encoder = sum(p.numel() for p in built.encoder.parameters()) + words
+    assert abs(encoder / 1e6 - 166) < 1
+    norms, head = 2 * width, 15 * width * width + 5 * width
+    assert sum(p.numel() for p in built.head.parameters()) == head + 6 * norms + 5 * width
+    visual = (24 + 24 + 8) * width + (13 + 1) * width + (width + 1) * width
+    assert sum(p.numel() for p in built.visual.parameters()) == visual
+
+
+def test_centroids_are_refused() -> None:
+    with pytest.raises(ValueError, match="--clusters is 3; allowed: 0 for keyphrases"):
+        model(clusters=3)

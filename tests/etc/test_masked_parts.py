@@ -1,0 +1,152 @@
+"""Rows of documents' parts: cut, packed and hidden as ETC's pre-training has it."""
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE, MaskedParts, packed, pieces_of
+
+WORDS = 40
+
+
+class Lines(list):
+    """Items as fairseq's data sets have them."""
+
+    def __init__(self, *lines: list[int]):
+        super().__init__(torch.tensor([*line, 2]) for line in lines)
+        self.sizes = np.array([len(line) for line in self])
+
+
+def dictionary() -> Dictionary:
+    words = Dictionary()
+    for number in range(WORDS):
+        words.add_symbol(f"word{number}")
+    words.add_symbol("<mask>")
+    return words
+
+
+def make(lines: Lines, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
+    words = dictionary()
+    begins = np.ones(len(words), bool) if begins is None else begins
+    options = {"most": 12, "most_parts": 4, "shuffle": False, **options}
+    return MaskedParts(lines, words, begins, **options)
+
+
+def test_documents_are_cut_between_lines() -> None:
+    """Written out: at most 10 tokens and 3 lines; empty lines end documents."""
+    sizes = np.array([0, 4, 6, 1, 0, 0, 2, 2, 2, 2, 10, 0])
+    assert pieces_of(sizes, 10, 3) == [(1, 3), (3, 4), (6, 9), (9, 10), (10, 11)]
+    assert pieces_of(sizes[:3], 10, 3) == [(1, 3)]
+    assert pieces_of(np.array([0, 0]), 10, 3) == []
+    assert pieces_of(sizes, 10, 3, least_lines=4) == [(6, 9), (9, 10), (10, 11)]
+    assert pieces_of(sizes, 10, 3, least_lines=6) == []
+
+
+def test_short_pieces_share_rows() -> None:
+    """Each goes where it leaves the least room; the last row is full of parts."""
+    tokens, parts = np.array([5, 9, 4, 1, 3, 2]), np.array([1, 1, 1, 1, 3, 1])
+    assert packed(tokens, parts, 10, 3) == [[1], [0, 2, 3], [4], [5]]
+
+
+def test_rows_are_documents_in_parts() -> None:
+    lines = Lines([4, 5, 6], [7], [], [8, 9], [], [10] * 11, [11] * 11)
+    found = make(lines, hidden_parts=0, guessed=0)
+    assert [len(found), *found.sizes] == [3, 11, 11, 6]
+    batch = found.collater([found[2], found[0]])
+    parts = batch["net_input"]["parts"]
+    assert batch["net_input"]["src_tokens"].tolist() == [
+        [4, 5, 6, 7, 8, 9, 1, 1, 1, 1, 1],
+        [10] * 11,
+    ]
+    assert parts["spans"].tolist() == [[[0, 3], [3, 4], [4, 6]], [[0, 11], [0, 0], [0, 0]]]
+    assert parts["long_examples"][0, :6].tolist() == [0, 0, 0, 0, 1, 1]
+    assert parts["global_examples"].tolist() == [[0, 0, 1], [0, NO_EXAMPLE, NO_EXAMPLE]]
+    assert (batch["target"] == 1).all()
+    assert not parts["hidden"].any()
+    assert parts["alone"]["at"].shape == (0, 2)
+
+
+def test_blocks_and_none() -> None:
+    lines = Lines([4, 5, 6], [7, 8], [], [9])
+    blocks = make(lines, parts="blocks", block=2, hidden_parts=0)[0]
+    assert blocks["spans"].tolist() == [[0, 2], [2, 4], [4, 5], [5, 6]]
+    assert blocks["global_examples"].tolist() == [0, 0, 0, 1]
+    none = make(lines, parts="none")
+    assert none.collater([none[0]])["net_input"]["parts"]["spans"].shape == (1, 0, 2)
+
+
+def test_a_line_that_is_too_long_loses_its_end() -> None:
+    assert make(Lines([*range(4, 24)]), hidden_parts=0, guessed=0)[0]["tokens"].tolist() == [
+        *range(4, 16)
+    ]
+
+
+def test_hidden_parts_show_nothing_and_stand_alone() -> None:
+    found = make(Lines([4, 5], [6, 7, 8], [9]), hidden_parts=0.5, guessed=1, kept=0, replaced=0)
+    mask, seen = dictionary().index("<mask>"), set()
+    for epoch in range(1, 31):
+        found.set_epoch(epoch)
+        sample = found[0]
+        hidden = sample["hidden"].tolist()
+        seen.add(tuple(hidden))
+        assert sample["tokens"].tolist() == [mask] * 6
+        parts = [[4, 5], [6, 7, 8], [9]]
+        assert [t.tolist() for t in sample["alone"]] == [
+            p for p, h in zip(parts, hidden, strict=True) if h
+        ]
+        expected = [1 if h else word for p, h in zip(parts, hidden, strict=True) for word in p]
+        assert sample["target"].tolist() == expected
+        assert found[0]["tokens"].equal(sample["tokens"])
+    assert len(seen) > 5
+
+
+def test_hidden_parts_share_rows() -> None:
+    """Of any lengths, in rows of as many tokens as the longest of them, or 512."""
+    lines = [[4 + i % WORDS] * (1 + 37 * i % 600) for i in range(40)]
+    found = make(Lines(*lines), most=20_000, most_parts=40, hidden_parts=1)
+    batch = found.collater([found[0]])
+    alone = batch["net_input"]["parts"]["alone"]
+    assert alone["src_tokens"].numel() < 1.3 * sum(map(len, lines))
+    assert len(alone["at"]) == 40
+    for words, (row, place) in zip(found[0]["alone"], alone["at"].tolist(), strict=True):
+        begin, end = alone["spans"][row, place].tolist()
+        assert torch.equal(alone["src_tokens"][row, begin:end], words)
+        assert (alone["long_examples"][row, begin:end] == place).all()
+        assert alone["global_examples"][row, place] == place
+
+
+def test_packing_many_takes_no_time() -> None:
+    tokens, parts = np.full(20_000, 30), np.full(20_000, 3)
+    rows = packed(tokens, parts, 4096, 4)
+    assert sorted(piece for row in rows for piece in row) == [*range(20_000)]
+
+
+def test_ends_that_are_lost_are_counted() -> None:
+    assert make(Lines([4] * 20, [5] * 3)).lost == 8
+    assert make(Lines([4] * 12, [5] * 3)).lost == 0
+    assert make(Lines([4] * 3, [], [5] * 3, [6])).left_out == 0
+    assert make(Lines([4] * 3, [], [5] * 3, [6]), least_lines=2).left_out == 1
+
+
+def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
+    """Of 40,000 tokens; every third one begins a word, and so does each line."""
+    begins = np.arange(WORDS + 5) % 3 == 0
+    rng = np.random.default_rng(0)
+    lines = Lines(*rng.integers(4, 4 + WORDS, (1000, 40)).tolist())
+    found = make(lines, begins=begins, most=40_000, most_parts=1000, hidden_parts=0, kept=0.2)
+    sample = found[0]
+    tokens = torch.cat([line[:-1] for line in lines])
+    guessed = sample["target"] != 1
+    assert sample["target"][guessed].equal(tokens[guessed])
+    assert sample["tokens"][~guessed].equal(tokens[~guessed])
+    starts = torch.from_numpy(begins)[tokens]
+    starts[::40] = True
+    inside = ~starts[1:]
+    assert guessed[1:][inside].equal(guessed[:-1][inside])
+    assert guessed.float().mean().item() == pytest.approx(0.15, abs=0.01)
+    shown = sample["tokens"][guessed]
+    share = (shown == dictionary().index("<mask>")).float().mean().item()
+    assert share == pytest.approx(0.7, abs=0.03)
+    same = (shown == tokens[guessed]).float().mean().item()
+    assert same == pytest.approx(0.2 + 0.1 / (WORDS + 1), abs=0.03)

@@ -1,0 +1,338 @@
+"""The reader of structured documents: its inputs, its heads, and one document among others."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_clusterformer.data import structure
+from fairseq_clusterformer.data.structure import Outline, batch_of_globals, global_tokens
+from fairseq_clusterformer.etc import encoder as etc
+from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
+from fairseq_clusterformer.etc.reader import ETCReader
+
+CLOSE = {"rtol": 0, "atol": 1e-12}
+SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
+SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "radius": 5, "max_distance": 2}
+PAD = 1
+
+
+def make_task() -> Namespace:
+    dictionary = Dictionary()
+    for number in range(30):
+        dictionary.add_symbol(f"word{number}")
+    return Namespace(source_dictionary=dictionary, max_positions=lambda: 100)
+
+
+def model(**options) -> ETCReader:
+    args = Namespace(**{**SIZES, "supporting_facts": True, **options})
+    return ETCReader.build_model(args, make_task()).double().eval()
+
+
+def padded(rows: list[list[int]]) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+
+
+QUESTIONS = [[0, 9, 8, 7, 2], [0, 9, 2], [0, 6, 5, 2]]
+DOCUMENTS = [
+    [0, 10, 11, 12, 13, 0, 14, 15],
+    [0, 20, 21],
+    [0, 10, 11, 12, 0, 13, 14, 15, 16, 17, 0, 18],
+]
+OUTLINES = [
+    Outline(sentences=torch.tensor([[1, 3], [3, 5], [6, 8]])),
+    Outline(sentences=torch.tensor([[1, 3]])),
+    Outline(
+        sentences=torch.tensor([[1, 4], [5, 8], [8, 10], [11, 12]]),
+        candidates=2,
+        mentions=torch.tensor([[0, 2, 3], [1, 6, 8], [0, 11, 12]]),
+    ),
+]
+
+
+def given(*rows: int, outlines: list[Outline] = OUTLINES) -> dict:
+    """What the reader takes, of some of the rows above."""
+    made = [
+        global_tokens(
+            torch.tensor(QUESTIONS[row]),
+            torch.tensor([i for i, token in enumerate(DOCUMENTS[row]) if token == 0]),
+            len(DOCUMENTS[row]),
+            outlines[row],
+            Dictionary(),
+        )
+        for row in rows
+    ]
+    return {
+        "question_tokens": padded([QUESTIONS[row] for row in rows]),
+        "document_tokens": padded([DOCUMENTS[row] for row in rows]),
+        "structure": batch_of_globals(made, PAD),
+    }
+
+
+def test_the_long_input_is_the_question_and_then_the_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Written out for the second row of a batch, where both are padded."""
+    seen = {}
+    forward = etc.ETCEncoder.forward
+
+    def spy(self, tokens, structure, words, types, global_types):
+        seen.update(tokens=tokens, structure=structure, words=words, types=types)
+        return forward(self, tokens, structure, words, types, global_types)
+
+    monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
+    mask = torch.tensor([[False, *[True] * 7], [False, False, True, *[False] * 5]])
+    model()(**given(0, 1), text_mask=mask)
+    assert seen["tokens"].tolist() == [
+        [0, 9, 8, 7, 2, 0, 10, 11, 12, 13, 0, 14, 15],
+        [0, 9, 2, 0, 20, 21, *[PAD] * 7],
+    ]
+    asked, title, text = structure.IN_QUESTION, structure.IN_TITLE, structure.OF_TEXT
+    assert seen["types"][0].tolist() == [*[asked] * 5, title, *[text] * 7]
+    assert seen["types"][1, :6].tolist() == [asked, asked, asked, title, title, text]
+    assert seen["words"][1].tolist() == [0, 9, 0, 0, *[PAD] * 5]
+    found = seen["structure"]
+    assert found.spans[1, :4, 0].tolist() == [[0, 0], [1, 2], [3, 6], [4, 6]]
+    assert found.global_padding[1].tolist() == [*[False] * 4, *[True] * 5]
+    assert found.long_padding[1].tolist() == [*[False] * 6, *[True] * 7]
+    assert found.exempt.nonzero().tolist() == [[0, 0], [1, 0]]
+    assert found.paragraphs[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert found.long_paragraphs[1].tolist() == [1, 2, 2, *[3] * 10]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hard_global": True},
+        {"hard_global": True, "narrow_cls": True, "structure": "text"},
+        {"hard_long": True},
+        {"structure": "text"},
+        {"structure": "flat", "hard_global": True},
+        {"fixed_blocks": True, "block": 3},
+        {"clusters": 3},
+        {"clusters": 3, "same_cluster": 2},
+    ],
+)
+def test_a_document_alone_is_a_document_in_any_batch(options: dict) -> None:
+    built = model(**options)
+    together, _ = built(**given(0, 1, 2))
+    for row in range(3):
+        alone, _ = built(**given(row))
+        for name in ("start", "end", "paragraph", "type", "sentences", "candidates"):
+            own, of_batch = getattr(alone, name), getattr(together, name)
+            if own is None:
+                assert name == "candidates"
+                assert (of_batch[row] == -torch.inf).all()
+                continue
+            number = own.size(1)
+            torch.testing.assert_close(of_batch[row, :number], own[0], **CLOSE)
+            assert (of_batch[row, number:] == -torch.inf).all()
+
+
+@torch.no_grad()
+def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
+    """One at a time: the long token of a span, the global tokens of all else."""
+    built = model()
+    inputs = given(0, 2)
+    logits, extra = built(**inputs)
+    reading, heads = extra["reading"], built.heads
+    types = reading.types
+    for row, document in enumerate((DOCUMENTS[0], DOCUMENTS[2])):
+        of_type = {
+            kind: [i for i, t in enumerate(types[row].tolist()) if t == kind]
+            for kind in (structure.OF_PARAGRAPH, structure.OF_SENTENCE, structure.OF_CANDIDATE)
+        }
+        states = reading.of_global[row]
+        starts = [i for i, token in enumerate(document) if token == 0]
+        for place, token in zip(starts, of_type[structure.OF_PARAGRAPH], strict=True):
+            expected = heads.paragraph(states[token])[0]
+            torch.testing.assert_close(logits.paragraph[row, place], expected, **CLOSE)
+        finite = logits.paragraph[row].isfinite().nonzero().flatten()
+        assert finite.tolist() == starts
+        sentences = [heads.supporting(states[t])[0] for t in of_type[structure.OF_SENTENCE]]
+        found = logits.sentences[row, : len(sentences)]
+        torch.testing.assert_close(found, torch.stack(sentences), **CLOSE)
+        for place, token in enumerate(document):
+            expected = heads.span(reading.document[row, place])
+            pair = torch.stack([logits.start[row, place], logits.end[row, place]])
+            if token == 0:
+                assert (pair == -torch.inf).all()
+            else:
+                torch.testing.assert_close(pair, expected, **CLOSE)
+    of_candidates = heads.candidate(reading.of_global[1, :2]).squeeze(-1)
+    torch.testing.assert_close(logits.candidates[1], of_candidates, **CLOSE)
+    assert (logits.candidates[0] == -torch.inf).all()
+    assert (logits.type[1] == 0).all()  # it has no token for all
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"fixed_blocks": True, "block": 3}, {"clusters": 3}])
+def test_without_tokens_of_their_own_parts_are_read_at_their_first_long_token(
+    options: dict,
+) -> None:
+    built = model(**options)
+    logits, extra = built(**given(0))
+    long = torch.cat([extra["reading"].question[0, 0], extra["reading"].document[0]])
+    asked = len(QUESTIONS[0])
+    expected = built.heads.supporting(long[[asked + 1, asked + 3, asked + 6]]).squeeze(-1)
+    torch.testing.assert_close(logits.sentences[0], expected, **CLOSE)
+    torch.testing.assert_close(logits.type[0], built.heads.answer_type(long[0]), **CLOSE)
+    expected = built.heads.paragraph(long[[asked, asked + 5]]).squeeze(-1)
+    torch.testing.assert_close(logits.paragraph[0, [0, 5]], expected, **CLOSE)
+
+
+def test_structures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is linked, who sees all, and where paragraphs are apart."""
+    seen = []
+    forward = etc.ETCEncoder.forward
+
+    def spy(self, tokens, structure, *more):
+        seen.append(structure)
+        return forward(self, tokens, structure, *more)
+
+    monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
+    for name in ("contexts", "text", "flat"):
+        model(structure=name)(**given(0))
+    contexts, text, flat = seen
+    assert contexts.long_paragraphs.tolist() == [[1, *[2] * 4, *[3] * 5, *[4] * 3]]
+    assert contexts.paragraphs is not None
+    assert text.paragraphs is text.long_paragraphs is None
+    assert flat.paragraphs is flat.long_paragraphs is flat.exempt is None
+    assert torch.equal(contexts.spans[0, 1:], text.spans[0, 1:])
+    assert (contexts.spans[0, 0].tolist(), text.spans[0, 0].tolist()) == ([[0, 0]], [[0, 1]])
+    assert contexts.exempt.tolist() == text.exempt.tolist() == [[True, *[False] * 8]]
+    kinds = given(0)["structure"]["types"][0].tolist()
+    for kind, before, after in zip(kinds, text.spans[0], flat.spans[0], strict=True):
+        linked = kind in (structure.OF_QUESTION, structure.OF_SENTENCE)
+        assert torch.equal(after, before if linked else torch.zeros_like(before))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "apart"), [("contexts", True), ("text", False)])
+def test_paragraphs_are_apart(name: str, apart: bool) -> None:
+    """Long tokens of one layer, without what passes through global tokens' states."""
+    built = model(structure=name, encoder_layers=1)
+    inputs = given(0)
+    before = built(**inputs)[0].start
+    inputs["document_tokens"] = inputs["document_tokens"].clone()
+    inputs["document_tokens"][0, 7] = 30  # of the second paragraph
+    changed = (built(**inputs)[0].start != before)[0].tolist()
+    near = [4]  # within 5 tokens, in the first paragraph; the <s> at 5 has no logit
+    assert changed[6:] == [True] * 2
+    assert [changed[i] for i in near] == [not apart]
+    assert not any(changed[:2])
+
+
+@torch.no_grad()
+def test_a_candidate_is_read_by_all_its_mentions() -> None:
+    """One layer, where a candidate sees what it is linked to: the mention that changes counts."""
+    built = model(encoder_layers=1, hard_global=True)
+    inputs = given(2)
+    before = built(**inputs)[0].candidates
+    for place, changes in ((2, [True, False]), (11, [True, False]), (7, [False, True])):
+        other = inputs["document_tokens"].clone()
+        other[0, place] = 30
+        found = built(**{**inputs, "document_tokens": other})[0].candidates
+        assert (found != before)[0].tolist() == changes
+
+
+@torch.no_grad()
+def test_the_document_is_read_behind_its_question() -> None:
+    built = model()
+    _, extra = built(**given(0, 1))
+    reading = extra["reading"]
+    for row in range(2):
+        _, own = built(**given(row))
+        long = len(DOCUMENTS[row])
+        torch.testing.assert_close(reading.document[row, :long], own["reading"].document[0])
+        asked = len(QUESTIONS[row])
+        torch.testing.assert_close(
+            reading.question[row, 0, :asked], own["reading"].question[0, 0, :asked]
+        )
+    assert reading.document_padding[1].tolist() == [False] * 3 + [True] * 5
+    assert built.encoder.clusters(reading) == {}
+
+
+@torch.no_grad()
+def test_without_a_structure_paragraphs_have_global_tokens() -> None:
+    built = model()
+    inputs = given(0, 1, outlines=[Outline(), Outline()])
+    expected, _ = built(**inputs)
+    del inputs["structure"]
+    found, _ = built(**inputs)
+    for name in ("start", "end", "paragraph", "type"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), **CLOSE)
+    assert found.sentences.shape == (2, 0)
+
+
+@torch.no_grad()
+def test_a_reader_that_does_not_say_what_supports_an_answer() -> None:
+    built = model(supporting_facts=False)
+    logits, _ = built(**given(0))
+    assert logits.sentences is None
+    assert not any("supporting" in name for name in built.state_dict())
+
+
+@pytest.mark.parametrize("rows", [(0, 2), (0, 1)])
+def test_every_parameter_has_a_gradient(rows: tuple[int, int]) -> None:
+    """The candidates' head too, where there is none, as workers that share a training expect."""
+    built = model()
+    logits, _ = built(**given(*rows))
+    finite = [x[x.isfinite()].square().sum() for x in logits if x is not None]
+    (sum(finite) + logits.type.sum()).backward()
+    without = [n for n, p in built.named_parameters() if p.grad is None]
+    assert without == []
+
+
+@torch.no_grad()
+def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
+    """Of the same encoder: every number is the same."""
+    task = make_task()
+    before = ETCMaskedLM.build_model(Namespace(**SIZES), task).double()
+    last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
+    state = {"model": before.state_dict(), "args": Namespace(arch="etc_masked_lm", **SIZES)}
+    state |= {"optimizer_history": [last], "extra_state": {"train_iterator": {"epoch": 1}}}
+    torch.save(state, path := tmp_path / "masked.pt")
+    built = model(lift=str(path))
+    built.load_initial_weights()
+    mine = built.encoder.state_dict()
+    for name, tensor in before.encoder.state_dict().items():
+        torch.testing.assert_close(mine[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"narrow_cls": True}, "--narrow-cls is given, and --structure contexts; allowed: text"),
+        (
+            {"narrow_cls": True, "structure": "text"},
+            "--narrow-cls is given; allowed: with --hard-global",
+        ),
+        ({"structure": "text", "clusters": 4}, "--structure is text; allowed: without --clusters"),
+        ({"structure": "x"}, "--structure is x; allowed: contexts, text, flat"),
+        ({"clusters": 4, "fixed_blocks": True}, "--clusters is 4, and --fixed-blocks is given"),
+        ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
+        (
+            {"paragraphs_alone": True, "supporting_facts": True},
+            "--paragraphs-alone is given, and --supporting-facts; allowed: one of them",
+        ),
+    ],
+)
+def test_options_that_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(**options)
+
+
+@pytest.mark.parametrize("part", ["question", "document"])
+def test_padding_before_a_token_is_refused(part: str) -> None:
+    inputs = given(0)
+    inputs[f"{part}_tokens"] = inputs[f"{part}_tokens"].clone()
+    inputs[f"{part}_tokens"][0, 1] = PAD
+    with pytest.raises(ValueError, match=f"{part}_tokens: padding before a token"):
+        model()(**inputs)

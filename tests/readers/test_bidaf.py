@@ -1,0 +1,304 @@
+"""Readers of words: each part against a plain loop, and what BiDAF promises."""
+
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from fairseq_clusterformer.answers import TYPES, WordLogits
+from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
+from fairseq_clusterformer.readers.bidaf import (BidafReader, TwoWayLSTM, bidaf_reader_xlqa, bidaf_reader_xlqa_letters)
+from fairseq_clusterformer.readers.word_reader import (ContextQueryAttention, Highway, LetterConvolution, WordReading)
+from fairseq_clusterformer.readers.words import Words
+from tests.readers.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
+
+
+def some_words(spelt: Tensor, sizes: list[int]) -> Words:
+    """Words with codes; 0 and 1 are the same but for their case."""
+    padding = torch.arange(spelt.size(1)) >= torch.tensor(sizes).unsqueeze(1)
+    codes = torch.stack([spelt, spelt.clamp(min=1)], dim=-1).masked_fill(padding.unsqueeze(-1), 0)
+    return Words(*[spelt] * 3, padding=padding, pieces=spelt, letters=spelt, codes=codes)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_highway() -> None:
+    """y = g * relu(A x + a) + (1 - g) * x with g = sigmoid(G x + b), layer by layer."""
+    highway = Highway(4, 2).double()
+    x = torch.randn(4).double()
+    y = x.tolist()
+    for gate, transform in zip(highway.gates, highway.transforms, strict=True):
+        z = []
+        for i in range(4):
+            opened, new = (
+                sum(m.weight[i, j].item() * y[j] for j in range(4)) + m.bias[i].item()
+                for m in (gate, transform)
+            )
+            opened = sigmoid(opened)
+            z.append(opened * max(new, 0.0) + (1 - opened) * y[i])
+        y = z
+    torch.testing.assert_close(highway(x), torch.tensor(y, dtype=torch.float64), **CLOSE)
+
+
+def test_letters() -> None:
+    """max over letters of relu(w . three letters + b), and no letter behind a word counts."""
+    layer = LetterConvolution(9, 5, 3, dropout=0.0).double()
+    letters = torch.tensor([[3, 1, 4, 1, 5, 0, 0], [2, 0, 0, 0, 0, 0, 0], [0] * 7])
+    weight, bias = layer.convolution.weight, layer.convolution.bias
+    with torch.no_grad():
+        bias += 0.3  # so that a convolution over padding alone would be seen
+    expected = torch.zeros(3, 3).double()
+    for i, word in enumerate(letters.tolist()):
+        number = sum(letter > 0 for letter in word)
+        vectors = [torch.zeros(5).double(), *layer.embedding.weight[word[:number]]]
+        vectors.append(torch.zeros(5).double())
+        for f in range(3):
+            for place in range(number):
+                found = sum(weight[f, :, k] @ vectors[place + k] for k in range(3)) + bias[f]
+                expected[i, f] = max(expected[i, f], found.relu())
+    torch.testing.assert_close(layer(letters.unsqueeze(0))[0], expected, **CLOSE)
+    longer = torch.cat([letters, torch.zeros(3, 20, dtype=int)], dim=1)
+    torch.testing.assert_close(layer(longer.unsqueeze(0))[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("matches", [False, True])
+def test_context_query_attention(matches: bool) -> None:
+    """Pair by pair, as XLQA writes it; with matches, also by whether they are spelt alike."""
+    layer = ContextQueryAttention(3, matches=matches).double()
+    lengths, asked = [5, 3], [2, 4]
+    words, questions = (
+        some_words(torch.randint(3, (2, most)), sizes)
+        for most, sizes in ((5, lengths), (4, asked))
+    )
+    document, question = torch.randn(2, 5, 3).double(), torch.randn(2, 4, 3).double()
+    if matches:
+        layer.of_match.data = torch.randn(2).double()
+    found = layer(document, question, words, questions)
+    assert found.size(-1) == layer.width
+    for row in range(2):
+        c, q = document[row, : lengths[row]], question[row, : asked[row]]
+        w = [layer.of_document.weight[0], layer.of_question.weight[0], layer.of_both]
+        s = torch.stack(
+            [
+                torch.stack([w[0] @ ci + w[1] @ qj + w[2] @ (ci * qj) + layer.bias[0] for qj in q])
+                for ci in c
+            ]
+        )
+        same = torch.zeros(len(c), len(q), 2).double()
+        for i in range(len(c)):
+            for j in range(len(q)):
+                for k in range(2):
+                    same[i, j, k] = words.codes[row, i, k] == questions.codes[row, j, k]
+                    if matches:
+                        s[i, j] += same[i, j, k] * layer.of_match[k]
+        rows, columns = s.softmax(1), s.softmax(0)
+        for i, ci in enumerate(c):
+            a = sum(rows[i, j] * q[j] for j in range(len(q)))
+            b = sum(
+                rows[i, j] * columns[k, j] * c[k] for j in range(len(q)) for k in range(len(c))
+            )
+            expected = torch.cat([ci, a, ci * a, ci * b, *[same[i].amax(0)] * matches])
+            torch.testing.assert_close(found[row, i], expected, **CLOSE)
+
+
+def test_lstm_from_both_sides() -> None:
+    """Step by step with torch's cell, over the words that there are."""
+    layer = TwoWayLSTM(3, 4, 1, 0.0).double()
+    x = torch.randn(2, 5, 3).double()
+    lengths = [3, 5]
+    padding = torch.arange(5) >= torch.tensor(lengths).unsqueeze(1)
+    found = layer(x, padding)
+    for row, length in enumerate(lengths):
+        sides = []
+        for suffix, order in (("", range(length)), ("_reverse", reversed(range(length)))):
+            cell = torch.nn.LSTMCell(3, 4).double()
+            cell.load_state_dict(
+                {
+                    name: getattr(layer.lstm, f"{name}_l0{suffix}")
+                    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                }
+            )
+            state, out = None, {}
+            for place in order:
+                state = cell(x[row, place].unsqueeze(0), state)
+                out[place] = state[0][0]
+            sides.append(torch.stack([out[place] for place in range(length)]))
+        torch.testing.assert_close(found[row, :length], torch.cat(sides, dim=1), **CLOSE)
+        assert not found[row, length:].any()
+
+
+class TestNoAnswer:
+    """By hand: a document of ``<s>`` and two words, of which the first has two tokens."""
+
+    def logits(self) -> WordLogits:
+        model = make("bidaf")
+        heads = model.heads
+        task = make_task()
+        index = {text: i for i, text in enumerate(task.symbol_texts)}
+        document = torch.tensor([[0, index[" The"], index["re"], index[" ("], 1]])
+        words = model.encoder.embedding.speller(document)
+        states = torch.zeros(1, 3, 120).double()
+        states[0, :, 0] = torch.tensor([2.0, 1.0, 4.0])
+        states[0, :, 1] = torch.tensor([-1.0, 0.5, 3.0])
+        with torch.no_grad():
+            for parameter in heads.parameters():
+                parameter.zero_()
+            heads.begin.weight[0, 0] = heads.end.weight[0, 1] = heads.paragraph.weight[0, 0] = 1.0
+            heads.others[0].bias.copy_(torch.tensor([-5.0, -6.0, -7.0]))
+            heads.others[1].bias.fill_(-1.0)
+        padding = document.eq(1)
+        nothing = torch.zeros(1, 1, 1)
+        reading = WordReading(nothing, nothing, padding, padding, [], words, states, states, [])
+        return heads(reading, document.eq(0), document.ne(0))
+
+    def test_logits(self) -> None:
+        found, inf = self.logits(), math.inf
+        assert found.start.tolist() == [[-inf, 1.0, -inf, 4.0, -inf]]
+        assert found.end.tolist() == [[-inf, -inf, 0.5, 3.0, -inf]]
+        assert found.paragraph.tolist() == [[2.0, -inf, -inf, -inf, -inf]]
+        assert found.slots.tolist() == [[[-5.0, -6.0, -7.0, 2.0], [-1.0, -1.0, -1.0, -1.0]]]
+        assert found.type.tolist() == [[4.0 + 3.0, -6.0, -7.0, -8.0, 2.0 - 1.0]]
+        assert found.bounds[0, :4].tolist() == [[0, 0], [1, 2], [1, 2], [3, 3]]
+
+    @pytest.mark.parametrize(
+        ("spans", "type_", "place"),
+        [
+            ([[1, 2]], "short", (1, 0)),
+            ([[2, 2]], "short", (1, 0)),  # a part of a word is the word
+            ([[1, 1], [2, 2]], "short", (1, 0)),  # and counts once
+            ([[-1, -1]], "none", (5, 5)),
+            ([[-1, -1]], "yes", (2, 2)),
+        ],
+    )
+    def test_loss(self, spans: list, type_: str, place: tuple[int, int]) -> None:
+        """- log p(start) - log p(end), each among words and slots."""
+        logits = self.logits()
+        types = torch.tensor([[name == type_ for name in TYPES]])
+        given = whole_words(torch.tensor([spans]), logits.bounds)
+        start, end, given = with_slots(logits, given, types)
+        loss = span_nll(start, end, given, "joint")
+        starts = torch.tensor([4.0, 1.0, -5.0, -6.0, -7.0, 2.0])
+        ends = torch.tensor([0.5, 3.0, -1.0, -1.0, -1.0, -1.0])
+        expected = -log_softmax(starts, 0)[place[0]] - log_softmax(ends, 0)[place[1]]
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+
+    def test_loss_of_two_answers_and_of_none_that_is_known(self) -> None:
+        logits = self.logits()
+        short, all_ = torch.eye(5, dtype=torch.bool)[:1], torch.ones(1, 5, dtype=torch.bool)
+        both = torch.tensor([[[1, 2], [3, 3]]])
+        losses = [
+            span_nll(*with_slots(logits, spans, types), "joint").item()
+            for spans, types in ((both, short), (both[:, :1], short), (both[:, 1:], short))
+        ]
+        joint = -math.log(math.exp(-losses[1]) + math.exp(-losses[2]))
+        assert losses[0] == pytest.approx(joint, abs=1e-6)
+        nothing = torch.full((1, 1, 2), -1)
+        assert span_nll(*with_slots(logits, nothing, all_), "joint").item() == 0
+
+
+def test_the_best_span_in_order_counts() -> None:
+    """The likeliest start may come behind the likeliest end: then another pair is compared."""
+    model = make("bidaf")
+    question, document, *_ = ragged()
+    logits = model(question, document)[0]
+    for row in range(5):
+        pairs = [
+            (s + e).item()
+            for i, s in enumerate(logits.start[row])
+            for e in logits.end[row, i:]
+            if s + e > -math.inf
+        ]
+        assert logits.type[row, 0].item() == pytest.approx(max(pairs, default=-math.inf))
+    assert torch.equal(logits.type[:, 1:], logits.slots.sum(1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_document_alone_is_a_document_in_any_batch(masked: bool) -> None:
+    question, document, *_ = ragged()
+    mask = torch.rand(5, 40) < 0.8 if masked else document.ne(0)
+    assert_rows_alone(make("bidaf", word_matches=masked), question, document, mask)
+
+
+def test_every_parameter_learns() -> None:
+    model = make("bidaf", dropout=0.2).train()
+    question, document, *_ = ragged()
+    logits, _ = model(question, document)
+    sum(x[x > -math.inf].square().sum() for x in logits[:5]).backward()
+    for name, parameter in model.named_parameters():
+        if name == "encoder.embedding.vectors.vectors":
+            assert not parameter.requires_grad
+            continue
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.any(), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("subwords", [0, 6])
+def test_words_are_what_is_read(subwords: int) -> None:
+    """One word in one subword or in two is read alike, if subwords have no embeddings."""
+    model = make("bidaf", subword_dim=subwords)
+    texts = make_task().symbol_texts
+    question, found = tokens(1, 3), []
+    for way in (" The", "re", " ("), (" There", " ("):
+        document = torch.tensor([[0, *map(texts.index, way)]])
+        found.append(model(question, document)[0].slots)
+    assert torch.equal(*found) == (subwords == 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        # linear 300 x 100; 2 highways of 100; LSTMs; w of attention; heads
+        (bidaf_reader_xlqa, (100, 0)),
+        (bidaf_reader_xlqa_letters, (120, 20)),
+    ],
+)
+def test_sizes_are_those_of_the_report(architecture, expected: tuple[int, int]) -> None:
+    """Counted from the sizes that XLQA's table 1 gives; but for vectors and the slots' heads."""
+    args = Namespace()
+    architecture(args)
+    model = BidafReader.build_model(args, make_task())
+    width, filters = expected
+    letters = model.encoder.embedding.speller.num_letters
+
+    def lstm(inputs: int, layers: int) -> int:
+        sizes = [inputs] + [200] * (layers - 1)
+        return sum(2 * (4 * 100 * (size + 100) + 2 * 4 * 100) for size in sizes)
+
+    counted = 300 * 100 + 2 * 2 * (width * width + width)
+    counted += (letters * 64 + 3 * 64 * 20 + 20) if filters else 0
+    counted += lstm(width, 1) + (3 * 200 + 1) + lstm(800, 2) + lstm(200, 1)
+    counted += 2 * (10 * 100 + 1)
+    counted += 300 + 2 * 3 * 1001 + 1001  # other words' vector; slots; paragraphs
+    assert sum(p.numel() for p in model.parameters()) == counted
+    assert round(counted / 1e6, 1) == (1.4 if not filters else 1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_embed_dim": 0}, "--encoder-embed-dim is 0; allowed: 1 or more"),
+        ({"word_dim": -1}, "--word-dim is -1; allowed: 0 or more"),
+        ({"letter_dim": 0}, "--letter-dim is 0; allowed: 1 or more"),
+        ({"max_words": 0}, "--max-words is 0; allowed: 1 or more"),
+        ({"word_dim": 0, "subword_dim": 0}, "--subword-dim is 0; allowed: 1 or more, where"),
+        ({"word_dim": 0, "word_vectors": "x"}, "--word-dim is 0; allowed: the width of --word"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make("bidaf", **options)
+
+
+def test_bad_input() -> None:
+    document = tokens(1, 9)
+    document[0, 3] = 1
+    with pytest.raises(ValueError, match="document_tokens: padding before a token"):
+        make("bidaf")(tokens(1, 3), document)
