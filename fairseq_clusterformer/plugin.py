@@ -1,7 +1,17 @@
 """``import fairseq_clusterformer.plugin`` does in Python what ``--user-dir`` does for commands.
 
 It registers the models, criterions, tasks and the text coding with fairseq, and mends fairseq for
-today's torch.
+today's torch. It is the one module that knows all wings.
 """
 
-from . import tasks  # noqa: F401
+from . import compat, criterions, models  # noqa: F401  the last two register themselves
+from .data import encoder  # noqa: F401
+from .etc import keyphrases_task, masked_lm_task, reader  # noqa: F401
+from .inference import CLASSES
+from .readers import bidaf, qanet  # noqa: F401
+from .tasks import clusterformer_masked_lm, clusterformer_qa, clusterformer_sentence  # noqa: F401
+
+CLASSES["etc_masked_lm"] = "fairseq_clusterformer.etc.pretrained:DocumentModel"
+CLASSES["etc_keyphrases"] = "fairseq_clusterformer.etc.pretrained:KeyphraseModel"
+
+compat.apply()

@@ -132,7 +132,7 @@ name_for_user_dir() {
   local site
   site=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairseq_clusterformer
   mkdir -p "$site/tasks"
-  : >"$site/tasks/clusterformer_qa.py" # fairseq imports what is listed here, from the checkout
+  : >"$site/tasks/entry.py" # fairseq imports what is listed here, from the checkout
   cat >"$site/__init__.py" <<PY
 """Written by scripts/setup.sh: leads to the checkout."""
 __file__ = r"$root/fairseq_clusterformer/__init__.py"

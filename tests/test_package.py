@@ -22,6 +22,7 @@ from tests.packaging import build_wheel
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
 WITHOUT_FAIRSEQ = ("answers", "attention", "kernels", "clustering", "metrics", "precision")
+WINGS = ("etc", "readers", "conversion")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -90,6 +91,19 @@ def test_lower_layer_never_imports_fairseq(name: str) -> None:
         assert not module.startswith(NAME) or module.startswith(allowed), (
             f"{name} imports {module}, which may import fairseq; it may import {allowed}"
         )
+
+
+def test_the_trunk_imports_no_wing_and_no_wing_another() -> None:
+    """The plug-in and the commands know all; conversion writes folders and pictures of others."""
+    knows_all = ("cli", "plugin")
+    found = []
+    for name, path in FILES.items():
+        room = name.split(".")[1:2]
+        for module in imported_modules(name, path):
+            wing = module.removeprefix(f"{NAME}.").split(".")[0]
+            if wing in WINGS and room and room[0] not in (wing, *knows_all):
+                found.append(f"{name} imports {module}")
+    assert found == []
 
 
 def test_imported_modules_are_seen(tmp_path: Path) -> None:

@@ -41,15 +41,16 @@ def main(arguments: Sequence[str]) -> int:
     if args.to == "fairseq" and (args.card or args.data):
         parser.error("--card and --data are for --to transformers; allowed: without them")
     card = read_card(args.card)
-    try:
-        from fairseq_clusterformer.hf import folder, no_progress_bars
-    except ImportError as error:
-        raise UserError(str(error)) from None
-    no_progress_bars()
     how = {"dtype": args.dtype, "force": args.force}
     if args.to == "fairseq":
-        folder.back(args.checkpoint, args.out, **how)
+        from fairseq_clusterformer.conversion.foreign import as_bundle
+
+        as_bundle(args.checkpoint, args.out, **how)
     else:
+        try:
+            from fairseq_clusterformer.hf import folder
+        except ImportError as error:
+            raise UserError(str(error)) from None
         from fairseq_clusterformer.inference.load import load_checkpoint
 
         folder.check_out(args.out, args.force)

@@ -10,12 +10,19 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.attention.taught import Taught
+from fairseq_clusterformer.conversion.model import (
+    attentions,
+    clustered_options,
+    extend_positions,
+    permute_heads,
+    renamed,
+    target_of,
+)
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.conversion.model import (attentions, clustered_options, extend_positions, permute_heads, renamed, target_of)
+from fairseq_clusterformer.inference.load import Loaded, reason_of
 
 from .fit import Inputs, begin, calibrate, fit, pupils
-from .heads import (Mass, Place, Wanted, head_mass, kinds_for, order_of_heads, recall)
-from fairseq_clusterformer.inference.load import Loaded, reason_of
+from .heads import Mass, Place, Wanted, head_mass, kinds_for, order_of_heads, recall
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")

@@ -16,7 +16,16 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.text import TARGETS_OWN, VOCABULARIES, TextPipeline
 
-from .dense_parts import (NEVER, Dense, State, activation_of, byte_pairs, checked, positions, rows_of)
+from .dense_parts import (
+    NEVER,
+    Dense,
+    State,
+    activation_of,
+    byte_pairs,
+    checked,
+    positions,
+    rows_of,
+)
 
 SIDES = ("encoder", "decoder")
 

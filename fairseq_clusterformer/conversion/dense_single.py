@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from .dense_parts import (EPSILON, NEVER, Dense, State, activation_of, byte_pairs, checked, positions, rows_of)
+from .dense_parts import (
+    EPSILON,
+    NEVER,
+    Dense,
+    State,
+    activation_of,
+    byte_pairs,
+    checked,
+    positions,
+    rows_of,
+)
 
 
 def _never(weight: Tensor, bias: Tensor) -> Tensor:

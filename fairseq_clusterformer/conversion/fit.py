@@ -28,8 +28,8 @@ from fairseq_clusterformer.attention.scouts import (
 )
 from fairseq_clusterformer.attention.taught import Taught
 from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
-from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.precision import full_float32
 
 from .heads import Place, Read, read

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError
-
-from fairseq_clusterformer.inference.bundle import is_bundle
+from fairseq_clusterformer.inference.bundle import is_bundle, write_bundle
 
 
 @contextmanager
@@ -24,10 +23,33 @@ def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | 
     if not (path / "config.json").is_file() or is_bundle(path):
         yield path, data
         return
+    with tempfile.TemporaryDirectory() as work:
+        yield as_bundle(path, Path(work) / "bundle"), data
+
+
+def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = False) -> Path:
+    """Write a folder of transformers as a bundle: one of our models, or another library's dense
+    model, which becomes ours with full attention.
+
+    Args:
+        folder: that ``save_pretrained`` wrote.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: a folder of another model, or transformers is not installed.
+    """
     try:
-        from fairseq_clusterformer.hf import folder, no_progress_bars
+        from fairseq_clusterformer.hf import no_progress_bars
+        from fairseq_clusterformer.hf.folder import back
+
+        from .dense import is_dense, read_dense
     except ImportError as error:
         raise UserError(str(error)) from None
     no_progress_bars()
-    with tempfile.TemporaryDirectory() as work:
-        yield folder.back(path, Path(work) / "bundle"), data
+    if not is_dense(folder):
+        return back(folder, out, dtype=dtype, force=force)
+    with tempfile.TemporaryDirectory() as data:
+        return write_bundle(read_dense(folder, Path(data)), out, dtype=dtype, force=force)

@@ -17,9 +17,9 @@ from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.spec import Heads
+from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.attention import SelfAttention
-from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.precision import full_float32
 
 #: side and number of a layer

@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.errors import check_new, whole_folder
-
 from fairseq_clusterformer.inference.average import write_checkpoint
 from fairseq_clusterformer.inference.bundle import copy_data, is_bundle
-from .convert import Converted
 from fairseq_clusterformer.inference.load import Loaded
+
+from .convert import Converted
 
 CHECKPOINT, REPORT, PICTURE = FILES = ("checkpoint.pt", "convert.json", "convert.png")
 DATA = "data"  # what the model's text needs, where it comes from no data folder
@@ -53,8 +53,8 @@ def write(converted: Converted, out: Path, *, force: bool = False) -> None:
     Raises:
         UserError: if ``out`` is there or cannot be written.
     """
-    from fairseq_clusterformer.visual.figure import save
     from fairseq_clusterformer.conversion.recall import draw_recall
+    from fairseq_clusterformer.visual.figure import save
 
     with whole_folder(out, lambda: check_out(out, force)) as new:
         found = report(converted)

@@ -1,6 +1,7 @@
 """Questions and their documents as a reader's samples."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from fairseq_clusterformer.answers import TYPES, text_mask
 
 from .by_size import BySize
 from .qa import Example, QAData
-from .structure import Outline, batch_of_globals, global_tokens, number_of_global_tokens
+from .structure import Outline
 
 
 def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tensor:
@@ -25,6 +26,27 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
     """
     first, last = (torch.tensor([token]) for token in (dictionary.bos(), dictionary.eos()))
     return torch.cat([first, question[: max_positions - 2], last])
+
+
+class DocumentStructure(Protocol):
+    """What a reader of structured documents is given of them, by etc/global_tokens.py."""
+
+    supporting: bool
+
+    def read(self, outline: Outline, length: int) -> Outline: ...
+
+    def rows(
+        self,
+        question: Tensor,
+        starts: Tensor,
+        length: int,
+        outline: Outline,
+        dictionary: Dictionary,
+    ) -> Any: ...
+
+    def batch(self, rows: Sequence[Any], pad: int) -> dict[str, Tensor]: ...
+
+    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None: ...
 
 
 class QuestionDataset(BySize):
@@ -39,8 +61,7 @@ class QuestionDataset(BySize):
         max_positions: tokens of a document.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
         shuffle: documents of one length come in a random order.
-        structured: batches have the global tokens of ``data/structure.py`` too.
-        sentences: sentences have global tokens.
+        structure: what batches have of the documents' structure; None: nothing.
     """
 
     def __init__(
@@ -52,11 +73,10 @@ class QuestionDataset(BySize):
         max_positions: int,
         max_question_positions: int,
         shuffle: bool = True,
-        structured: bool = False,
-        sentences: bool = True,
+        structure: DocumentStructure | None = None,
     ):
         self.data = data
-        self.structured, self.sentences = structured, sentences
+        self.structure = structure
         self.dictionary = dictionary
         self.split = split
         self.max_question_positions = max_question_positions
@@ -72,10 +92,10 @@ class QuestionDataset(BySize):
         is_lost = _is_lost(example, answers, long)
         question = framed(example.question, self.dictionary, self.max_question_positions)
         sample = {}
-        if self.structured:
-            outline = self._read(self.data.outline(index), length)
+        if self.structure is not None:
+            outline = self.structure.read(self.data.outline(index), length)
             sample["outline"] = outline
-            sample["globals"] = global_tokens(
+            sample["globals"] = self.structure.rows(
                 question, example.paragraph_starts, length, outline, self.dictionary
             )
         return {
@@ -89,11 +109,6 @@ class QuestionDataset(BySize):
             "types": self._types(index, example) | is_lost,
         }
 
-    def _read(self, outline: Outline, length: int) -> Outline:
-        """What is read of an outline, within the first tokens of the document."""
-        outline = outline.within(length)
-        return outline if self.sentences else outline.without_sentences()
-
     def cut(self) -> tuple[int, int, int]:
         """How many documents and questions are cut, and of how many all answers are lost.
 
@@ -106,20 +121,19 @@ class QuestionDataset(BySize):
             example = self.data[index]
             length = int(self.sizes[index])
             is_lost = _is_lost(example, *_left(example, length))
-            if self.structured and not is_lost:
+            if self.structure is not None and not is_lost:
                 outline = self.data.outline(index)
                 is_lost = outline.right != outline.within(length).right
             lost += is_lost
         questions = self.data.question_sizes + 2 > self.max_question_positions
         return len(cut), lost, int(questions.sum())
 
-    def check_structure(self, most: int, *, linked: bool, flat: bool = False) -> int:
-        """Refuse documents whose structure is not one, or takes too many global tokens.
+    def check_structure(self, most: int, *, linked: bool) -> int:
+        """Refuse documents whose structure is not one, or cannot be read.
 
         Args:
             most: global tokens of a question and its document; 0: any number.
             linked: refuse candidates that no mention links.
-            flat: refuse candidates, which nothing would stand for.
 
         Returns:
             The questions whose supporting sentences are known.
@@ -131,20 +145,11 @@ class QuestionDataset(BySize):
         for index in range(len(self)):
             starts, length = self.data[index].paragraph_starts, int(self.sizes[index])
             outline = self.data.outline(index)
+            asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
             try:
-                if flat and outline.candidates:
-                    raise ValueError(
-                        f"{outline.candidates} candidates; allowed: none with --structure flat, "
-                        "where no global token stands for one"
-                    )
                 outline.check(starts, int(self.data.sizes[index]), linked=linked)
-                outline = self._read(outline, length)
-                asked = min(int(self.data.question_sizes[index]) + 2, self.max_question_positions)
-                number = number_of_global_tokens(asked, int((starts < length).sum()), outline)
-                if most and number > most:
-                    raise ValueError(
-                        f"{number} global tokens; allowed: {most} (--max-global-positions)"
-                    )
+                outline = self.structure.read(outline, length)
+                self.structure.check(outline, asked, int((starts < length).sum()), most)
             except ValueError as error:
                 id_ = self.data.texts(index)["id"]
                 raise ValueError(
@@ -205,9 +210,10 @@ class QuestionDataset(BySize):
             "nsentences": len(samples),
             "ntokens": sum(map(len, documents)),
         }
-        if self.structured:
+        if self.structure is not None:
             globals_ = [sample["globals"] for sample in samples]
-            batch["net_input"]["structure"] = batch_of_globals(globals_, self.dictionary.pad())
+            structure = self.structure.batch(globals_, self.dictionary.pad())
+            batch["net_input"]["structure"] = structure
             outlines = [sample["outline"] for sample in samples]
             batch["target"] |= {
                 "supporting": pad_sequence(

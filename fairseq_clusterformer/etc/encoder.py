@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_clusterformer.etc.global_local import NUM_LABELS, PROJECTIONS, GlobalLocalAttention, Structure
+from fairseq_clusterformer.etc.global_local import (
+    NUM_LABELS,
+    PROJECTIONS,
+    GlobalLocalAttention,
+    Structure,
+)
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
-
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
 from fairseq_clusterformer.models.options import check_heads, set_defaults
 

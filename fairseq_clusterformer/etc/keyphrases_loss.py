@@ -9,8 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_clusterformer.etc.keyphrases import best_keyphrases
-from fairseq_clusterformer.metrics.keyphrases import DEPTHS, keyphrase_scores
+from fairseq_clusterformer.etc.keyphrases import DEPTHS, best_keyphrases, keyphrase_scores
 
 PLACES = ("first", "max")
 SCORES = tuple(f"{name}_at_{k}" for k in DEPTHS for name in ("precision", "recall", "f1"))

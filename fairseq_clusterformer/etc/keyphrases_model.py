@@ -23,12 +23,12 @@ from torch.nn.functional import gelu, pad
 
 from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.pages import MOST_WORDS
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from fairseq_clusterformer.models.options import complete
 from fairseq_clusterformer.precision import at_least_float32
 
 from . import encoder as etc
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
 from .lift import LiftOptions, Lifts
-from fairseq_clusterformer.models.options import complete
 
 #: the largest font size of each bucket; larger ones are the last, the 24th
 FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)

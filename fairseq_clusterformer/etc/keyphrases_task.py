@@ -8,12 +8,11 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
+from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
 from fairseq_clusterformer.etc.page_dataset import PageDataset
 from fairseq_clusterformer.etc.pages import PageData
-from fairseq_clusterformer.data.stored import load_dictionary
-from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
-
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
 logger = logging.getLogger(__name__)
@@ -44,8 +43,7 @@ class ETCKeyphrasesTaskConfig(FairseqDataclass):
 class ETCKeyphrasesTask(OwnModels, FairseqTask):
     """Pages, and the phrases in them that say what they are about."""
 
-    name, architectures = "etc_keyphrases", "etc_keyphrases"
-    models, criterion = (ETCKeyphrases,), ETCKeyphrasesLoss
+    name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
 
     def __init__(self, cfg: ETCKeyphrasesTaskConfig, dictionary: Dictionary):
         super().__init__(cfg)

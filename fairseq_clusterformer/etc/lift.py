@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from . import encoder as etc
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
 from fairseq_clusterformer.models.encoder_only import fingerprint
 from fairseq_clusterformer.models.roberta import check_words
+
+from . import encoder as etc
 
 _OPTION = "--lift"
 _WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"

@@ -10,14 +10,14 @@ import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
-from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.options import complete
 
 from . import encoder as etc
-from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from .lift import LiftOptions, Lifts
-from fairseq_clusterformer.models.options import complete
 
 _GLOBAL = ("<s>", "<mask>")  # words of the global tokens of parts that are seen, and hidden
 

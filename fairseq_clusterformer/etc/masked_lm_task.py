@@ -13,12 +13,11 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
-from fairseq_clusterformer.etc.masked_lm_loss import ETCMaskedLMLoss
-from fairseq_clusterformer.etc.masked_parts import PARTS, MaskedParts
 from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
-
+from fairseq_clusterformer.etc.masked_lm_loss import ETCMaskedLMLoss
+from fairseq_clusterformer.etc.masked_parts import PARTS, MaskedParts
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
 logger = logging.getLogger(__name__)
@@ -73,8 +72,7 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
 class ETCMaskedLMTask(OwnModels, FairseqTask):
     """Words that are masked are guessed, and hidden sentences are recognised."""
 
-    name, architectures = "etc_masked_lm", "etc_masked_lm"
-    models, criterion = (ETCMaskedLM,), ETCMaskedLMLoss
+    name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
         super().__init__(cfg)

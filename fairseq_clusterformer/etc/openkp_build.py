@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.etc.openkp import PageRecord, openkp
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.etc.openkp import PageRecord, openkp
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.etc.openkp_encode import Encoded
@@ -92,10 +92,10 @@ def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> 
 
 
 def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -> dict[str, int]:
-    from fairseq_clusterformer.etc.openkp_encode import COUNTS, encode_record, page_of
     from fairseq_clusterformer.data import subwords
-    from fairseq_clusterformer.etc.pages import PageWriter
     from fairseq_clusterformer.data.stored import load_dictionary
+    from fairseq_clusterformer.etc.openkp_encode import COUNTS, encode_record, page_of
+    from fairseq_clusterformer.etc.pages import PageWriter
 
     dictionary, pieces = load_dictionary(out), subwords.load_prepared(out)
     to_index = [dictionary.index(symbol) for symbol in pieces.symbols]

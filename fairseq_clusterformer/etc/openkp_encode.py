@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.etc.openkp import PageRecord, phrase_places
 from fairseq_clusterformer.etc.pages import MOST_WORDS, VISUAL, Page
-from fairseq_clusterformer.data.subwords import Subwords
 
 COUNTS = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
 

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.data.by_size import BySize
+
 from .pages import Page, PageData
 
 

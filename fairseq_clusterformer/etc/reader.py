@@ -2,7 +2,7 @@
 
 The question and the document are one long input (Ainslie et al. 2020, section 4 and appendix B).
 There are global tokens for all of it, for each token of the question, for each paragraph and for
-each sentence; see :func:`~fairseq_clusterformer.data.structure.global_tokens`.
+each sentence; see :func:`~fairseq_clusterformer.etc.global_tokens.global_tokens`.
 
 Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
 C candidates, D width.
@@ -16,9 +16,15 @@ from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, StructureLogits
-from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.data.structure import (
+from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.etc.global_local import Structure
+from fairseq_clusterformer.models.answer_heads import in_float32
+from fairseq_clusterformer.models.options import complete
+from fairseq_clusterformer.models.reader import ReaderModel, check_padding
+
+from . import encoder as etc
+from .global_tokens import (
     IN_QUESTION,
     IN_TITLE,
     OF_ALL,
@@ -27,17 +33,11 @@ from fairseq_clusterformer.data.structure import (
     OF_QUESTION,
     OF_SENTENCE,
     OF_TEXT,
-    Outline,
+    DocumentStructure,
     batch_of_globals,
     global_tokens,
 )
-
-from . import encoder as etc
-from fairseq_clusterformer.models.answer_heads import in_float32
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
 from .lift import LiftOptions, Lifts
-from fairseq_clusterformer.models.options import complete
-from fairseq_clusterformer.models.reader import check_padding
 
 STRUCTURES = ("contexts", "text", "flat")
 
@@ -300,16 +300,19 @@ def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
 
 
 @register_model("etc_reader", dataclass=ETCReaderConfig)
-class ETCReader(Lifts, EncoderOnlyModel):
+class ETCReader(Lifts, ReaderModel):
     """An :class:`ETCReaderEncoder`, and what it answers."""
-
-    #: it reads the structure of documents
-    structured = True
 
     def __init__(self, args, task):
         super().__init__(ETCReaderEncoder(args, task.source_dictionary))
         self.args = args
         self.heads = StructureHeads(args.encoder_embed_dim, supporting=args.supporting_facts)
+        self.structure = DocumentStructure(
+            sentences=not args.paragraphs_alone,
+            supporting=args.supporting_facts,
+            by_parts=self.encoder.by_parts,
+            flat=args.structure == "flat",
+        )
 
     @classmethod
     def build_model(cls, args, task):
@@ -358,8 +361,8 @@ class ETCReader(Lifts, EncoderOnlyModel):
             text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
                 but at ``<s>``.
             structure: the global tokens, as
-                :func:`~fairseq_clusterformer.data.structure.batch_of_globals` has them; None: one
-                for each paragraph, and none for sentences.
+                :func:`~fairseq_clusterformer.etc.global_tokens.batch_of_globals` has them; None:
+                one for each paragraph, and none for sentences.
 
         Returns:
             Logits, the ``reading`` of the encoder, and its layers' ``reports``, of which there

@@ -34,13 +34,11 @@ from fairseq_clusterformer.inference.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
-from fairseq_clusterformer.readers.word_reader import WordReader
 from fairseq_clusterformer.text import TARGETS_OWN
 
 from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM
 from .configuration import ClusterformerConfig
-from fairseq_clusterformer.conversion.dense import is_dense, read_dense
 from .encoders import ClusterformerForMaskedLM, ClusterformerForSequenceClassification
 from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer
@@ -150,9 +148,7 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     except ValueError:
         known = False
     if not known or getattr(task, "is_siamese", False):
-        what = "has siamese pairs" if known else f"has an architecture {architecture}"
-        if isinstance(loaded.model, WordReader):
-            what = f"a reader of words ({architecture}), which transformers has no place for"
+        what = "has siamese pairs" if known else f"transformers has no place for {architecture}"
         allowed = f"a model of {', '.join(KINDS)}; clusterformer bundle takes every model"
         raise bad_option("CHECKPOINT", loaded.path, allowed, what)
     config.task, config.criterion = sections.pop("task"), sections.pop("criterion", {})
@@ -294,8 +290,7 @@ def _known(loaded: Loaded, config: ClusterformerConfig) -> str:
 def back(
     folder: Path | str, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
-    """Write an exported folder, or what was fine-tuned from it, as a bundle of fairseq's model;
-    a dense model of another type as ours with full attention.
+    """Write an exported folder, or what was fine-tuned from it, as a bundle of fairseq's model.
 
     Args:
         folder: by :func:`export`, or ``save_pretrained`` of a model and its tokenizer.
@@ -310,9 +305,6 @@ def back(
     """
     folder = Path(folder)
     allowed = "a folder that clusterformer export or save_pretrained wrote"
-    if is_dense(folder):
-        with tempfile.TemporaryDirectory() as data:
-            return write_bundle(read_dense(folder, Path(data)), out, dtype=dtype, force=force)
     if not is_exported(folder):
         what = "its config.json names no model of ours" if folder.is_dir() else "no such folder"
         raise bad_option("CHECKPOINT", folder, allowed, what)

@@ -1,12 +1,10 @@
 """The states of masked language models."""
 
 import torch
-from fairseq.utils import apply_to_sample
 from torch import Tensor
 
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
-from fairseq_clusterformer.data.words import sentences as sentences_in
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
 
@@ -36,18 +34,3 @@ class MaskedLanguageModel(Pretrained):
         if isinstance(self.model, EncoderOnlyModel):
             return self.model.encoded(tokens)[0][0]
         return self.model(tokens, features_only=True)[0][0]  # fairseq's roberta
-
-
-class DocumentModel(MaskedLanguageModel):
-    """ETC's encoder, which reads a text as a document of sentences."""
-
-    @torch.no_grad()
-    def _states(self, text: str) -> Tensor:
-        parts = [
-            line[start:end] for line in text.splitlines() for start, end in sentences_in(line)
-        ]
-        if not parts:
-            raise bad_option("text", repr(text), "a word or more")
-        given = self.loaded.task.document([self.coding.encode(part) for part in parts])
-        given = apply_to_sample(lambda x: x.to(self.device), given)
-        return self.model.read(given["src_tokens"], given["parts"]).of_long[0]

@@ -6,6 +6,7 @@ import struct
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -16,9 +17,10 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-import fairseq_clusterformer.plugin  # noqa: F401  registers our models, allows fairseq's types
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
+
+import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
 PLUGIN = "and the plug-in (--user-dir)"
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"

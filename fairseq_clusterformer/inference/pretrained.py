@@ -1,6 +1,7 @@
 """``fairseq_clusterformer.load``: an object with what a checkpoint or a bundle can do."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
+from . import CLASSES
 from .load import Loaded, load_checkpoint
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -121,22 +123,6 @@ def load(
     data: Path | str | None = None,
 ) -> Pretrained:
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
-    from .classify import Classifier
-    from .encoders import DocumentModel, MaskedLanguageModel
-    from fairseq_clusterformer.etc.find_keyphrases import KeyphraseModel
-    from .language_model import LanguageModel
-    from .read import Reader
-    from .translate import Translator
-
-    kinds = {
-        "language_modeling": LanguageModel,
-        "translation": Translator,
-        "clusterformer_qa": Reader,
-        "clusterformer_sentence": Classifier,
-        "masked_lm": MaskedLanguageModel,
-        "clusterformer_masked_lm": MaskedLanguageModel,
-        "etc_masked_lm": DocumentModel,
-        "etc_keyphrases": KeyphraseModel,
-    }
-    loaded = load_checkpoint(path, data=data, task=list(kinds), option="path")
-    return kinds[loaded.cfg.task._name](loaded, device=device, dtype=dtype)
+    loaded = load_checkpoint(path, data=data, task=list(CLASSES), option="path")
+    module, _, name = CLASSES[loaded.cfg.task._name].partition(":")
+    return getattr(import_module(module), name)(loaded, device=device, dtype=dtype)

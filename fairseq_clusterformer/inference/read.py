@@ -23,11 +23,9 @@ from fairseq_clusterformer.corpora.question_answering.encode import (
 from fairseq_clusterformer.corpora.question_answering.records import Paragraph, sentences_of
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.questions import framed
-from fairseq_clusterformer.data.structure import Outline, batch_of_globals, global_tokens
+from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.etc.reader import ETCReader
 from fairseq_clusterformer.models.stack import ClusteredStack
-from fairseq_clusterformer.readers.word_reader import WordReader
 
 from ..answers import (
     Answers,
@@ -53,10 +51,10 @@ IN_A_BATCH = 8192  # tokens of sections that are read together
 class Reader(Pretrained):
     """Answers questions by pieces of documents.
 
-    A reader of structured documents (`ETCReader`) reads their sentences, which are found by their
+    A reader of structured documents reads their sentences, which are found by their
     punctuation.
 
-    A reader of words (`WordReader`) reads windows, which are as long as the documents of its
+    A reader that encodes documents apart reads windows, which are as long as the documents of its
     training, many at once. What it makes of a document before it sees a question is kept for as
     long as the document's sections are, and beyond that in an index.
 
@@ -80,11 +78,11 @@ class Reader(Pretrained):
         super().__init__(loaded, **options)
         self.task, folder = loaded.task, loaded.folder
         self.window, self._encodings, self._counts = TOKENS_AT_ONCE, None, WordCounts()
-        self._structured = isinstance(self.model, ETCReader)
-        if isinstance(self.model, WordReader):
+        self._structure = self.model.structure
+        if self.model.encodes_apart:
             self.window = self.task.cfg.max_positions or TOKENS_AT_ONCE
             self._encodings = Encodings(self.model.encoder, self._encode_sections, index)
-        if self._structured:
+        if self._structure is not None:
             self.window = self.task.cfg.max_positions_inference or TOKENS_AT_ONCE
         if index is not None and self._encodings is None:
             problem = f"a {loaded.cfg.model._name} reads each document with its question"
@@ -208,19 +206,18 @@ class Reader(Pretrained):
     def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
         """Read a section for a question, and keep the `top` best answers in it."""
         rows = (question, section.tokens, text_mask(section.document.characters))
-        more = [self._structure(question, section)] if self._structured else []
+        more = [] if self._structure is None else [self._globals(question, section)]
         logits, extra = self.model(*(row.unsqueeze(0).to(self.device) for row in rows), *more)
         (answers,) = self._answers(logits, [section.document], top)
         return SectionRead(section, answers, self.model.encoder.clusters(extra["reading"]))
 
-    def _structure(self, question: Tensor, section: Section) -> dict[str, Tensor]:
+    def _globals(self, question: Tensor, section: Section) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
         document, dictionary = section.document, self.task.source_dictionary
-        outline = Outline(sentences=document.sentences)
-        if self.model.args.paragraphs_alone:
-            outline = outline.without_sentences()
-        row = global_tokens(question, document.starts, len(section.tokens), outline, dictionary)
-        batch = batch_of_globals([row], dictionary.pad())
+        length, outline = len(section.tokens), Outline(sentences=document.sentences)
+        outline = self._structure.read(outline, length)
+        row = self._structure.rows(question, document.starts, length, outline, dictionary)
+        batch = self._structure.batch([row], dictionary.pad())
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     @torch.no_grad()
@@ -309,7 +306,7 @@ class Reader(Pretrained):
             texts=texts,
             starts=torch.from_numpy(starts),
             characters=torch.from_numpy(np.concatenate(characters, axis=1)),
-            sentences=_sentences(texts, starts, characters) if self._structured else None,
+            sentences=None if self._structure is None else _sentences(texts, starts, characters),
         )
         return Section(source, numbers, torch.from_numpy(tokens), document)
 

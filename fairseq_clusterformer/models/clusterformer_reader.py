@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from fairseq_clusterformer.answers import AnswerLogits
 
 from .answer_heads import AnswerHeads
-from .encoder_only import EncoderOnlyModel, EncoderOptions
+from .encoder_only import EncoderOptions
 from .options import (
     ClusteringOptions,
     attention_plan,
     complete,
     set_defaults,
 )
-from .reader import ReaderEncoder
+from .reader import ReaderEncoder, ReaderModel
 from .roberta import load_roberta
 
 
@@ -92,7 +92,7 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
 
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
-class ClusterformerReader(EncoderOnlyModel):
+class ClusterformerReader(ReaderModel):
     """A :class:`ReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.attention import AttentionPlan
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.data.questions import DocumentStructure
 
 from .attention import SelfAttention
 from .encoder import ClusterformerEncoderLayer
+from .encoder_only import EncoderOnlyModel
 from .stack import ClusteredStack, at_once_in, unpack
 from .windows import Rows, Windows, put_back
 
@@ -37,6 +39,18 @@ class Reading(NamedTuple):
     question_padding: Tensor
     document_padding: Tensor
     reports: list[Report]
+
+
+class ReaderModel(EncoderOnlyModel):
+    """What ``--task clusterformer_qa`` trains: an encoder of questions and documents, and heads.
+
+    Attributes:
+        structure: how it is given a document's structure; None: it reads none.
+    """
+
+    #: whether it encodes a document before it sees a question
+    encodes_apart = False
+    structure: DocumentStructure | None = None
 
 
 def check_padding(question_tokens: Tensor, document_tokens: Tensor, padding_idx: int) -> None:

@@ -12,9 +12,15 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_clusterformer.clustering import Report
-
 from fairseq_clusterformer.models.options import complete, set_defaults
-from .word_reader import (ContextQueryAttention, WordEmbedding, WordReader, WordReaderEncoder, WordReaderOptions)
+
+from .word_reader import (
+    ContextQueryAttention,
+    WordEmbedding,
+    WordReader,
+    WordReaderEncoder,
+    WordReaderOptions,
+)
 from .words import Words
 
 

@@ -18,11 +18,24 @@ from fairseq_clusterformer.attention import (
     OptionError,
 )
 from fairseq_clusterformer.clustering import Report
-
-from fairseq_clusterformer.models.options import (ClusteringOptions, attention_plan, complete, flagged, set_defaults)
+from fairseq_clusterformer.models.options import (
+    ClusteringOptions,
+    attention_plan,
+    complete,
+    flagged,
+    set_defaults,
+)
 from fairseq_clusterformer.models.reader import labelled
 from fairseq_clusterformer.models.stack import ClusteredStack
-from .word_reader import (ContextQueryAttention, WordEmbedding, WordReader, WordReaderEncoder, WordReaderOptions, WordReading)
+
+from .word_reader import (
+    ContextQueryAttention,
+    WordEmbedding,
+    WordReader,
+    WordReaderEncoder,
+    WordReaderOptions,
+    WordReading,
+)
 from .words import Words
 
 PASSES = 3  # of the model encoder, with shared weights

@@ -19,12 +19,11 @@ from torch.nn.functional import dropout
 
 from fairseq_clusterformer.answers import WordLogits
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.models.answer_heads import in_float32
+from fairseq_clusterformer.models.reader import ReaderModel, check_padding
+from fairseq_clusterformer.models.word_vectors import first_word_vectors
 from fairseq_clusterformer.precision import at_least_float32
 
-from fairseq_clusterformer.models.answer_heads import in_float32
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
-from fairseq_clusterformer.models.reader import check_padding
-from fairseq_clusterformer.models.word_vectors import first_word_vectors
 from .words import Speller, VectorTable, Words
 
 
@@ -298,13 +297,15 @@ class SpanHeads(nn.Module):
         )
 
 
-class WordReader(EncoderOnlyModel):
+class WordReader(ReaderModel):
     """An encoder of words, and what it answers.
 
     Args:
         args: of the model.
         task: ``clusterformer_qa``.
     """
+
+    encodes_apart = True
 
     def __init__(self, args, task):
         super().__init__(self.build_encoder(args, task))

@@ -12,12 +12,10 @@ from omegaconf import II, MISSING
 
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.data.questions import QuestionDataset
+from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
 from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.subwords import texts_of
-from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.etc.reader import ETCReader
-from fairseq_clusterformer.readers.word_reader import WordReader
+from fairseq_clusterformer.models.reader import ReaderModel
 
 from .own_models import OwnModels
 
@@ -75,15 +73,13 @@ class ClusterformerQATask(OwnModels, FairseqTask):
     """Questions with a document each, and their answers: spans, paragraphs, yes or no, or none."""
 
     name, criterion = "clusterformer_qa", QACriterion
-    models = (ClusterformerReader, ETCReader, WordReader)
-    architectures = "clusterformer_reader, bidaf_reader, qanet_reader, etc_reader"
+    model = ReaderModel
 
     def __init__(self, cfg: ClusterformerQAConfig, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
-        # what the model reads, once there is one
-        self.structured = self.supporting = self.flat = False
-        self.by_parts = self.sentences = True
+        #: what the model reads of a document's structure, once there is one
+        self.structure: DocumentStructure | None = None
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
@@ -131,10 +127,9 @@ class ClusterformerQATask(OwnModels, FairseqTask):
             max_positions=most,
             max_question_positions=self.cfg.max_question_positions,
             shuffle=not self.cfg.no_shuffle,
-            structured=self.structured,
-            sentences=self.sentences,
+            structure=self.structure,
         )
-        if self.structured:
+        if self.structure is not None:
             self._check_structure(dataset, in_training)
         documents, lost, questions = dataset.cut()
         total = len(dataset)
@@ -163,13 +158,10 @@ class ClusterformerQATask(OwnModels, FairseqTask):
                 f"{split}: {dataset.data.structure_file} is missing, so sentences have no global "
                 "tokens; prepare the data again"
             )
-        known = dataset.check_structure(
-            self.cfg.max_global_positions if self.by_parts else 0,
-            linked=in_training,
-            flat=self.flat,
-        )
+        most = self.cfg.max_global_positions
+        known = dataset.check_structure(most, linked=in_training)
         logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
-        if in_training and self.supporting and not known:
+        if in_training and self.structure.supporting and not known:
             raise ValueError(
                 f"--supporting-facts is given: {split} of {self.cfg.data} has none within "
                 f"--max-positions {self.cfg.max_positions}; allowed: data "
@@ -180,21 +172,11 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         """Return a reader, with its initial weights unless a checkpoint is loaded.
 
         Raises:
-            ValueError: another architecture, one that has no room for questions, or an older
-                etc_reader.
+            ValueError: another architecture, or one that has no room for questions.
         """
-        architecture = getattr(cfg, "_name", None) or getattr(cfg, "arch", "")
-        if from_checkpoint and architecture.startswith("etc_reader") and "structure" not in cfg:
-            raise ValueError(
-                "this etc_reader was trained before there was --structure, and would read "
-                "wrongly; allowed: one that is trained anew"
-            )
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
-        if isinstance(model, ETCReader):
-            self.structured, self.supporting = True, model.args.supporting_facts
-            self.sentences = not model.args.paragraphs_alone
-            self.by_parts, self.flat = model.encoder.by_parts, model.args.structure == "flat"
+        self.structure = model.structure
         return model
 
     @cached_property

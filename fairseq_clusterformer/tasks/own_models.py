@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 
 
 class InitialWeights:
@@ -26,15 +26,13 @@ class OwnModels(InitialWeights):
 
     Attributes:
         name: of the task, and of its criterion.
-        models: classes of the architectures.
+        model: base class of the architectures.
         criterion: its class.
-        architectures: their names, for people.
     """
 
     name: ClassVar[str]
-    models: ClassVar[tuple[type, ...]]
+    model: ClassVar[type]
     criterion: ClassVar[type]
-    architectures: ClassVar[str]
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Return the model, with its initial weights unless a checkpoint is loaded.
@@ -43,11 +41,11 @@ class OwnModels(InitialWeights):
             ValueError: another architecture, or initial weights that do not fit.
         """
         architecture = getattr(cfg, "_name", None) or cfg.arch
-        if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), self.models):
+        if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), self.model):
+            known = sorted(n for n, cls in MODEL_REGISTRY.items() if issubclass(cls, self.model))
             raise ValueError(
                 f"--arch is {architecture}: --task {self.name} does not train it; allowed: "
-                f"{self.architectures} and {'its' if len(self.models) == 1 else 'their'} named "
-                "sizes"
+                f"{', '.join(known)} and {'its' if len(known) == 1 else 'their'} named sizes"
             )
         return super().build_model(cfg, from_checkpoint)
 

@@ -20,8 +20,8 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_clusterformer.etc import encoder as etc
-from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from scripts.benchmarks import common
 
 WORDS = 8000

@@ -16,8 +16,8 @@ import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.conversion import convert as inference
 from fairseq_clusterformer.conversion.fit import calibrate
-from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.conversion.model import target_of
+from fairseq_clusterformer.inference.load import load_checkpoint
 from tests.cli.in_process import (
     CLASSIFICATION,
     CLUSTERED_TRANSLATION,

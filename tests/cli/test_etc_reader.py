@@ -8,17 +8,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
-from fairseq_clusterformer.data.structure import OF_PARAGRAPH, OF_SENTENCE
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.etc.global_tokens import OF_PARAGRAPH, OF_SENTENCE
+from fairseq_clusterformer.etc.reader import ETCReaderEncoder
 from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.metrics import hotpotqa
-from fairseq_clusterformer.etc.reader import ETCReaderEncoder
 from tests.cli.in_process import HERE, Run, train, validate
 
 READER = (
@@ -267,13 +265,3 @@ def test_wikihop_from_its_file_to_an_accuracy(
     assert float(shown["exact_match"]) > 60  # by chance, 33
     printed = validate(folder, checkpoint, TASK)
     assert printed["em"] == pytest.approx(float(shown["exact_match"]), abs=0.01)
-
-
-def test_a_reader_from_before_structures_is_refused(stories: Path, tmp_path: Path) -> None:
-    """Its tokens had other types, and nothing says which."""
-    train(stories, f"{READER} --max-update 1", tmp_path / "new")
-    state = torch.load(tmp_path / "new" / "checkpoint_last.pt", weights_only=False)
-    del state["cfg"]["model"]["structure"]
-    torch.save(state, tmp_path / "old.pt")
-    with pytest.raises(UserError, match="trained before there was --structure"):
-        load_checkpoint(tmp_path / "old.pt", data=stories)

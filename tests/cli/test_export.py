@@ -299,7 +299,7 @@ def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
     assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to)
     line = error(capsys, "export", "bidaf-en", tmp_path / "o", *to)
-    assert "a reader of words (bidaf_reader_tiny), which transformers has no place for" in line
+    assert "transformers has no place for bidaf_reader_tiny" in line
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     assert "something else" in error(capsys, "export", TRANSLATOR, tmp_path / "full", *to)

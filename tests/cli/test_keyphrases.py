@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import fairseq_clusterformer
-from fairseq_clusterformer.etc.pages import PageData
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.etc.pages import PageData
 from tests.cli.in_process import HERE, Run, train, validate
 from tests.corpora.commands import run
 from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages

@@ -7,9 +7,16 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.conversion.fit import Pupil, begin, calibrate, fit, pupils
-from fairseq_clusterformer.conversion.heads import Mass, Wanted, head_mass, kinds_for, order_of_heads, recall
-from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.conversion.heads import (
+    Mass,
+    Wanted,
+    head_mass,
+    kinds_for,
+    order_of_heads,
+    recall,
+)
 from fairseq_clusterformer.conversion.model import extend_positions, permute_heads
+from fairseq_clusterformer.models.attention import SelfAttention
 
 
 def attention(kinds: str = "full", **options) -> SelfAttention:

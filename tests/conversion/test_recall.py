@@ -3,8 +3,8 @@
 from matplotlib.colors import to_hex
 
 from fairseq_clusterformer.conversion.convert import Head
-from fairseq_clusterformer.visual.figure import WIDTH
 from fairseq_clusterformer.conversion.recall import FITTED, LEFT, RIGHT, draw_recall
+from fairseq_clusterformer.visual.figure import WIDTH
 
 
 def test_bars_are_as_long_as_the_recall() -> None:

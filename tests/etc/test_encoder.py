@@ -12,11 +12,11 @@ from fairseq.models.roberta import RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from torch import Tensor
 
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.etc import encoder as etc
-from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
+from fairseq_clusterformer.etc.masked_parts import MaskedParts
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.options import defaults_of
 
 CLOSE = {"rtol": 0, "atol": 1e-12}

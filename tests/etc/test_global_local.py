@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention import MultiheadAttention
-from fairseq_clusterformer.etc.global_local import GlobalLocalAttention, Labels, Structure, _attended
+from fairseq_clusterformer.etc.global_local import (
+    GlobalLocalAttention,
+    Labels,
+    Structure,
+    _attended,
+)
 
 WIDTH, HEADS, GLOBAL, LONG = 12, 3, 5, 45
 CLOSE = {"rtol": 0, "atol": 1e-12}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_clusterformer.metrics.keyphrases import keyphrase_scores
+from fairseq_clusterformer.etc.keyphrases import keyphrase_scores
 
 GOLD = ["Star Trek", "discovery  season"]
 

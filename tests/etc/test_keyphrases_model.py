@@ -9,12 +9,18 @@ from fairseq.data import Dictionary
 from torch import nn
 from torch.nn.functional import gelu
 
+from fairseq_clusterformer.etc import encoder as etc
+from fairseq_clusterformer.etc import keyphrases_model as etc_keyphrases
+from fairseq_clusterformer.etc.keyphrases_model import (
+    ETCKeyphrases,
+    ETCKeyphrasesConfig,
+    PhraseHead,
+    VisualFeatures,
+)
+from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.page_dataset import batch_of_pages
 from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
-from fairseq_clusterformer.etc import encoder as etc, keyphrases_model as etc_keyphrases
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.etc.keyphrases_model import (ETCKeyphrases, ETCKeyphrasesConfig, PhraseHead, VisualFeatures)
-from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.models.options import defaults_of
 from tests.web_pages import HEADING, PLAIN
 

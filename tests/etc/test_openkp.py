@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_clusterformer.etc.openkp_encode import encode_record
-from fairseq_clusterformer.etc.openkp import PageRecord, openkp, page_record, phrase_places
 from fairseq_clusterformer.corpora.question_answering.records import Drops
-from fairseq_clusterformer.etc.pages import PageData
 from fairseq_clusterformer.data.subwords import GPT2Subwords, Tokens
+from fairseq_clusterformer.etc.openkp import PageRecord, openkp, page_record, phrase_places
+from fairseq_clusterformer.etc.openkp_encode import encode_record
+from fairseq_clusterformer.etc.pages import PageData
 from tests.corpora.commands import record_of, run
 from tests.data.subword_models import write_gpt2
 from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages

@@ -8,9 +8,10 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_clusterformer.data import structure
-from fairseq_clusterformer.data.structure import Outline, batch_of_globals, global_tokens
+from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import encoder as etc
+from fairseq_clusterformer.etc import global_tokens as places
+from fairseq_clusterformer.etc.global_tokens import batch_of_globals, global_tokens
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.reader import ETCReader
 
@@ -91,7 +92,7 @@ def test_the_long_input_is_the_question_and_then_the_document(
         [0, 9, 8, 7, 2, 0, 10, 11, 12, 13, 0, 14, 15],
         [0, 9, 2, 0, 20, 21, *[PAD] * 7],
     ]
-    asked, title, text = structure.IN_QUESTION, structure.IN_TITLE, structure.OF_TEXT
+    asked, title, text = places.IN_QUESTION, places.IN_TITLE, places.OF_TEXT
     assert seen["types"][0].tolist() == [*[asked] * 5, title, *[text] * 7]
     assert seen["types"][1, :6].tolist() == [asked, asked, asked, title, title, text]
     assert seen["words"][1].tolist() == [0, 9, 0, 0, *[PAD] * 5]
@@ -146,16 +147,16 @@ def test_heads_read_the_tokens_that_stand_for_their_parts() -> None:
     for row, document in enumerate((DOCUMENTS[0], DOCUMENTS[2])):
         of_type = {
             kind: [i for i, t in enumerate(types[row].tolist()) if t == kind]
-            for kind in (structure.OF_PARAGRAPH, structure.OF_SENTENCE, structure.OF_CANDIDATE)
+            for kind in (places.OF_PARAGRAPH, places.OF_SENTENCE, places.OF_CANDIDATE)
         }
         states = reading.of_global[row]
         starts = [i for i, token in enumerate(document) if token == 0]
-        for place, token in zip(starts, of_type[structure.OF_PARAGRAPH], strict=True):
+        for place, token in zip(starts, of_type[places.OF_PARAGRAPH], strict=True):
             expected = heads.paragraph(states[token])[0]
             torch.testing.assert_close(logits.paragraph[row, place], expected, **CLOSE)
         finite = logits.paragraph[row].isfinite().nonzero().flatten()
         assert finite.tolist() == starts
-        sentences = [heads.supporting(states[t])[0] for t in of_type[structure.OF_SENTENCE]]
+        sentences = [heads.supporting(states[t])[0] for t in of_type[places.OF_SENTENCE]]
         found = logits.sentences[row, : len(sentences)]
         torch.testing.assert_close(found, torch.stack(sentences), **CLOSE)
         for place, token in enumerate(document):
@@ -209,7 +210,7 @@ def test_structures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert contexts.exempt.tolist() == text.exempt.tolist() == [[True, *[False] * 8]]
     kinds = given(0)["structure"]["types"][0].tolist()
     for kind, before, after in zip(kinds, text.spans[0], flat.spans[0], strict=True):
-        linked = kind in (structure.OF_QUESTION, structure.OF_SENTENCE)
+        linked = kind in (places.OF_QUESTION, places.OF_SENTENCE)
         assert torch.equal(after, before if linked else torch.zeros_like(before))
 
 

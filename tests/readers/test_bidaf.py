@@ -10,8 +10,18 @@ from torch.nn.functional import log_softmax
 
 from fairseq_clusterformer.answers import TYPES, WordLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
-from fairseq_clusterformer.readers.bidaf import (BidafReader, TwoWayLSTM, bidaf_reader_xlqa, bidaf_reader_xlqa_letters)
-from fairseq_clusterformer.readers.word_reader import (ContextQueryAttention, Highway, LetterConvolution, WordReading)
+from fairseq_clusterformer.readers.bidaf import (
+    BidafReader,
+    TwoWayLSTM,
+    bidaf_reader_xlqa,
+    bidaf_reader_xlqa_letters,
+)
+from fairseq_clusterformer.readers.word_reader import (
+    ContextQueryAttention,
+    Highway,
+    LetterConvolution,
+    WordReading,
+)
 from fairseq_clusterformer.readers.words import Words
 from tests.readers.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
 

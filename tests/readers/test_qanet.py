@@ -9,7 +9,14 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, attention_kinds
 from fairseq_clusterformer.readers import qanet as qanet_reader
-from fairseq_clusterformer.readers.qanet import (QANetReader, SeparableConvolution, qanet_reader_xlqa, qanet_reader_xlqa_large, sinusoids, stochastic_depth)
+from fairseq_clusterformer.readers.qanet import (
+    QANetReader,
+    SeparableConvolution,
+    qanet_reader_xlqa,
+    qanet_reader_xlqa_large,
+    sinusoids,
+    stochastic_depth,
+)
 from tests.readers.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
 
 MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")

@@ -22,8 +22,8 @@ from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import PATH, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.cli.prepare.subwords import add_subwords, take_vocabulary
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.etc.openkp_build import prepare
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.etc.openkp_build import prepare
 
 #: patterns of the names of train, valid and test in --source
 FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")

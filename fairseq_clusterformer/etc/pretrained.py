@@ -1,4 +1,4 @@
-"""The keyphrases of web pages, by a trained model."""
+"""What trained models of ETC can do: states of documents, keyphrases of web pages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,20 +7,36 @@ import torch
 from fairseq.utils import apply_to_sample
 from torch import Tensor
 
-from fairseq_clusterformer.etc.keyphrases import best_keyphrases
-from fairseq_clusterformer.etc.openkp_encode import encode_record, page_of
-from fairseq_clusterformer.etc.openkp import PageRecord, page_record
 from fairseq_clusterformer.corpora.question_answering.records import Unusable
+from fairseq_clusterformer.data.subwords import load_prepared
+from fairseq_clusterformer.data.words import sentences as sentences_in
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.etc.keyphrases import best_keyphrases
+from fairseq_clusterformer.etc.openkp import PageRecord, page_record
+from fairseq_clusterformer.etc.openkp_encode import encode_record, page_of
 from fairseq_clusterformer.etc.page_dataset import batch_of_pages
 from fairseq_clusterformer.etc.pages import VISUAL
-from fairseq_clusterformer.data.subwords import load_prepared
-from fairseq_clusterformer.errors import bad_option
-
+from fairseq_clusterformer.inference.encoders import MaskedLanguageModel
 from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.inference.pretrained import Pretrained
 
 #: a text, or a page as OpenKP's files have it
 WebPage = str | Mapping[str, Any]
+
+
+class DocumentModel(MaskedLanguageModel):
+    """ETC's encoder, which reads a text as a document of sentences."""
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        parts = [
+            line[start:end] for line in text.splitlines() for start, end in sentences_in(line)
+        ]
+        if not parts:
+            raise bad_option("text", repr(text), "a word or more")
+        given = self.loaded.task.document([self.coding.encode(part) for part in parts])
+        given = apply_to_sample(lambda x: x.to(self.device), given)
+        return self.model.read(given["src_tokens"], given["parts"]).of_long[0]
 
 
 class KeyphraseModel(Pretrained):

@@ -6,10 +6,11 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.data import structure
 from fairseq_clusterformer.data.qa import QAData, QAWriter
 from fairseq_clusterformer.data.questions import QuestionDataset
-from fairseq_clusterformer.data.structure import Outline, global_tokens
+from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.etc import global_tokens
+from fairseq_clusterformer.etc.global_tokens import DocumentStructure
 from tests.data.questions import CHARACTERS, TEXTS, example
 
 # of the example: <s> and a text of 4 tokens, <s>, a title and a text of 3
@@ -38,10 +39,12 @@ def write(folder: Path, split: str, *outlines: Outline | None) -> None:
             writer.add(example(), CHARACTERS, TEXTS | {"id": f"q{number}"}, outline)
 
 
-def dataset(folder: Path, **options) -> QuestionDataset:
+def dataset(folder: Path, flat: bool = False, **options) -> QuestionDataset:
     options = {"max_positions": 100, "max_question_positions": 20, **options}
     data = QAData(folder, "train")
-    return QuestionDataset(data, Dictionary(), split="train", structured=True, **options)
+    return QuestionDataset(
+        data, Dictionary(), split="train", structure=DocumentStructure(flat=flat), **options
+    )
 
 
 def test_an_item_written_out() -> None:
@@ -131,10 +134,10 @@ def test_sentences_may_share_a_token(tmp_path: Path) -> None:
 
 def test_candidates_need_more_than_a_flat_structure(tmp_path: Path) -> None:
     write(tmp_path, "train", changed(candidates=0, right=None, mentions=OUTLINE.mentions[:0]))
-    assert dataset(tmp_path).check_structure(0, linked=True, flat=True) == 1
+    assert dataset(tmp_path, flat=True).check_structure(0, linked=True) == 1
     write(tmp_path / "more", "train", OUTLINE)
     with pytest.raises(ValueError, match="2 candidates; allowed: none with --structure flat"):
-        dataset(tmp_path / "more").check_structure(0, linked=True, flat=True)
+        dataset(tmp_path / "more", flat=True).check_structure(0, linked=True)
 
 
 def test_candidates_without_a_mention_may_be_answered(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
     assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 0
     for index in range(2):
         asked = len(data[index]["question"])
-        number = structure.number_of_global_tokens(asked, 2, data.data.outline(index))
+        number = global_tokens.number_of_global_tokens(asked, 2, data.data.outline(index))
         assert len(data[index]["globals"].words) == number
 
 
@@ -179,18 +182,18 @@ def test_what_is_cut() -> None:
 
 QUESTION = torch.tensor([0, 70, 71, 2])
 ALL, ASKED, PARAGRAPH, SENTENCE, CANDIDATE = (
-    structure.OF_ALL,
-    structure.OF_QUESTION,
-    structure.OF_PARAGRAPH,
-    structure.OF_SENTENCE,
-    structure.OF_CANDIDATE,
+    global_tokens.OF_ALL,
+    global_tokens.OF_QUESTION,
+    global_tokens.OF_PARAGRAPH,
+    global_tokens.OF_SENTENCE,
+    global_tokens.OF_CANDIDATE,
 )
 
 
 def test_global_tokens_of_hotpotqa_written_out() -> None:
     """All, the question's tokens, and for each paragraph one for it and one a sentence."""
     outline = Outline(sentences=OUTLINE.sentences)
-    found = global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
     assert found.words.tolist() == [0, 70, 71, 0, 0, 0, 0, 0]
     expected = [ALL, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH, SENTENCE]
     assert found.types.tolist() == expected
@@ -205,7 +208,7 @@ def test_global_tokens_of_hotpotqa_written_out() -> None:
 
 def test_global_tokens_of_wikihop_written_out() -> None:
     """One for each candidate, in place of the one for all, and its mentions."""
-    found = global_tokens(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
+    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
     assert found.words.tolist() == [0, 0, 70, 71, 0, 0, 0, 0, 0]
     assert found.types.tolist()[:4] == [CANDIDATE, CANDIDATE, ASKED, ASKED]
     assert found.spans.tolist()[:5] == [
@@ -220,10 +223,10 @@ def test_global_tokens_of_wikihop_written_out() -> None:
 
 def test_mentions_rise_and_a_candidate_may_have_none() -> None:
     outline = changed(mentions=torch.tensor([[1, 8, 9], [1, 1, 2]]))
-    found = global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
     assert found.spans.tolist()[:2] == [[[0, 0], [0, 0]], [[5, 6], [12, 13]]]
     outline = changed(mentions=torch.zeros(0, 3, dtype=int))
-    found = global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
     assert found.spans.tolist()[:3] == [[[0, 0]], [[0, 0]], [[1, 2]]]
 
 

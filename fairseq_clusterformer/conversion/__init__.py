@@ -1,0 +1,1 @@
+"""Dense models made sparse, and other libraries' dense models as ours."""

@@ -1,0 +1,1 @@
+"""BiDAF and QANet, readers of words, as the report XLQA has them."""
