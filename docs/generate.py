@@ -22,19 +22,19 @@ TABLES = {
     "translation": "-models.options:ClusteringOptions models.clusterformer:ClusterformerOptions",
     "classifier": "-models.encoder_only:EncoderOnlyOptions"
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
-    "etc": "-models.encoder_only:EncoderOptions models.etc_masked_lm:ETCMaskedLMConfig",
-    "etc pre-training": "tasks.etc_masked_lm:ETCMaskedLMTaskConfig"
-    " criterions.etc_masked_lm:ETCMaskedLMLossConfig",
-    "etc keyphrases": "-models.etc_lift:LiftOptions models.etc_keyphrases:ETCKeyphrasesConfig",
-    "keyphrases": "tasks.etc_keyphrases:ETCKeyphrasesTaskConfig"
-    " criterions.etc_keyphrases:ETCKeyphrasesLossConfig",
+    "etc": "-models.encoder_only:EncoderOptions etc.masked_lm:ETCMaskedLMConfig",
+    "etc pre-training": "etc.masked_lm_task:ETCMaskedLMTaskConfig"
+    " etc.masked_lm_loss:ETCMaskedLMLossConfig",
+    "etc keyphrases": "-etc.lift:LiftOptions etc.keyphrases_model:ETCKeyphrasesConfig",
+    "keyphrases": "etc.keyphrases_task:ETCKeyphrasesTaskConfig"
+    " etc.keyphrases_loss:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
-    "etc reader": "-models.etc_lift:LiftOptions models.etc_reader:ETCReaderConfig",
+    "etc reader": "-etc.lift:LiftOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
-    "bidaf": "models.bidaf_reader:BidafReaderConfig",
-    "qanet": "-models.bidaf_reader:BidafReaderConfig -models.options:ClusteringOptions"
-    " models.qanet_reader:QANetReaderConfig",
+    "bidaf": "readers.bidaf:BidafReaderConfig",
+    "qanet": "-readers.bidaf:BidafReaderConfig -models.options:ClusteringOptions"
+    " readers.qanet:QANetReaderConfig",
     "questions": f"tasks.clusterformer_qa:ClusterformerQAConfig -{_LOSSES}"
     " criterions.clusterformer_qa:ClusterformerQAConfig",
     "losses": _LOSSES,
