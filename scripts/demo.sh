@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains three small language models side by side on text that every Python carries: a dense one, one with windows
-# alone, and the default of clusterformer_lm_bytes, which has clusters as well. Compares them, lets the default write,
-# and draws its clusters. Makes the environment first if it is missing.
+# Trains three small language models for the same minutes on text that every Python carries: a dense one, one with
+# windows alone, and one with clusters. Compares them, lets the last one write, and draws its clusters. Makes the
+# environment first if it is missing.
 #
-#   bash scripts/demo.sh              about 200 s of processor time, once set up; results in demo/
+#   bash scripts/demo.sh              about 5 minutes, once set up; results in demo/
 #   bash scripts/demo.sh --help       says more
 #
 # May be interrupted and called again: the environment and the data are kept, the training starts anew.

@@ -11,36 +11,36 @@ TEXT = README.read_text()
 
 
 def test_one_page() -> None:
-    assert len(TEXT.splitlines()) <= 150
-    assert ["bash", "scripts/test.sh"] in commands(README)
-    assert ["bash", "scripts/demo.sh"] in commands(README)
+    lines = TEXT.splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines)) <= 120
+    for name in ("setup", "demo"):
+        assert ["bash", f"scripts/{name}.sh"] in [words[:2] for words in commands(README)]
 
 
-def test_every_kind_is_in_the_tables() -> None:
+def test_every_kind_is_in_the_table_of_kinds() -> None:
+    page = (ROOT / "docs" / "attention-kinds.md").read_text()
     ours = [
         kind
         for kind in attention_kinds()
         if registered(kind).kind.__module__.startswith("fairseq_clusterformer.")
     ]
     assert len(ours) >= 8
-    for kind in ours:
-        assert f"| `{kind}` |" in TEXT
-        assert f"| `{kind}` |" in (ROOT / "docs" / "attention-kinds.md").read_text()
+    assert [kind for kind in ours if f"| `{kind}` |" not in page] == []
 
 
 def test_speed_is_what_was_measured() -> None:
     record = json.loads((ROOT / "examples/efficiency/results/attention_cpu.json").read_text())
     measured = {(row["N"], row["kind"]): row["times as fast as dense"] for row in record["rows"]}
-    kinds = ["window", "neural", "neural+losses", "local", "routing", "reformer"]
-    rows = re.findall(r"^\| ([\d,]+) \| (.*) \|$", TEXT, flags=re.MULTILINE)
-    assert len(rows) >= 4
-    for length, cells in rows:
-        wanted = [f"{measured[int(length.replace(',', '')), kind]:.1f}" for kind in kinds]
-        assert cells.split(" | ") == wanted, length
+    found = re.search(r"at ([\d,]+) tokens, `(\w+)` is (\d+) times as fast", TEXT)
+    assert round(measured[int(found[1].replace(",", "")), found[2]]) == int(found[3])
 
 
 def test_results_say_what_failed() -> None:
     """The paper's own kind, where it fails: recall, distance, long texts."""
     results = TEXT.split("## Results")[1].split("\n## ")[0]
-    for score in ("0.12", "12", "71.9"):
-        assert f"`neural` **{score}**" in results
+    rows = [line.strip("| ").split(" | ") for line in results.splitlines() if line[:1] == "|"]
+    for task, score in (("recall", "12"), ("two facts", "12"), ("20 Newsgroups", "71.9")):
+        (cell,) = (cells[-1] for cells in rows if cells[0].startswith(task))
+        assert cell.split(",")[0] == score
+    assert "What failed" in results

@@ -1,4 +1,4 @@
-"""Draws the two pictures of attention-kinds.md: python docs/images/draw.py"""
+"""Draws the pictures of README.md and attention-kinds.md: python docs/images/draw.py"""
 
 from pathlib import Path
 
@@ -10,6 +10,59 @@ from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.attention.inspect import tokens_seen
 
 IMAGES = Path(__file__).resolve().parent
+
+
+def windows_and_clusters(path: Path) -> None:
+    """What the last word of a text sees, with as many keys each: a window, and a cluster."""
+    words = (
+        "Mara hid the key below the stone . Rain fell all week . Then she looked for the".split()
+    )
+    query = len(words) - 1
+    rows = (
+        ("window: the latest 6 words", range(query - 5, query), ()),
+        ("cluster: the latest 3 words, and 3 of its cluster", range(query - 2, query), (0, 1, 3)),
+    )
+    figure, panels = plt.subplots(2, 1, figsize=(10, 4))
+    for axes, (title, near, far) in zip(panels, rows, strict=True):
+        places, x = [], 0.0
+        for word in words:
+            width = 0.13 * len(word) + 0.32
+            places.append(x + width / 2)
+            x += width
+        for number, (word, place) in enumerate(zip(words, places, strict=True)):
+            seen = number == query or number in near or number in far
+            colour = "#ffb703" if number in far else "#8ecae6" if seen else "#f1f1f1"
+            box = {
+                "boxstyle": "round,pad=0.3",
+                "fc": colour,
+                "ec": "#d00000" if number == query else "none",
+            }
+            axes.text(
+                place,
+                0,
+                word,
+                ha="center",
+                va="center",
+                fontsize=11,
+                bbox=box,
+                color="black" if seen else "#999999",
+            )
+            if seen and number != query:
+                bend = f"arc3,rad={0.2 if number in far else 0.6}"
+                arrow = {
+                    "arrowstyle": "->",
+                    "color": "#777777",
+                    "lw": 1.0,
+                    "connectionstyle": bend,
+                }
+                axes.annotate("", (place, 0.3), (places[query], 0.3), arrowprops=arrow)
+        axes.set_title(title, fontsize=11, loc="left")
+        axes.set_xlim(-0.2, x + 0.2)
+        axes.set_ylim(-0.5, 2.4)
+        axes.axis("off")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def order_ranges_restore(path: Path) -> None:
@@ -80,5 +133,6 @@ def who_sees_whom(path: Path) -> None:
 
 if __name__ == "__main__":
     matplotlib.use("Agg")
+    windows_and_clusters(IMAGES / "windows-and-clusters.png")
     order_ranges_restore(IMAGES / "order-ranges-restore.png")
     who_sees_whom(IMAGES / "who-sees-whom.png")

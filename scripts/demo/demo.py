@@ -1,15 +1,16 @@
-"""Train three small language models at equal budgets, and see what clustered together.
+"""Train three small language models of long contexts for the same time, and compare them.
 
-    bash scripts/demo.sh [--out FOLDER]
+    bash scripts/demo.sh [--minutes N] [--out FOLDER]
 
-dense    dense attention: each byte sees all bytes before it
-windows  windows alone: each byte sees the 94 latest bytes per layer
-default  ``clusterformer_lm_bytes`` as it is: each byte sees the 32 latest bytes, and before
-         these the 31 latest of each of two clusters
+dense     dense attention: each byte sees all bytes before it
+windows   windows alone: each byte sees the 256 latest bytes per layer
+clusters  each byte sees the 128 latest bytes, and before these the 63 latest of each of its two
+          nearest clusters, which attention teaches (kind ``taught``)
 
-All three have about the same number of parameters, and see the same batches of the same text:
-Python's language reference by bytes, which every Python carries. ``fairseq-train`` trains them at
-the same time, with one thread each, and then tests them on topics that were held out.
+All three have about as many parameters, and read contexts of 8,192 bytes of the source files of
+Python's library, which every Python carries. ``fairseq-train`` trains them at the same time, with
+one thread each. A short trial measures their speeds; then each makes as many updates as fit into
+the minutes. All are tested on files that were held out.
 FOLDER gets ``comparison.png``, ``clusters.html``, ``clusters.png``, ``generated.txt``,
 ``results.json``, and for each model a folder with its checkpoint and logs. They appear when all is
 done; the folder ``unfinished`` has what an interrupted run has left.
@@ -29,48 +30,53 @@ from pathlib import Path
 
 import filelock
 
-from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.cli.common import Parser, number, whole_number
 from fairseq_clusterformer.errors import UserError, bad_option
 from scripts.demo.race import Runner, race, tokens_per_second
-from scripts.demo.text import HELD_OUT, first_paragraphs, language_reference, prepare_reference
+from scripts.demo.text import HELD_OUT, first_lines, library, prepare_library
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import ROOT, provenance
 
-PROMPT = 'The "with" statement'
-ROWS = 2  # contexts in an update
+PROMPT = "def read(path):\n"
+TRIAL = 4  # updates that measure a model's speed
+BLOCKS = 8  # contexts that each model is tested on
 LENGTH = 400  # bytes to write
 TEMPERATURE = 0.7
 SHOWN = 2000  # bytes of the passage in the pictures, at most
 MARK = ".demo"  # in a folder that the demo made
 ALLOWED = "a new or empty folder, or one that the demo has made"
 
-# What routes has 18,000 parameters; the others get wider feed-forward layers instead.
-DEFAULT = {"arch": "clusterformer_lm_bytes", "criterion": "clusterformer_cross_entropy"}
+# What routes has 48,000 parameters; the others get wider feed-forward layers instead.
 MODELS = {
-    "dense": {**DEFAULT, "attention": "full", "decoder-ffn-embed-dim": 304},
-    "windows": {**DEFAULT, "attention": "window(94)", "decoder-ffn-embed-dim": 304},
-    "default": DEFAULT,
+    "dense": {"attention": "full", "decoder-ffn-embed-dim": 572},
+    "windows": {"attention": "window(256)", "decoder-ffn-embed-dim": 572},
+    "clusters": {
+        "attention": "taught(window=64,clusters=64,probes=2,gap=128,scouts=16,routes_by=heads)",
+        "decoder-ffn-embed-dim": 512,
+    },
 }
 
 
-def shared_options(updates: int, context: int) -> dict:
+def shared_options(context: int) -> dict:
     """Options of ``fairseq-train`` for all models; each sees `context` bytes at once."""
     return {
         "task": "language_modeling",
+        "arch": "clusterformer_lm_bytes",
+        "criterion": "clusterformer_cross_entropy",
+        "decoder-embed-dim": 128,
         "tokens-per-sample": context,
         "sample-break-mode": "none",
-        "batch-size": ROWS,
-        "max-update": updates,
+        "batch-size": 1,
+        "required-batch-size-multiple": 1,
         "dropout": 0.0,
         "optimizer": "adam",
         "adam-betas": "(0.9, 0.98)",
         "lr": 4e-3,
-        "lr-scheduler": "cosine",
-        "warmup-updates": updates // 10,
+        "lr-scheduler": "polynomial_decay",
         "clip-norm": 1.0,
         "seed": 1,
         "log-format": "json",
-        "log-interval": max(1, updates // 50),
+        "max-valid-steps": BLOCKS,
         "validate-interval": 1_000_000,  # once, at the end
         "no-epoch-checkpoints": True,
         "no-save-optimizer-state": True,
@@ -79,45 +85,68 @@ def shared_options(updates: int, context: int) -> dict:
     }
 
 
-def run_demo(out: Path, updates: int, context: int) -> None:
+def of_updates(updates: int) -> dict:
+    """Options of a training of so many updates."""
+    return {
+        "max-update": updates,
+        "total-num-update": updates,
+        "warmup-updates": min(20, updates // 3),
+        "log-interval": max(1, updates // 50),
+    }
+
+
+def run_demo(out: Path, minutes: float, context: int) -> None:
     """The whole demo; see the module's docstring."""
     began = time.monotonic()
     with workspace(out) as work:
-        texts = language_reference()
-        train, valid = (len(texts[split].encode()) for split in ("train", "valid"))
+        train, valid = (len(text) for text in library().values())
         say(
-            f"text: Python's language reference, {train:,} bytes to train on, {valid:,} held out "
-            f"({', '.join(HELD_OUT)})"
+            f"text: Python's library, {train:,} bytes to train on, {valid:,} bytes of {HELD_OUT} "
+            "files held out"
         )
-        data = prepare_reference(out)
-        runners = [Runner(name, options) for name, options in MODELS.items()]
+        data, shared = prepare_library(out), shared_options(context)
+        say(f"a trial of {TRIAL} updates of each model measures how fast they are")
+        trial = [Runner(name, {**of_updates(TRIAL), **o}) for name, o in MODELS.items()]
+        (work / "trial").mkdir()
+        race(trial, shared, data=data, work=work / "trial", threads=1)
+        updates = [
+            max(TRIAL, round(minutes * 60 * speed / context))
+            for speed in tokens_per_second(trial, context)
+        ]
         say(
-            f"fairseq-train, {len(runners)} models at the same time, one thread each: "
-            f"{updates} updates of {ROWS} x {context:,} bytes"
+            f"fairseq-train, {len(MODELS)} models at the same time for about {minutes:g} minutes, "
+            f"one thread each, contexts of {context:,} bytes"
         )
-        shared = shared_options(updates, context)
+        runners = [
+            Runner(name, {**of_updates(number), **options})
+            for (name, options), number in zip(MODELS.items(), updates, strict=True)
+        ]
         race(runners, shared, data=data, work=work, threads=1)
-        speeds = tokens_per_second(runners, ROWS * context)
-        verdict = compare(*runners)
-        print(f"\n{table(runners, speeds)}\n\n{verdict}\n")
+        speeds = tokens_per_second(runners, context)
+        far = [far_names(work / runner.name, data, context) for runner in runners]
+        verdict = compare(runners, far)
+        print(f"\n{table(runners, far, speeds)}\n\n{verdict}\n")
         picture(runners, work / "comparison.png", verdict)
-        (work / "passage.txt").write_bytes(first_paragraphs(texts["valid"], SHOWN).encode())
-        checkpoint = Path("default", "checkpoint_last.pt")
+        (work / "passage.txt").write_bytes(first_lines(library()["valid"], SHOWN))
+        checkpoint = Path("clusters", "checkpoint_last.pt")
         write_and_draw(work / checkpoint, data, work, verdict)
+        shutil.rmtree(work / "trial")
         seconds = round(time.monotonic() - began)
         record = {
             **provenance("bash scripts/demo.sh", threads=1),
-            "options": {"updates": updates, "context": context, "rows": ROWS},
+            "options": {"minutes": minutes, "context": context},
             "models": [
                 {
                     "name": runner.name,
+                    "updates": runner.options["max-update"],
                     "bits per byte": runner.bits_per_byte,
+                    "bits on far names": bits,
                     "tokens per second": round(speed),
                     "parameters": runner.parameters,
                     "peak memory MiB": round(runner.peak_memory),
                     "curve": [point[1:] for point in runner.progress],
                 }
-                for runner, speed in zip(runners, speeds, strict=True)
+                for runner, bits, speed in zip(runners, far, speeds, strict=True)
             ],
             "verdict": verdict,
             "seconds": seconds,
@@ -125,7 +154,7 @@ def run_demo(out: Path, updates: int, context: int) -> None:
         (work / "results.json").write_text(json.dumps(record, indent=1) + "\n")
         publish(work, out)
     say(f"{out}/comparison.png: how the three models learned")
-    say(f"{out}/clusters.html and clusters.png: what clusters together in the default")
+    say(f"{out}/clusters.html and clusters.png: what clusters together")
     say(
         f"for your own text: clusterformer draw --checkpoint {out / checkpoint} --data {data} "
         "--text FILE --out FOLDER"
@@ -133,69 +162,88 @@ def run_demo(out: Path, updates: int, context: int) -> None:
     say(f"done in {seconds} s")
 
 
+def far_names(folder: Path, data: Path, context: int) -> float | None:
+    """Bits per letter of rare names that stood last an eighth of the context back or more; None:
+    there is none."""
+    from fairseq_clusterformer.inference import perplexity
+    from fairseq_clusterformer.inference.breakdown import Breakdown
+    from fairseq_clusterformer.inference.language_model import LanguageModel
+    from fairseq_clusterformer.inference.load import load_checkpoint
+
+    loaded = load_checkpoint(folder / "checkpoint_last.pt", data=data)
+    language = LanguageModel(loaded, device="cpu")
+    breakdown = Breakdown(language.coding, perplexity.training_items(loaded))
+    blocks = perplexity.split_blocks(loaded, "valid")
+    perplexity.compare(language.model, blocks, stepwise=False, most=BLOCKS, breakdown=breakdown)
+    buckets = breakdown.result()["bits on repeats by distance"]
+    far = [bucket for bucket in buckets if bucket["from"] >= context // 8]
+    letters = sum(bucket["tokens"] for bucket in far)
+    bits = sum(bucket["tokens"] * bucket["bits"] for bucket in far)
+    return bits / letters if letters else None
+
+
 def say(text: str) -> None:
     print(f"demo: {text}", flush=True)
 
 
-def table(runners: Sequence[Runner], speeds: Sequence[float]) -> str:
+def table(runners: Sequence[Runner], far: Sequence[float | None], speeds: Sequence[float]) -> str:
     """What was measured of each model."""
-    heads = ("held-out bits per byte", "tokens per second", "parameters", "peak memory")
-    lines = [f"{'':8}" + "".join(f"   {head}" for head in heads)]
-    for runner, speed in zip(runners, speeds, strict=True):
+    heads = ("bits per byte", "on names from far back", "updates", "bytes/s", "parameters")
+    lines = [f"{'held out:':10}" + "".join(f"   {head}" for head in heads)]
+    for runner, bits, speed in zip(runners, far, speeds, strict=True):
         cells = (
             f"{runner.bits_per_byte:.3f}",
+            "-" if bits is None else f"{bits:.2f}",
+            f"{runner.options['max-update']:,}",
             f"{speed:,.0f}",
             f"{runner.parameters:,}",
-            f"{runner.peak_memory:,.0f} MiB",
         )
         aligned = (f"{cell:>{len(head) + 3}}" for cell, head in zip(cells, heads, strict=True))
-        lines.append(f"{runner.name:8}" + "".join(aligned))
+        lines.append(f"{runner.name:10}" + "".join(aligned))
     return "\n".join(lines)
 
 
-def compare(dense: Runner, windows: Runner, default: Runner) -> str:
+def compare(runners: Sequence[Runner], far: Sequence[float | None]) -> str:
     """What the bits of the three models say, in plain sentences."""
+    dense, windows, clusters = (runner.bits_per_byte for runner in runners)
     changes = []
-    for other, name in ((windows, "windows alone"), (dense, "dense attention")):
-        gain = other.bits_per_byte - default.bits_per_byte
-        than = f"{abs(gain):.3f} {'fewer' if gain > 0 else 'more'} bits per byte than {name}"
-        changes.append(f"The default needs {than}.")
-    return (
-        f"{' '.join(changes)} This is one seed after minutes of training: differences of about "
-        "0.02 mean nothing. Longer runs are in examples/language_model."
-    )
+    for other, name in ((dense, "dense attention"), (windows, "windows alone")):
+        gain = other - clusters
+        changes.append(f"{abs(gain):.2f} {'fewer' if gain > 0 else 'more'} than {name}")
+    said = f"In equal time, clusters need {clusters:.2f} bits per byte: {', '.join(changes)}."
+    if None not in far:
+        said += (
+            f" On names that stood last far back: {far[2]:.2f}, dense {far[0]:.2f}, windows "
+            f"{far[1]:.2f}."
+        )
+    return f"{said} One seed, after minutes of training: differences of 0.03 mean nothing."
 
 
 def picture(runners: Sequence[Runner], path: Path, verdict: str) -> None:
-    """Draw what each model learned, by updates and by minutes."""
+    """Draw what each model learned in the same minutes."""
     begin = min(runner.progress[0][0] for runner in runners)
-    panels = []
-    for label, x in (
-        ("updates", lambda time, update: update),
-        ("minutes, all three at the same time", lambda time, update: (time - begin) / 60),
-    ):
-        lines = [
-            Line(
-                runner.name,
-                {x(time, update): [bits] for time, update, bits in runner.progress},
-                label=f"{runner.name}: {runner.bits_per_byte:.3f} held out",
-            )
-            for runner in runners
-        ]
-        panels.append(Panel(lines, label, "bits per byte of the training text"))
-    first, second = verdict.split(". ")[:2]
-    draw(panels, path, f"{first}.\n{second}.")
+    lines = [
+        Line(
+            runner.name,
+            {(time - begin) / 60: [bits] for time, _, bits in runner.progress},
+            label=f"{runner.name}: {runner.bits_per_byte:.2f} held out",
+        )
+        for runner in runners
+    ]
+    label = "minutes, all three at the same time"
+    panel = Panel(lines, label, "bits per byte of the training text")
+    draw([panel], path, verdict.replace(". ", ".\n"))
 
 
 def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> None:
-    """Let the default write, and draw its clusters."""
+    """Let the model with clusters write, and draw them."""
     import fairseq_clusterformer
     from fairseq_clusterformer.visual.figure import draw_passage, save
     from fairseq_clusterformer.visual.language_model import read_clusters
     from fairseq_clusterformer.visual.pages import cluster_page
 
     model = fairseq_clusterformer.load(checkpoint, data=data, device="cpu")
-    say(f"the default writes, one byte per step, after {PROMPT!r}:\n")
+    say(f"the model with clusters writes, one byte per step, after {PROMPT!r}:\n")
     text = ""
     for shown in model.generate(PROMPT, LENGTH, temperature=TEMPERATURE, seed=1, stream=True):
         # an unprintable character could command the terminal
@@ -205,7 +253,7 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     print("\n", flush=True)
     (work / "generated.txt").write_text(text + "\n", encoding="utf-8")
     clusters = read_clusters(model.loaded, work / "passage.txt")
-    scores = f"The model is the demo's default. {verdict}"
+    scores = verdict
     clusters = replace(clusters, note=f"{clusters.note} {scores}".strip())
     layer = clusters.most_spread()
     save(draw_passage(clusters, layer), work / "clusters.png")
@@ -251,12 +299,11 @@ def publish(work: Path, out: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; a user's mistake is one line on stderr and status 1."""
     parser = Parser(prog="demo", description=__doc__)
-    for name, default, what in (
-        ("--updates", 400, "of each model"),
-        ("--context", 1024, "bytes that a model sees at once"),
-    ):
-        text = f"{what} (default: {default})"
-        parser.add_argument(name, type=whole_number, default=default, metavar="N", help=text)
+    about = "that the models train (default: 4)"
+    minutes = number("above 0", lambda value: value > 0)
+    parser.add_argument("--minutes", type=minutes, default=4.0, metavar="N", help=about)
+    about = "bytes that a model sees at once (default: 8192)"
+    parser.add_argument("--context", type=whole_number, default=8192, metavar="N", help=about)
     text = "folder for the results (default: demo/ in the repository)"
     parser.add_argument("--out", type=Path, default=ROOT / "demo", metavar="FOLDER", help=text)
     options = parser.parse_args(arguments)

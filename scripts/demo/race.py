@@ -20,7 +20,7 @@ class Runner:
 
     Attributes:
         name: of the model, and of its folder.
-        options: of ``fairseq-train``, in addition to the shared ones.
+        options: of ``fairseq-train``, in addition to the shared ones; with max-update.
         progress: for each log line its time, the updates done by then, and bits per byte.
         peak_memory: MiB of the training.
         bits_per_byte: on the held-out text.
@@ -33,8 +33,9 @@ class Runner:
     peak_memory: float = 0.0
     bits_per_byte: float = 0.0
 
-    def listen(self, line: str, updates: int) -> None:
-        """Take the numbers from a line of a log; prints ten lines in `updates`."""
+    def listen(self, line: str) -> None:
+        """Take the numbers from a line of a log; prints ten lines in all its updates."""
+        updates = self.options["max-update"]
         if "| train_inner | {" in line:
             record = json.loads(line[line.index("{") :])
             done, loss, speed = (float(record[key]) for key in ("num_updates", "loss", "wps"))
@@ -141,7 +142,7 @@ def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads
     """Train all models at the same time, each with its own threads; fills in the runners.
 
     Args:
-        shared: options of ``fairseq-train`` for all of them.
+        shared: options of ``fairseq-train`` for all of them; a runner's own have max-update.
         work: gets a folder for each model, with its checkpoint and log.
         threads: of each model.
 
@@ -155,8 +156,7 @@ def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads
         options = {**shared, **runner.options, "save-dir": folder}
         programs[runner.name] = command_line("fairseq-train", data, options), folder / "train.log"
     by_name = {runner.name: runner for runner in runners}
-    updates = shared["max-update"]
-    peaks = run_together(programs, threads, lambda name, line: by_name[name].listen(line, updates))
+    peaks = run_together(programs, threads, lambda name, line: by_name[name].listen(line))
     for runner in runners:
         runner.peak_memory = peaks[runner.name]
 
