@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.folder import RECORD
+from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
 TOKENIZERS = ("moses", "none")
@@ -37,6 +38,7 @@ class TextPipeline:
             same folder, and each text begins by ``<s>``.
         model: the file of its codes or model; None until it is learned. The second language has a
             model of its own if there is :data:`TARGETS_OWN` in the same folder.
+        unicode: the form of every line, see :mod:`~fairseq_clusterformer.data.unicode`.
     """
 
     languages: tuple[str, str] = ("de", "en")
@@ -47,6 +49,7 @@ class TextPipeline:
     lowercase: bool = False
     bpe: str = "subword_nmt"
     model: Path | None = None
+    unicode: str = FORM
 
     def __post_init__(self) -> None:
         for name, allowed in (("tokenizer", TOKENIZERS), ("bpe", tuple(VOCABULARIES))):
@@ -67,7 +70,7 @@ class TextPipeline:
                     "recipe": {"languages": [_, _] as languages, "bpe_model": str(model), **recipe}
                 }:
                     names = {field.name for field in fields(cls)} - {"languages", "model"}
-                    values = {name: recipe[name] for name in names}
+                    values = {name: ({"unicode": FORM} | recipe)[name] for name in names}
                 case _:
                     raise ValueError("no recipe of translation data")
         except (OSError, ValueError, KeyError) as error:
@@ -88,6 +91,7 @@ class TextPipeline:
     def tokens(self, line: str, lang: str) -> str:
         """Return the line's tokens joined by blanks, before they are split into subwords."""
         self._check(lang)
+        line = composed(line, self.unicode)
         if self.normalize_punctuation:
             line = self._normalizers[lang].normalize(line).strip()
         if self.tokenizer == "moses":
@@ -101,7 +105,7 @@ class TextPipeline:
 
     def as_tokens(self, line: str) -> str:
         """Return the tokens of a line that has been tokenised before."""
-        line = " ".join(line.split())
+        line = " ".join(composed(line, self.unicode).split())
         return line.lower() if self.lowercase else line
 
     def subwords(self, tokens: str, lang: str | None = None) -> str:

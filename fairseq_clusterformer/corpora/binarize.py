@@ -25,6 +25,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from tqdm import tqdm
 
 from fairseq_clusterformer.data.bytes import byte_symbols
+from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
 Items = Callable[[Path], Iterable[torch.Tensor]]
@@ -67,12 +68,12 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-def count_words(text: Path) -> Counter:
-    """Return how often each word occurs, and ``</s>`` once per line."""
+def count_words(text: Path, form: str = FORM) -> Counter:
+    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line."""
     counts = Counter()
     with open(text, encoding="utf-8", newline="\n") as file:
         for line in _progress(file, "counting words"):
-            counts.update(line.split())
+            counts.update(composed(line, form).split())
             counts["</s>"] += 1
     return counts
 
@@ -97,11 +98,11 @@ def word_dictionary(
 _PART = 1 << 14  # characters, of at most 4 bytes each
 
 
-def _text_lines(text: Path) -> Iterator[str]:
+def _text_lines(text: Path, form: str) -> Iterator[str]:
     """Yield the lines; one that is too long for sentencepiece, which would drop it, in parts."""
     with open(text, encoding="utf-8", newline="\n") as file:
         for line in file:
-            line = line.rstrip("\n")
+            line = composed(line.rstrip("\n"), form)
             yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))
 
 
@@ -112,16 +113,18 @@ def train_sentencepiece(
     option: str = "--sentencepiece",
     words: Iterable[str] = (),
     at_most: bool = False,
+    form: str = FORM,
 ) -> None:
     """Train a unigram model of `vocab` pieces and write it to the file `model`.
 
-    The model is lossless, so that bits per byte can be computed: text is not normalised, blanks
-    are kept, and what has no piece is spelled in bytes.
+    The model is lossless, so that bits per byte can be computed: text in that form is not changed,
+    blanks are kept, and what has no piece is spelled in bytes.
 
     Args:
         option: the user's option that `vocab` comes from.
         words: each becomes a piece, with the blank before it.
         at_most: a text that gives fewer pieces gets fewer.
+        form: of Unicode, that of the texts to come.
 
     Raises:
         UserError: if the text cannot give that many pieces, or needs more.
@@ -130,7 +133,7 @@ def train_sentencepiece(
     try:
         with open(model, "wb") as file:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=chain.from_iterable(map(_text_lines, texts)),
+                sentence_iterator=chain.from_iterable(_text_lines(t, form) for t in texts),
                 model_writer=file,
                 vocab_size=vocab,
                 normalization_rule_name="identity",

@@ -81,7 +81,9 @@ def _read_record(dest: Path) -> dict:
 
 
 def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
-    files, before = record["files"], record["recipe"]
+    files, before = record["files"], {**record["recipe"]}
+    if "unicode" in recipe:  # older folders do not say it
+        before.setdefault("unicode", recipe["unicode"])
     for name, size in files.items():
         if not (dest / name).is_file() or (dest / name).stat().st_size != size:
             problem = f"{name} is no longer as prepared"

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
+from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import UserError
 
 
@@ -57,13 +58,13 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file without their ends, and without a byte order mark.
+    """Yield the lines of a text file in NFC, without their ends and a byte order mark.
 
     Raises:
         UserError: as `raw_lines` does.
     """
     for line in raw_lines(path, encoding):
-        yield line.decode(encoding).removeprefix("\ufeff").rstrip("\r\n")
+        yield composed(line.decode(encoding).removeprefix("\ufeff").rstrip("\r\n"))
 
 
 def aligned_lines(

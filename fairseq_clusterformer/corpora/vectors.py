@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
+from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -126,5 +127,5 @@ def _write_words(
 
 
 def _words(line: bytes, lower_case: bool) -> list[str]:
-    text = line.decode()
+    text = composed(line.decode())
     return words_of(text.lower() if lower_case else text)

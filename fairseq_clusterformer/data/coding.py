@@ -24,6 +24,7 @@ from fairseq_clusterformer.errors import UserError
 
 from . import bytes as byte_coding
 from .subwords import GPT2_FILES, GPT2Subwords
+from .unicode import FORM, composed, form_of
 
 SUBWORD_MODEL = "sentencepiece.model"
 
@@ -48,6 +49,8 @@ class TextCoding(ABC):
     """
 
     unit: ClassVar[str]
+    #: of Unicode, in which texts become tokens; bytes take texts as they are
+    form = "none"
 
     def __init__(self, dictionary) -> None:
         self.dictionary = dictionary
@@ -73,10 +76,13 @@ class TextCoding(ABC):
         if dictionary.symbols[dictionary.nspecial :][: len(symbols)] == symbols:
             return ByteCoding(dictionary)
         if (folder / SUBWORD_MODEL).is_file():
-            return PieceCoding(dictionary, folder / SUBWORD_MODEL)
-        if all((folder / name).is_file() for name in GPT2_FILES):
-            return GPT2Coding(dictionary, folder)
-        return WordCoding(dictionary)
+            coding: TextCoding = PieceCoding(dictionary, folder / SUBWORD_MODEL)
+        elif all((folder / name).is_file() for name in GPT2_FILES):
+            coding = GPT2Coding(dictionary, folder)
+        else:
+            coding = WordCoding(dictionary)
+        coding.form = form_of(folder)
+        return coding
 
     @abstractmethod
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
@@ -165,6 +171,8 @@ class ByteCoding(TextCoding):
 class _LineCoding(TextCoding):
     """Codes one line at a time, each ended by ``</s>``."""
 
+    form = FORM
+
     @abstractmethod
     def _lines(self, lines: list[str]) -> list[list[int]]:
         """Return the tokens of each line, without its end."""
@@ -176,7 +184,7 @@ class _LineCoding(TextCoding):
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
         data = _utf8(text)
         try:
-            first, *others = self._lines(data.decode().split("\n"))
+            first, *others = self._lines(composed(data.decode(), self.form).split("\n"))
         except UnicodeDecodeError as error:
             raise _not_utf8(data, error, name) from None
         for line in others:
@@ -185,7 +193,8 @@ class _LineCoding(TextCoding):
 
     def items(self, file: Path) -> Iterator[Tensor]:
         with open(file, encoding="utf-8", newline="\n") as opened:
-            while lines := [line.rstrip("\n") for line in islice(opened, 1000)]:
+            texts = (composed(line.rstrip("\n"), self.form) for line in opened)
+            while lines := list(islice(texts, 1000)):
                 for line in self._lines(lines):
                     yield torch.tensor([*line, self.dictionary.eos()])
 
@@ -236,7 +245,7 @@ class GPT2Coding(TextCoding):
         folder: with its two files.
     """
 
-    unit = "piece"
+    unit, form = "piece", FORM
 
     def __init__(self, dictionary, folder: Path) -> None:
         from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
@@ -254,7 +263,7 @@ class GPT2Coding(TextCoding):
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
         data = _utf8(text)
         try:
-            ids = self._model.encode(data.decode()).ids
+            ids = self._model.encode(composed(data.decode(), self.form)).ids
         except UnicodeDecodeError as error:
             raise _not_utf8(data, error, name) from None
         return torch.tensor([self.dictionary.index(str(i)) for i in ids], dtype=torch.int64)

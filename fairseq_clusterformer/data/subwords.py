@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from .unicode import READ_FORM, form_of, with_places
+
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
@@ -76,7 +78,26 @@ class Subwords(Protocol):
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
 
 
-class GPT2Subwords:
+class _Forming:
+    """Encodes texts in one form of Unicode, by the class's own ``_encode``."""
+
+    form = "none"
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a text; raises ValueError for what is not Unicode."""
+        text.encode()  # the models do not say what is wrong
+        formed = with_places(text, self.form)
+        if formed is None:
+            return self._encode(text)
+        formed, first, last = formed
+        tokens = self._encode(formed)
+        first, last = np.append(first, len(text)), np.append(last, len(text))
+        starts = first[tokens.starts]
+        ends = np.where(tokens.ends > tokens.starts, last[tokens.ends - 1], starts)
+        return Tokens(tokens.ids, starts.astype(np.int32), ends.astype(np.int32))
+
+
+class GPT2Subwords(_Forming):
     """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``.
 
     Its symbols are the ids as text, as in RoBERTa's ``dict.txt``.
@@ -116,9 +137,7 @@ class GPT2Subwords:
         )
         self._tokenizer.decoder = decoders.ByteLevel()
 
-    def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text; raises ValueError for what is not Unicode."""
-        text.encode()  # the tokenizer does not say what is wrong
+    def _encode(self, text: str) -> Tokens:
         encoding = self._tokenizer.encode(text)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         return Tokens(np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1])
@@ -128,7 +147,7 @@ class GPT2Subwords:
         return self._tokenizer.decode(list(ids))
 
 
-class SentencePieceSubwords:
+class SentencePieceSubwords(_Forming):
     """A sentencepiece model; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
@@ -156,9 +175,7 @@ class SentencePieceSubwords:
         hidden = self._model.is_control(id_) or self._model.is_unknown(id_)
         return "" if hidden else symbol.replace("▁", " ")
 
-    def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text; raises ValueError for what is not Unicode."""
-        text.encode()  # sentencepiece does not say what is wrong
+    def _encode(self, text: str) -> Tokens:
         mapping = self._model.encode(text, return_type="offset_mapping")
         spans = np.array(mapping["offsets"], np.int32).reshape(-1, 2)
         # All bytes of a character but the last have an empty span; so has the mark of the
@@ -180,9 +197,12 @@ def load(path: Path) -> Subwords:
 
 
 def load_prepared(folder: Path) -> Subwords:
-    """Return the model of a folder that ``clusterformer prepare qa`` has made; see `load`."""
+    """Return the model of a folder that ``clusterformer prepare qa`` has made; see `load`. It
+    reads texts in the form that the folder was prepared with."""
     model = folder / MODEL
-    return load(model if model.exists() else folder)
+    found = load(model if model.exists() else folder)
+    found.form = form_of(folder, READ_FORM)
+    return found
 
 
 def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:

@@ -14,6 +14,7 @@ from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.etc.openkp import PageRecord, openkp
 
@@ -43,6 +44,7 @@ def prepare(
         "corpus": "openkp",
         "files": {split: checksums(paths) for split, paths in splits.items()},
         **vocabulary.recipe(),
+        "unicode": READ_FORM,
     }
 
     def build(work: Path, out: Path) -> dict:
@@ -88,7 +90,9 @@ def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> 
                 file.write(" ".join(record.words[first:last]) + "\n")
     if not text.stat().st_size:
         raise _nothing_left("train", drops)
-    binarize.train_sentencepiece([text], vocabulary.train, out / MODEL, at_most=vocabulary.at_most)
+    binarize.train_sentencepiece(
+        [text], vocabulary.train, out / MODEL, at_most=vocabulary.at_most, form=READ_FORM
+    )
 
 
 def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -> dict[str, int]:

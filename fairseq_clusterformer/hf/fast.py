@@ -27,6 +27,7 @@ from tokenizers import (
 
 from fairseq_clusterformer.data.coding import SUBWORD_MODEL, ByteCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.data.words import UNSPACED
 from fairseq_clusterformer.text import TARGETS_OWN
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
 _LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
 _BLANK = "\u2581"  # how sentencepiece writes a blank
+_FORMS = {"NFC": normalizers.NFC(), "NFKC": normalizers.NFKC()}
 _UNIGRAM, _BPE = 1, 2  # its numbers of types of models
 _NORMAL, _USER_DEFINED, _UNUSED, _BYTE = 1, 4, 5, 6  # and of types of pieces
 #: by form, the special symbol that a line end becomes; not of bytes, of which it is one. It is
@@ -94,6 +96,10 @@ def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
         made.normalizer = normalizers.Replace("\n", line_end)
     if made is None:
         return None
+    if formed := _FORMS.get(_form(slow)):
+        made.normalizer = normalizers.Sequence(
+            [formed, *([made.normalizer] if made.normalizer else [])]
+        )
     made.add_special_tokens(
         [token for token in slow.added_tokens_decoder.values() if token.special]
     )
@@ -103,6 +109,15 @@ def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
         single=single, pair=pair, special_tokens=numbers
     )
     return made
+
+
+def _form(slow: "ClusterformerTokenizer") -> str:
+    """Of Unicode, in which a text becomes tokens."""
+    if slow.form == "reader":
+        return slow.subwords.form
+    if slow.form == "sentence":
+        return FORM
+    return slow.pipeline.unicode if slow.form == "translation" else slow.coding.form
 
 
 def _replace(pattern: str, content: str) -> normalizers.Replace:

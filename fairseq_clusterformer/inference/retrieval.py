@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+from fairseq_clusterformer.data.unicode import READ_FORM, composed
+
 from .found import WORD, Section
 
 STEM = 5  # letters that make two words one: "builds" and "building"
@@ -61,4 +63,5 @@ class WordCounts:
 
 
 def _stems(text: str) -> Counter:
-    return Counter(match[0].lower()[:STEM] for match in WORD.finditer(text))
+    found = WORD.finditer(composed(text, READ_FORM))
+    return Counter(match[0].lower()[:STEM] for match in found)

@@ -158,6 +158,7 @@ def test_tokenised_text_is_taken_as_it_is(tokenised, tmp_path):
     assert words_of(dest, "valid") == [lower_caption(i) for i in range(100, 110)]
     assert words_of(dest, "test") == raw_of(dest, "test") == [QUOTES] * 2
     assert record_of(dest)["recipe"] == {
+        "unicode": "NFC",
         "corpus": "iwslt14",
         "languages": ["de", "en"],
         "tokenizer": "moses",

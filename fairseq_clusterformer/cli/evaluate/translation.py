@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.cli.common import Parser, check_claim, claim, read_lines, whole_number
 from fairseq_clusterformer.cli.translate import add_translator, load_translator
+from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import bad_option, write_aside
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def _raw_references(
     Data made from tokenised text has that as raw text: then it is "tokens" and None.
     """
     if args.reference is not None:
-        return str(args.reference), list(read_lines(args.reference, "--reference"))
+        lines = map(composed, read_lines(args.reference, "--reference"))
+        return str(args.reference), list(lines)
     folder = translator.loaded.folder
     path = folder / "raw" / f"{args.split}.{translator.target}"
     recipe = json.loads((folder / RECORD).read_text())["recipe"]

@@ -25,6 +25,7 @@ from fairseq_clusterformer.corpora.classification.tokenise import (
 )
 from fairseq_clusterformer.corpora.download import checksum
 from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def prepare(
     """
     recipe = {
         "name": corpus.name,
+        "unicode": FORM,
         "settings": vars(settings) | options,
         "sources": {
             f"{part} {number} {_file_in(path).name}": checksum(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
 from fairseq_clusterformer.corpora.classification.readers import some
+from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError
 
@@ -43,7 +44,7 @@ def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[
             digits is a word, and so is every other visible character (`words_of`).
         max_length: the most tokens, ``</s>`` included; None: any number.
     """
-    text = text.lower()
+    text = composed(text).lower()
     words = text.split() if tokenised else words_of(text)
     if max_length and len(words) >= max_length:
         return words[: max_length - 1], True

@@ -24,6 +24,7 @@ from fairseq_clusterformer.corpora.language_modelling.text import (
     write_splits,
 )
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 
 ENWIK8 = Archive(
@@ -79,21 +80,24 @@ def prepare_wikitext103(
     tokens: Sequence[int] = WIKITEXT103_TOKENS,
 ) -> dict | None:
     """Prepare WikiText-103 by words, and check its `types` and `tokens`; returns as above."""
+    form = "none"  # the published numbers are of its words as they are
 
     def build(work: Path, out: Path) -> dict:
         from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
 
         texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
-        words = binarize.count_words(texts["train"])
-        dictionary = binarize.word_dictionary(words)
-        splits = binarize.write_dataset(texts, out, dictionary, WordCoding(dictionary).items)
+        words = binarize.count_words(texts["train"], form)
+        coding = WordCoding(binarize.word_dictionary(words))
+        coding.form = form
+        splits = binarize.write_dataset(texts, out, coding.dictionary, coding.items)
         found = [len(words), *(count["tokens"] for count in splits.values())]
         if found != (expected := [types, *tokens]):
             raise UserError(f"WikiText-103 has types and tokens {found}; allowed: {expected}")
         return {"types": types, "splits": splits}
 
-    return make_folder(dest, {"corpus": "wikitext-103", "members": archive.members}, build)
+    recipe = {"corpus": "wikitext-103", "members": archive.members, "unicode": form}
+    return make_folder(dest, recipe, build)
 
 
 def prepare_text(
@@ -169,6 +173,7 @@ def prepare_text(
 
     recipe = {
         "corpus": "text",
+        **({} if by_bytes else {"unicode": FORM}),
         "sentencepiece": sentencepiece,
         **({"words": True} if words else {}),
         **(vocabulary.recipe() if vocabulary else {}),

@@ -20,6 +20,7 @@ from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import RECORD, make_folder
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def prepare(
         "files": {split: checksums(paths) for split, paths in splits.items()},
         **vocabulary.recipe(),
         "titles": titles,
+        "unicode": READ_FORM,
         "options": options,
     }
 
@@ -142,7 +144,8 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
             if (key := hash(line)) not in seen:
                 seen.add(key)
                 file.write(line + "\n")
-                words.update(re.findall(r"\w+", line) if vocabulary.whole_words else ())
+                formed = composed(line, READ_FORM)
+                words.update(re.findall(r"\w+", formed) if vocabulary.whole_words else ())
     if not seen:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
     binarize.train_sentencepiece(
@@ -151,6 +154,7 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
         out / MODEL,
         words=sorted(words),
         at_most=vocabulary.at_most,
+        form=READ_FORM,
     )
 
 

@@ -1,0 +1,72 @@
+"""One form for texts that look the same: composed letters, and for readers plain ones.
+
+"é" is one character or two, as every Mac writes file names; "ﬁ" is one letter in many PDF files.
+Texts become NFC before they become tokens, except by bytes. Readers of documents take NFKC, which
+also undoes ligatures and full-width digits, and their offsets stay those of the original.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unicodedata import combining, is_normalized, normalize
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORM, READ_FORM = "NFC", "NFKC"
+#: what may change, and the letter before it, which a mark may join
+_RUN = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
+
+
+def form_of(folder: Path, default: str = FORM) -> str:
+    """The form that a prepared folder or a bundle was trained with; older ones do not say it."""
+    try:
+        recipe = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))["recipe"]
+        return str(recipe.get("unicode", default))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return default
+
+
+def composed(text: str, form: str = FORM) -> str:
+    """A text in a form of Unicode, "NFC" or "NFKC"; the same text in all others."""
+    return normalize(form, text) if form in (FORM, READ_FORM) else text
+
+
+def with_places(text: str, form: str) -> "tuple[str, np.ndarray, np.ndarray] | None":
+    """A text in a form, and where each of its characters begins and ends in the original, int32
+    [N]; None: it is in that form already."""
+    if form not in (FORM, READ_FORM) or is_normalized(form, text):
+        return None
+    import numpy as np  # takes too long for --help
+
+    parts, starts, ends = [], [], []
+
+    def add(part: str, start: int, end: int) -> None:
+        parts.append(part)
+        if end - start == len(part) and text[start:end] == part:
+            starts.append(np.arange(start, end))
+            ends.append(np.arange(start + 1, end + 1))
+        else:
+            starts.append(np.full(len(part), start))
+            ends.append(np.full(len(part), end))
+
+    position = 0
+    for run in _RUN.finditer(text):
+        add(text[position : run.start()], position, run.start())
+        begin = run.start()
+        for place in range(begin + 1, run.end() + 1):
+            if place < run.end() and _joins(text[begin:place], text[place], form):
+                continue
+            add(normalize(form, text[begin:place]), begin, place)
+            begin = place
+        position = run.end()
+    add(text[position:], position, len(text))
+    return "".join(parts), *(np.concatenate(x).astype(np.int32) for x in (starts, ends))
+
+
+def _joins(before: str, letter: str, form: str) -> bool:
+    """Whether a letter may change with what stands before it, as marks and Hangul's parts do."""
+    if combining(letter):
+        return True
+    return normalize(form, before + letter) != normalize(form, before) + normalize(form, letter)

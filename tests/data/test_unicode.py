@@ -1,0 +1,96 @@
+"""What looks the same becomes the same tokens, and offsets stay those of the original."""
+
+import random
+import unicodedata
+from unicodedata import normalize
+
+import pytest
+
+from fairseq_clusterformer.corpora.binarize import count_words
+from fairseq_clusterformer.corpora.classification.tokenise import split_words
+from fairseq_clusterformer.corpora.lines import read_lines
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.subwords import load_prepared
+from fairseq_clusterformer.data.unicode import composed, form_of, with_places
+from fairseq_clusterformer.text import TextPipeline
+from tests.conftest import REPO_ROOT
+
+#: letters and marks that compose, reorder, expand, or are in one form already
+ALPHABET = (
+    "aeq DZ.1é\u0301\u0323\u0327\u0345ﬁﬃ５²½Åﷺ한"
+    "\u1112\u1161\u11ab\u0915\u093c\U0001d400\u0f71\u0f72"
+)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_the_form_and_the_place_of_each_character(form: str) -> None:
+    draw = random.Random(1)
+    changed = 0
+    for _ in range(2000):
+        text = "".join(draw.choices(ALPHABET, k=draw.randint(0, 12)))
+        found = with_places(text, form)
+        if found is None:
+            assert unicodedata.is_normalized(form, text)
+            continue
+        changed += 1
+        whole, starts, ends = found
+        assert whole == normalize(form, text)
+        assert len(whole) == len(starts) == len(ends)
+        assert (starts[1:] >= starts[:-1]).all()
+        assert (ends[1:] >= ends[:-1]).all()
+        for start, end in {*zip(starts.tolist(), ends.tolist(), strict=True)}:
+            own = [c for c, s in zip(whole, starts, strict=True) if s == start]
+            assert normalize(form, text[start:end]) == "".join(own)
+    assert changed > 300
+
+
+def test_old_folders_do_not_say_their_form(tmp_path) -> None:
+    assert form_of(tmp_path) == "NFC"
+    (tmp_path / "prepared.json").write_text('{"recipe": {"unicode": "none"}}')
+    assert form_of(tmp_path) == "none"
+    assert composed("e\u0301", "none") == "e\u0301"
+
+
+SHIPPED = REPO_ROOT / "fairseq_clusterformer" / "trained"
+TEXT = "Zwei Männer überqueren die Straße. Café, naïve Ångström: 한국어."
+
+
+def test_decomposed_text_has_the_tokens_of_composed_text(tmp_path) -> None:
+    apart = normalize("NFD", TEXT)
+    pipeline = TextPipeline.from_folder(SHIPPED / "multi30k-de-en")
+    assert pipeline.encode(apart, "de") == pipeline.encode(TEXT, "de")
+    coding = TextCoding.from_folder(SHIPPED / "books-en")
+    assert coding.encode(apart).tolist() == coding.encode(TEXT).tolist()
+    (tmp_path / "text").write_text(apart + "\n", encoding="utf-8")
+    (item,) = coding.items(tmp_path / "text")
+    assert item.tolist()[:-1] == coding.encode(TEXT).tolist()
+    how = {"tokenised": False, "max_length": None}
+    assert split_words(apart, **how) == split_words(TEXT, **how)
+    assert count_words(tmp_path / "text").keys() >= set(TEXT.split())
+    assert list(read_lines(tmp_path / "text")) == [TEXT]
+
+
+def test_bytes_stay_as_they_are() -> None:
+    coding = TextCoding.from_folder(SHIPPED / "python-code")
+    assert len(coding.encode(normalize("NFD", "é"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("an eﬀect of ５ oﬃces", "an effect of 5 offices"),
+        (normalize("NFD", "Das Café von Ömer"), "Das Café von Ömer"),
+        ("no\u00a0break … end", "no break ... end"),
+    ],
+)
+def test_a_document_is_read_in_plain_letters_and_answers_are_its_own(text, plain) -> None:
+    pieces = load_prepared(SHIPPED / "bidaf-en")
+    found, wanted = pieces.encode(text), pieces.encode(plain)
+    assert found.ids.tolist() == wanted.ids.tolist()
+    assert (found.starts[0], found.ends[-1]) == (0, len(text))
+    for number in range(len(found)):
+        own = text[found.starts[number] : found.ends[number]]
+        assert normalize("NFKC", own).strip()[:1] in wanted.text(plain, number, number + 1) + own
+    word = text.split()[-1]
+    first, last = found.cover(text.index(word), len(text))
+    assert found.text(text, first, last) == word
