@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fairseq_clusterformer import kernels
 from fairseq_clusterformer.kernels import Layout, cpu, ranged_attention
 from fairseq_clusterformer.kernels.cpu import library
 
@@ -172,10 +173,10 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not():
 def elsewhere(tmp_path, monkeypatch):
     """Nothing is built yet."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    for function in (library._loaded, library._warn):
+    for function in (library._loaded, kernels._warn):
         function.cache_clear()
     yield tmp_path
-    for function in (library._loaded, library._warn):
+    for function in (library._loaded, kernels._warn):
         function.cache_clear()
 
 
