@@ -96,8 +96,6 @@ class MultiheadAttention(nn.Module):
         self.reset_parameters()
         sizes = (num_heads, self.head_dim, embed_dim)
         self.relative = RelativePositions(*sizes) if relative else None
-        if relative and kernel == "auto" and self.head_dim + embed_dim > 256:
-            self.impl = "blocks"  # the kernels of GPUs know heads up to 256 wide
         widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
         self.convolutions = nn.ModuleDict(
             {

@@ -24,7 +24,7 @@ from ..precision import is_exact
 from .batch import Batch
 from .kind import Assignment, Kind, Tokens
 from .multihead import PROJECTIONS, MultiheadAttention, under
-from .rules import own_bias, own_part, recent
+from .rules import check_clusters, own_bias, own_part, recent
 from .summaries import attend, means, places, summaries_of
 
 
@@ -101,6 +101,7 @@ def _read(
     q, few_k, few_v, of_kind = attention._few(router, i, heads, exact)
     tokens = Tokens(x, of_kind, Batch(padding_mask), lambda: positions, impl=attention.impl)
     assignment, routing = router.assign(tokens, under(state, "routing."))
+    check_clusters(router, tokens, assignment)
     rounds = assignment.rounds()
     numbers = [probed[0] if keys is None else keys for probed, keys in rounds]
     in_one = x.new_zeros(len(x), 1, x.size(1), dtype=torch.long)

@@ -70,7 +70,12 @@ def own_bias(kind: Kind) -> float:
 
 
 def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
-    """The layouts of a batch."""
+    """The layouts of a batch.
+
+    Raises:
+        ValueError: :func:`check_clusters`.
+    """
+    check_clusters(kind, tokens, assignment)
     of_rule = recent if kind.rule == "recent" else _chunk
     by_cluster, near, own = of_rule(kind, tokens, assignment, kind.num_clusters)
     if assignment.key_bias is not None:
@@ -84,6 +89,27 @@ def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
     summaries = summaries_of(kind, assignment)
     layouts = (*by_cluster, *near)
     return Routing(layouts, own, assignment.report, scouts, of_scouts, summaries=summaries)
+
+
+def check_clusters(kind: Kind, tokens: Tokens, assignment: Assignment) -> None:
+    """Clusters that the kind does not have would show keys of others, or memory that is no key.
+
+    Raises:
+        ValueError: what was assigned, and K. On CUDA, which is not waited for, and in a graph of
+            ``torch.compile`` it is torch's assertion.
+    """
+    count = kind.num_clusters
+    for clusters in (c for probed, keys in assignment.rounds() for c in (*probed, keys)):
+        if clusters is None:
+            continue
+        wrong = (clusters < 0) | (clusters >= count)
+        if tokens.padding_mask is not None:
+            wrong = wrong & ~tokens.padding_mask.unsqueeze(1)
+        problem, allowed = f"{type(kind).__name__} assigned cluster", f"allowed: 0 to {count - 1}"
+        if torch.compiler.is_compiling() or clusters.device.type != "cpu":
+            torch._assert_async(~wrong.any(), f"{problem}s that it does not have; {allowed}")
+        elif wrong.any():
+            raise ValueError(f"{problem} {clusters[wrong][0]}; {allowed}")
 
 
 _Seen = tuple[Sequence[Layout], Sequence[Layout], Own | None]  # by cluster, by position, itself
@@ -114,7 +140,7 @@ def recent(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int
             )
     if gap == 0:
         own = None
-        if kind.own == "always" and not kind.causal:
+        if kind.own == "always" and assignment.key is not None:  # else its cluster shows it
             ((probed, keys),) = assignment.rounds()
             own = Own(hidden=torch.stack([queries == keys for queries in probed]).any(0))
         elif kind.own == "last":

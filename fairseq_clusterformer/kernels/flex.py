@@ -28,16 +28,7 @@ def flex_attention(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`.
-
-    Raises:
-        ValueError: dropout, which flex_attention has not.
-    """
-    if dropout > 0.0:
-        raise ValueError(
-            f"dropout is {dropout}; allowed for the kernel flex: 0; the kernels blocks and triton "
-            "drop weights"
-        )
+    """See :func:`fairseq_clusterformer.kernels.ranged_attention`: without dropout."""
     batch, heads, length, width = q.shape
     query_order = _order(layout.query_order, batch, heads, length, q.device)
     key_order = _order(layout.key_order, batch, heads, length, q.device)
@@ -64,7 +55,7 @@ def flex_attention(
     out, lse = run(queries, keys, values, biased, biases, _blocks(lo, hi, slots, seen))
 
     # Where nothing is seen, no gradient may pass: that of -inf may be NaN.
-    nothing = hi <= lo
+    nothing = torch.isneginf(lse) | (hi <= lo)
     out = out.masked_fill(nothing.unsqueeze(-1), 0.0)
     lse = at_least_float32(lse).masked_fill(nothing, -math.inf)
     restore = query_order.argsort(-1)

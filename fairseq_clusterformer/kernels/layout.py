@@ -6,6 +6,7 @@ padding.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -44,6 +45,37 @@ class Layout:
     key_bias: Tensor | None = None
     earlier_only: bool = False
     reach: int | None = None
+
+    def check(self) -> None:
+        """What attention trusts: ranges within the key slots, orders that name tokens, and those
+        of N slots each token once. It waits for the device.
+
+        Raises:
+            ValueError: the first number that is wrong, and what is allowed.
+        """
+        length = self.lo.size(-1)
+        slots = length if self.key_order is None else self.key_order.size(-1)
+        seen = self.hi > self.lo
+        self._check("lo", self.lo, seen & (self.lo < 0), "0 or more")
+        self._check("hi", self.hi, seen & (self.hi > slots), f"up to {slots}, the key slots")
+        for name, most in (("num_queries", length), ("num_keys", slots)):
+            if (count := getattr(self, name)) is not None:
+                self._check(name, count, (count < 0) | (count > most), f"0 to {most}")
+        for name in ("query_order", "key_order"):
+            if (order := getattr(self, name)) is None:
+                continue
+            wrong = (order < 0) | (order >= length)
+            self._check(name, order, wrong, f"tokens, 0 to {length - 1}")
+            if order.size(-1) == length:
+                found = order.sort(-1).values
+                twice = found != torch.arange(length, device=order.device)
+                self._check(name, found, twice, "a permutation")
+
+    @staticmethod
+    def _check(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
+        if wrong.any():
+            number = numbers.expand_as(wrong)[wrong][0]
+            raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
 
 
 TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")

@@ -43,9 +43,11 @@ def reference_attention(
         seen = seen & (key_order.unsqueeze(-2) <= query_order.unsqueeze(-1))
     logits = logits.masked_fill(~seen, -math.inf)
 
-    lse = torch.logsumexp(logits, dim=-1)
-    none_seen = ~seen.any(-1, keepdim=True)
-    weights = torch.softmax(logits.masked_fill(none_seen, 0.0), dim=-1).masked_fill(none_seen, 0.0)
+    # Where no key has a weight, the result is 0, and no gradient passes.
+    none_seen = torch.isneginf(logits).all(-1, keepdim=True)
+    logits = logits.masked_fill(none_seen, 0.0)
+    lse = torch.logsumexp(logits, dim=-1).masked_fill(none_seen.squeeze(-1), -math.inf)
+    weights = torch.softmax(logits, dim=-1).masked_fill(none_seen, 0.0)
     out = torch.nn.functional.dropout(weights, dropout) @ v
 
     # Back to the tokens' own positions.

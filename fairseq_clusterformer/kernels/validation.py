@@ -1,5 +1,7 @@
 """What every implementation of ranged attention may rely on, checked in one place."""
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,8 @@ def validate(
     key_bias: Tensor | None,
     dropout: float,
 ) -> None:
-    """Check shapes, dtypes and devices; values inside the layout are the router's promise.
+    """Check shapes, dtypes and devices; values inside the layout are the router's promise, which
+    is checked too where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``.
 
     Raises:
         ValueError: with what was given and what is allowed.
@@ -56,6 +59,8 @@ def validate(
                 f"key_bias is {_describe(key_bias)}; allowed: floating point on {q.device}"
             )
         _check_shape("key_bias", key_bias, batch, heads, (length,))
+    if os.environ.get("CLUSTERFORMER_CHECK_LAYOUTS") == "1" and not torch.compiler.is_compiling():
+        layout.check()
 
 
 def _check_shape(name: str, tensor: Tensor, batch: int, heads: int, size: tuple[int, ...]) -> None:

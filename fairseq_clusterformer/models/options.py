@@ -17,7 +17,7 @@ from fairseq_clusterformer.attention import AttentionPlan, OptionError, attentio
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
 from fairseq_clusterformer.attention.spec import parse_attention
-from fairseq_clusterformer.kernels import IMPLEMENTATIONS
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
@@ -329,10 +329,10 @@ def _positions(args: Namespace, side: str) -> str | None:
             f"--{side}-embed-dim and --{side}-attention-heads that make it even"
         )
     whole = width // heads + width  # of a head with its positions
-    if args.positions == "relative" and whole > 256 and args.attention_kernel == "triton":
+    if args.positions == "relative" and whole > WIDEST and args.attention_kernel == "triton":
         raise ValueError(
-            f"--positions is relative, which makes a head {whole} wide; allowed: up to 256 with "
-            "--attention-kernel triton; blocks takes any"
+            f"--positions is relative, which makes a head {whole} wide; allowed: up to "
+            f"{WIDEST} with --attention-kernel triton; blocks takes any"
         )
     if args.positions == "relative" and width % 2:
         raise ValueError(

@@ -3,6 +3,8 @@
 import logging
 import multiprocessing
 import os
+import resource
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fairseq_clusterformer import kernels
 from fairseq_clusterformer.kernels import Layout, cpu, ranged_attention
 from fairseq_clusterformer.kernels.cpu import library
 
@@ -47,8 +50,8 @@ def results(impl, layout, inputs, key_bias=None, **options):
     return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)]
 
 
-def make_inputs(batch: int, heads: int, length: int, dtype=torch.float64):
-    shape = (batch, length, heads, WIDTH)
+def make_inputs(batch: int, heads: int, length: int, dtype=torch.float64, width=WIDTH):
+    shape = (batch, length, heads, width)
     return [torch.randn(shape, dtype=dtype).transpose(1, 2) for _ in range(3)]
 
 
@@ -81,6 +84,58 @@ def test_every_layout(name, bias_heads):
     expected = results("reference", layout, inputs, bias)
     for got, want in zip(results("cpu", layout, inputs, bias), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """A build whose memory is NaN until it is written."""
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-DPOISONED"))
+    library._loaded.cache_clear()
+    yield
+    library._loaded.cache_clear()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [WIDTH, 40])  # none fills its registers
+def test_no_scratch_memory_is_read_before_it_is_written(poisoned, name, width):
+    layout, inputs = CASES[name](), make_inputs(2, 3, 150, width=width)
+    bias = torch.randn(2, 3, 150, dtype=torch.float64)
+    expected = results("reference", layout, inputs, bias)
+    for got, want in zip(results("cpu", layout, inputs, bias), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+def test_a_nan_of_one_row_is_in_no_gradient_of_the_next():
+    q, k, v = make_inputs(2, 1, 129, torch.float32)
+    k[0, 0, -1] = float("nan")
+    slot = torch.arange(129).view(1, 1, -1)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out, _ = ranged_attention(*leaves, Layout((slot - 20).clamp(min=0), slot + 1), impl="cpu")
+    gradients = torch.autograd.grad(out[1].sum(), leaves)
+    assert all(t[1].isfinite().all() for t in gradients)
+
+
+def grown_by_backward(queue) -> None:
+    queries, keys = 1024, 16384
+    q, k, v = (torch.ones(1, 1, queries, 64, requires_grad=True) for _ in range(3))
+    lo = torch.zeros(1, 1, queries, dtype=torch.long)
+    layout = Layout(lo, lo + keys, key_order=torch.arange(keys).view(1, 1, -1) % queries)
+    loss = ranged_attention(q, k, v, layout, impl="cpu")[0].sum()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loss.backward()
+    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_memory_of_the_gradients_of_many_keys():
+    """Those of 16,384 keys are 8 MB, and 16 segments of queries add to them."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=grown_by_backward, args=(queue,))
+    process.start()
+    process.join(60)
+    assert queue.get() < 40
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -172,10 +227,10 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not():
 def elsewhere(tmp_path, monkeypatch):
     """Nothing is built yet."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    for function in (library._loaded, library._warn):
+    for function in (library._loaded, kernels._warn):
         function.cache_clear()
     yield tmp_path
-    for function in (library._loaded, library._warn):
+    for function in (library._loaded, kernels._warn):
         function.cache_clear()
 
 
@@ -213,6 +268,62 @@ def test_built_once_by_all_who_ask_at_once(elsewhere, monkeypatch):
     assert (elsewhere / "compiler.log").read_text() == "called\n"
     # another width is another library
     assert library.build(torch.float32, WIDTH + 1) != built[0].result()
+
+
+@pytest.fixture
+def copying(tmp_path_factory, monkeypatch, request):
+    """A compiler that is quick: it hands out what another one has made."""
+    made = library.build(torch.float32, WIDTH)
+    request.getfixturevalue("elsewhere")
+    compiler = tmp_path_factory.mktemp("bin") / "copying"
+    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp "{made}" "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return compiler
+
+
+@pytest.mark.parametrize("whole", [0, 0.5, 0.999, 1])
+def test_a_damaged_library_is_built_again(copying, whole):
+    path = library.build(torch.float32, WIDTH)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(whole * len(data))] if whole < 1 else data[::-1])
+    assert attend().eq(1).all()
+    assert library.build(torch.float32, WIDTH).read_bytes() == data
+
+
+def test_a_library_is_of_its_compiler_and_libc(copying, monkeypatch):
+    built = [library.build(torch.float32, WIDTH)]
+    monkeypatch.setattr(library.platform, "libc_ver", lambda: ("glibc", "9.9"))
+    built.append(library.build(torch.float32, WIDTH))
+    other = shutil.copy(copying, copying.with_name("other"))
+    for command in (other, f"env {copying}", f"env {other}"):  # as "ccache g++"
+        monkeypatch.setenv("CXX", str(command))
+        built.append(library.build(torch.float32, WIDTH))
+    assert len(set(built)) == 5
+    monkeypatch.setenv("CXX", "no-such-compiler")  # what is there is used without one
+    assert library.build(torch.float32, WIDTH) in built
+
+
+@pytest.mark.parametrize("whose", ["everybody's", "another's"])
+def test_a_folder_that_others_may_write_to_is_refused(copying, elsewhere, monkeypatch, whose):
+    elsewhere.chmod(0o777)
+    folder = library.build(torch.float32, WIDTH).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    if whose == "another's":
+        user = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: user)
+        folder = elsewhere / f"fairseq_clusterformer-{user}"
+        folder.mkdir(mode=0o700)
+    else:
+        folder.chmod(0o777)
+    with pytest.raises(ValueError, match=f"the kernel is cpu.*others may write to {folder}; all"):
+        attend()
+
+
+def test_a_command_that_is_none_is_no_compiler(elsewhere, monkeypatch):
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(ValueError, match="the kernel is cpu, which cannot be built: No closing"):
+        attend()
 
 
 def test_another_device_is_refused():

@@ -2,12 +2,15 @@
 
 import itertools
 import math
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from fairseq_clusterformer.kernels import Layout, ranged_attention
+from fairseq_clusterformer import kernels
+from fairseq_clusterformer.kernels import IMPLEMENTATIONS, Layout, chosen, ranged_attention
 
 from ..kinds import pads
 from .layouts import (
@@ -158,6 +161,34 @@ def test_a_query_that_sees_nothing_spoils_no_gradient(impl):
     assert torch.isfinite(q.grad[..., 1:, :]).all()
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("earlier_only", [False, True])
+def test_biases_of_minus_infinity_hide_keys(impl, earlier_only):
+    """Where they hide all, the result is 0, and no gradient passes: not that of logaddexp."""
+    length = 20
+    q, k, v, bias = (t.requires_grad_() for t in make_inputs(length, bias=True))
+    keys = torch.arange(BATCH * length).view(BATCH, 1, length)
+    hidden = keys < length + 5  # all of the first text, five of the second
+    layout = make_layout("clusters, causal", length, 1)
+    layout = replace(layout, earlier_only=earlier_only)
+
+    def learn(impl, hiding):
+        out, lse = ranged_attention(q, k, v, layout, key_bias=hiding, impl=impl)
+        joined = torch.logaddexp(lse, torch.full_like(lse, -math.inf))
+        loss = out.square().sum() + joined[lse.isfinite()].square().sum()
+        return out, lse, *torch.autograd.grad(loss + 0 * joined[0].sum(), (q, k, v, bias))
+
+    out, lse, *gradients = learn(impl, bias.masked_fill(hidden, -math.inf))
+    assert out[0].eq(0).all()
+    assert lse[0].eq(-math.inf).all()
+    assert all(t[0].eq(0).all() for t in gradients)
+    far = learn(impl, bias.masked_fill(hidden, -1e30))
+    expected = learn("reference", bias.masked_fill(hidden, -math.inf))
+    for got, want, near in zip((out, lse, *gradients), expected, far, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(got[2], near[2], rtol=1e-9, atol=1e-9)
+
+
 @every_other
 def test_scratch_memory_is_not_read_before_it_is_written(impl, monkeypatch):
     length = 71 if impl == "triton" else 131
@@ -279,6 +310,66 @@ def test_what_does_not_fit_is_named(change, message):
     others = {name: t for name, t in change.items() if name in ("dropout", "impl", "key_bias")}
     with pytest.raises(ValueError, match=message):
         ranged_attention(**arguments, layout=Layout(**ranges), **others)
+
+
+@pytest.mark.parametrize(
+    ("device", "width", "missing", "expected", "said"),
+    [
+        ("cpu", 8, "", "cpu", ""),
+        ("cuda", 256, "", "triton", ""),
+        ("cuda", 257, "", "blocks", "a head is 257 wide; blocks takes its place"),
+        ("cuda", 8, "triton", "blocks", "the kernel is triton, which is not installed; blocks t"),
+        ("mps", 8, "", "blocks", ""),
+    ],
+)
+def test_auto_is_what_can_attend(device, width, missing, expected, said, monkeypatch, caplog):
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    elif device == "cuda":
+        pytest.importorskip("triton", reason="triton is not installed")
+    kernels._warn.cache_clear()
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 4, width, device=device)
+    for _ in range(2):
+        assert chosen("auto", q) == expected
+    assert [r.getMessage()[: len(said)] for r in caplog.records] == [said] * bool(said)
+    if said:
+        with pytest.raises(ValueError, match=f"{said.split(';')[0]}; allowed.*blocks"):
+            chosen("triton", q)
+
+
+def ordered(**changes) -> Layout:
+    slot = torch.arange(4).view(1, 1, -1)
+    return replace(Layout(slot, slot + 1, query_order=slot, key_order=slot), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lo": torch.tensor([[[-1, 0, 0, 0]]])}, "lo has -1; allowed: 0 or more"),
+        ({"hi": torch.tensor([[[1, 2, 3, 5]]])}, "hi has 5; allowed: up to 4, the key slots"),
+        ({"query_order": torch.tensor([[[1, 0, 3, 3]]])}, "query_order has 3; allowed: a perm"),
+        ({"key_order": torch.tensor([[[0, 1, 2, 4]]])}, "key_order has 4; allowed: tokens, 0 to"),
+        ({"key_order": torch.tensor([[[0, 1, 2, 3, -1]]])}, "key_order has -1; allowed: tokens"),
+        ({"key_order": torch.tensor([[[0, 0, 1, 2]]])}, "key_order has 0; allowed: a permutation"),
+        ({"num_queries": torch.tensor([[5]])}, "num_queries has 5; allowed: 0 to 4"),
+        ({"num_keys": torch.tensor([[-2]])}, "num_keys has -2; allowed: 0 to 4"),
+    ],
+)
+def test_a_layout_is_checked_on_request(changes, message, monkeypatch):
+    with pytest.raises(ValueError, match=f"layout.{message}"):
+        ordered(**changes).check()
+    monkeypatch.setenv("CLUSTERFORMER_CHECK_LAYOUTS", "1")
+    with pytest.raises(ValueError, match=f"layout.{message}"):
+        ranged_attention(*(torch.zeros(1, 1, 4, 8),) * 3, ordered(**changes), impl="blocks")
+
+
+@every_layout
+def test_a_layout_of_ours_is_right(name):
+    mask = pads([30, 20, 0], 30, "left")
+    for layout in (make_layout(name, 30, HEADS), make_layout(name, 30, 1, mask)):
+        layout.check()
+    ordered(lo=torch.tensor([[[9, 0, 0, 0]]]), hi=torch.tensor([[[-9, 1, 1, 1]]])).check()
 
 
 @pytest.mark.parametrize("end", ["lo", "hi"])

@@ -11,17 +11,27 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
-from .library import functions, is_available
+from .library import functions, why_missing
 
-__all__ = ["can_attend", "cpu_attention"]
+__all__ = ["can_attend", "cpu_attention", "obstacle"]
 
 # Not a fork: the threads of OpenMP do not follow into one, and waiting for them would not end.
 _PROCESS = os.getpid()
 
 
 def can_attend(q: Tensor) -> bool:
-    """Whether q is on a CPU, and the kernel can be built; says once in the log why it cannot."""
-    return q.device.type == "cpu" and is_available(_computed_in(q.dtype), q.size(-1))
+    """Whether q is on a CPU, and the kernel can be built."""
+    return obstacle(q) is None
+
+
+def obstacle(q: Tensor) -> tuple[str, str] | None:
+    """See :func:`fairseq_clusterformer.kernels.obstacle`."""
+    if q.device.type != "cpu":
+        problem = f"the kernel is cpu, and q is on {q.device}"
+        return problem, "allowed: tensors on cpu; the kernel blocks takes any device"
+    if (reason := why_missing(_computed_in(q.dtype), q.size(-1))) is not None:
+        return f"the kernel is cpu, which {reason}", "allowed: blocks, reference"
+    return None
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -38,16 +48,7 @@ def cpu_attention(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`.
-
-    Raises:
-        ValueError: q is not on a CPU, or the kernel cannot be built.
-    """
-    if q.device.type != "cpu":
-        raise ValueError(
-            f"the kernel is cpu, and q is on {q.device}; allowed: tensors on cpu; the kernel "
-            "blocks takes any device"
-        )
+    """See :func:`fairseq_clusterformer.kernels.ranged_attention`."""
     dtype = q.dtype
     q, k, v = (x.to(_computed_in(dtype)) for x in (q, k, v))
     # One number from the global generator names this call's dropout masks, so that the backward

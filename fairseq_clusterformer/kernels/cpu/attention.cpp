@@ -11,10 +11,10 @@
 // number of threads. Logits are kept in units of log 2.
 //
 // It is compiled for one type and one width of heads: -DNUMBER=float -DSTORED=BFloat16 -DWIDTH=64.
+// -DPOISONED fills with NaN whatever is to be written before it is read: for tests.
 // Shape letters: E head width, P that width padded to whole registers, Q queries of a strip.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -132,6 +132,14 @@ inline V loaded(const T* p) {
 }
 inline V max(V a, V b) { return a > b ? a : b; }
 
+// Of rows that are `stride` apart, the first `width` numbers.
+inline void poison(T* memory, size_t rows, int width = 1, int stride = 1) {
+#ifdef POISONED
+  for (; rows > 0; rows--, memory += stride)
+    std::fill_n(memory, width, std::numeric_limits<T>::quiet_NaN());
+#endif
+}
+
 // 2^x, 0 below the normal numbers; relative error 2e-9 before rounding.
 inline V exp2(V x) {
   if constexpr (sizeof(T) == 4) {
@@ -232,9 +240,10 @@ struct Ahead {
 
 // What a segment adds to the gradients of its key slots [begin, end): rows of d_k and d_v, d_bias.
 struct Part {
-  int64_t begin, end;
+  int64_t begin = 0, end = 0;
   T* memory = nullptr;
-  int64_t clean = begin;  // up to which slot it counts
+  int64_t clean = 0;  // up to which slot it counts
+  bool done = false;
   int64_t numbers() const { return (end - begin) * (2 * P + 1); }
   T* keys() const { return memory; }
   T* values() const { return memory + (end - begin) * P; }
@@ -246,6 +255,17 @@ struct Part {
     std::fill(values() + (clean - begin) * P, values() + (to - begin) * P, T(0));
     std::fill(bias() + (clean - begin), bias() + (to - begin), T(0));
     clean = to;
+  }
+  void add(const Part& other) {
+    int64_t at = other.begin - begin, count = other.end - other.begin;
+    if (count == 0) return;
+    clear(other.end);
+    add(keys() + at * P, other.keys(), count * P);
+    add(values() + at * P, other.values(), count * P);
+    add(bias() + at, other.bias(), count);
+  }
+  static void add(T* __restrict to, const T* __restrict from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
   }
 };
 
@@ -300,6 +320,19 @@ struct Attention {
     first = last = 0;
   }
 
+  void poison_all(bool backward) {
+    poison(weights, CHUNK * Q);
+    if (backward) poison(d_logits, CHUNK * Q);
+    for (T* kept : {keys + (last - first) * P, values + (last - first) * P})
+      poison(kept, KEPT - (last - first), E, P);
+    for (int i = 0; i < TILE / Q; i++) {
+      Strip& s = strips[i];
+      for (T* numbers : {s.peak, s.total, s.delta}) poison(numbers, Q);
+      poison(s.q, Q, E, P), poison(s.sum, Q * P), poison(s.q_columns, Q * P);
+      if (backward) poison(s.d_out, Q, E, P), poison(s.d_out_columns, Q * P);
+    }
+  }
+
   int64_t count(const Tensor& t, int64_t all) const {
     return t.data ? *t.at<int64_t>(row, head) : all;
   }
@@ -343,6 +376,7 @@ struct Attention {
     int64_t used = count(p.num_queries, p.length);
     s.begin = s.all_begin = 0, s.end = s.all_end = 0;
     bool any = false, all = true;
+    alignas(64) T out[P] = {};
     for (int i = 0; i < Q; i++, slot++) {
       bool there = slot < p.length;
       int64_t from = there ? token(p.query_order, slot) : 0;
@@ -368,7 +402,7 @@ struct Attention {
       if (backward) {
         s.delta[i] = 0;
         if (sees) {
-          T *out = s.sum, *d_out = s.d_out + i * P;
+          T* d_out = s.d_out + i * P;
           copy_row(out, p.out.at<S>(row, head, from), 1);
           copy_row(d_out, p.d_out.at<S>(row, head, from), 1);
           V delta = {};
@@ -534,6 +568,7 @@ struct Attention {
   template <class F>
   void over_chunks(int64_t slot, bool backward, F f) {
     int64_t end = 0, begin = p.slots;
+    poison_all(backward);
     for (int i = 0; i < TILE / Q; i++) {
       load(strips[i], slot + i * Q, backward);
       end = std::max(end, strips[i].end);
@@ -620,7 +655,7 @@ void forward(const Problem& p) {
 
 // Memory that tasks hand on to later ones, all pieces of one size.
 struct Pool {
-  size_t size;
+  size_t size = 0;
   std::mutex mutex;
   std::vector<Buffer<T>> all;
   std::vector<T*> unused;
@@ -628,10 +663,11 @@ struct Pool {
     std::lock_guard<std::mutex> lock(mutex);
     if (unused.empty()) {
       all.emplace_back(size);
-      return all.back();
+      unused.push_back(all.back());
     }
     T* memory = unused.back();
     unused.pop_back();
+    poison(memory, size);
     return memory;
   }
   void give_back(T* memory) {
@@ -640,17 +676,26 @@ struct Pool {
   }
 };
 
-// Gradients of the keys of one row and head: the sum of the segments' parts, in their order.
-void sum_parts(const Problem& p, int64_t row, int64_t head, const Part* parts, int64_t segments) {
+// Gradients of the keys of one row and head: the sum of its segments' parts. They are added in
+// their order, each as soon as those before it are: few exist at a time.
+struct Sum {
+  std::mutex mutex;
+  std::vector<Part> parts;
+  Part total;
+  size_t next = 0;
+};
+
+void store(const Problem& p, int64_t row, int64_t head, const Part& sum) {
   bool once = p.slots == p.length;  // each token stands in one slot
   int64_t used = p.num_keys.data ? *p.num_keys.at<int64_t>(row, head) : p.slots;
-  // Token by token where a token may stand in several slots; else a row at a time.
   constexpr int columns = 2 * E + 1;
-  Buffer<T> sums((once ? 1 : p.length) * columns);
-  auto store = [&](const T* sum, int64_t token) {
+  alignas(64) static const T nothing[P] = {};
+  // Token by token where a token may stand in several slots.
+  Buffer<T> sums(once ? 0 : p.length * columns);
+  auto write = [&](int64_t token, const T* d_keys, const T* d_values, T d_bias) {
     S *d_k = p.d_k.at<S>(row, head, token), *d_v = p.d_v.at<S>(row, head, token);
-    for (int e = 0; e < E; e++) d_k[e] = sum[e] * T(LN_2), d_v[e] = sum[E + e];
-    if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = sum[2 * E];
+    for (int e = 0; e < E; e++) d_k[e] = d_keys[e] * T(LN_2), d_v[e] = d_values[e];
+    if (p.d_bias.data) *p.d_bias.at<T>(row, head, token) = d_bias;
   };
   for (int64_t slot = 0; slot < p.slots; slot++) {
     int64_t token = p.key_order.data ? *p.key_order.at<int64_t>(row, head, slot) : slot;
@@ -660,28 +705,30 @@ void sum_parts(const Problem& p, int64_t row, int64_t head, const Part* parts, i
         for (int e = 0; e < E; e += 64 / sizeof(S))
           __builtin_prefetch(t->at<S>(row, head, next) + e, 1);
     }
-    T* sum = once ? sums : sums + token * columns;
-    if (once) std::fill_n(sum, columns, T(0));
-    for (int64_t i = 0; i < segments && slot < used; i++) {
-      const Part& part = parts[i];
-      if (slot < part.begin || slot >= part.end) continue;
-      int64_t at = slot - part.begin;
-      const T *keys = part.keys() + at * P, *values = part.values() + at * P;
-      for (int e = 0; e < E; e++) sum[e] += keys[e], sum[E + e] += values[e];
-      if (p.d_bias.data) sum[2 * E] += part.bias()[at];
+    bool seen = slot < used && slot >= sum.begin && slot < sum.end;
+    int64_t at = slot - sum.begin;
+    const T* keys = seen ? sum.keys() + at * P : nothing;
+    const T* values = seen ? sum.values() + at * P : nothing;
+    T bias = seen ? sum.bias()[at] : 0;
+    if (once) {
+      write(token, keys, values, bias);
+    } else if (seen) {
+      T* to = sums + token * columns;
+      for (int e = 0; e < E; e++) to[e] += keys[e], to[E + e] += values[e];
+      to[2 * E] += bias;
     }
-    if (once) store(sum, token);
   }
-  if (!once)
-    for (int64_t token = 0; token < p.length; token++) store(sums + token * columns, token);
+  for (int64_t token = 0; !once && token < p.length; token++) {
+    const T* of = sums + token * columns;
+    write(token, of, of + E, of[2 * E]);
+  }
 }
 
 void backward(const Problem& p) {
   Tasks tasks(p);
-  std::vector<Part> parts(tasks.count);
-  std::vector<std::atomic<int64_t>> left(p.batch * p.heads);
-  for (auto& segments : left) segments = tasks.segments;
-  Pool pool{};
+  std::vector<Sum> sums(p.batch * p.heads);
+  for (auto& sum : sums) sum.parts.resize(tasks.segments);
+  Pool of_parts, of_totals;
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     Attention attention(p, true);
@@ -695,26 +742,46 @@ void backward(const Problem& p) {
           if (lo < hi) begin = std::min(begin, lo), end = std::max(end, hi);
         }
       });
-      parts[task] = {std::min(begin, end), end};
+      Part& part = sums[both].parts[task % tasks.segments];
+      part.begin = part.clean = std::min(begin, end), part.end = end;
     }
 #pragma omp single
-    for (auto& part : parts)
-      pool.size = std::max<size_t>(pool.size, part.numbers());
+    for (auto& sum : sums) {
+      int64_t begin = p.slots, end = 0;
+      for (auto& part : sum.parts) {
+        of_parts.size = std::max<size_t>(of_parts.size, part.numbers());
+        if (part.begin < part.end) begin = std::min(begin, part.begin);
+        end = std::max(end, part.end);
+      }
+      sum.total.begin = sum.total.clean = std::min(begin, end), sum.total.end = end;
+      of_totals.size = std::max<size_t>(of_totals.size, sum.total.numbers());
+    }
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks.count; task++) {
       int64_t both = task / tasks.segments, row = both / p.heads, head = both % p.heads;
-      Part& part = parts[task];
-      part.memory = pool.take();
-      part.clean = part.begin;
+      Sum& sum = sums[both];
+      Part& part = sum.parts[task % tasks.segments];
+      part.memory = of_parts.take();
       attention.of(row, head);
       tasks.over_tiles(task % tasks.segments, [&](int64_t slot) {
         attention.backward_tile(slot, part);
       });
       part.clear(part.end);
-      if (--left[both] == 0) {  // the last task of a row and head sums up
-        Part* of_head = parts.data() + both * tasks.segments;
-        sum_parts(p, row, head, of_head, tasks.segments);
-        for (int64_t i = 0; i < tasks.segments; i++) pool.give_back(of_head[i].memory);
+      std::lock_guard<std::mutex> lock(sum.mutex);
+      part.done = true;
+      for (; sum.next < sum.parts.size() && sum.parts[sum.next].done; sum.next++) {
+        Part& first = sum.parts[sum.next];
+        if (sum.parts.size() == 1) {
+          store(p, row, head, first);
+        } else {
+          if (sum.next == 0) sum.total.memory = of_totals.take();
+          sum.total.add(first);
+          if (sum.next + 1 == sum.parts.size()) {
+            store(p, row, head, sum.total);
+            of_totals.give_back(sum.total.memory);
+          }
+        }
+        of_parts.give_back(first.memory);
       }
     }
   }

@@ -1,8 +1,9 @@
 """The compiled kernel: built on first use, and kept where PyTorch keeps its extensions.
 
-That is ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``. The compiler is
-``$CXX``, by default ``c++``. It needs OpenMP, and no headers of PyTorch. There is one library for
-each type of number and width of heads: all lengths of loops are known then.
+That is ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``: in it, a folder that
+nobody else may write to. The compiler is ``$CXX``, by default ``c++``. It needs OpenMP, and no
+headers of PyTorch. There is one library for each type of number and width of heads: all lengths
+of loops are known then.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -17,8 +19,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-
-logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
@@ -31,39 +31,27 @@ TYPES = {
 
 
 def functions(dtype: torch.dtype, width: int) -> ctypes.CDLL:
-    """The functions of attention.cpp for heads of a width.
+    """The functions of attention.cpp for heads of a width, where :func:`why_missing` is None."""
+    return _loaded(dtype, width)
 
-    Raises:
-        ValueError: they cannot be built here.
-    """
+
+def why_missing(dtype: torch.dtype, width: int) -> str | None:
+    """Why there is no library for heads of a width; None: there is one."""
     loaded = _loaded(dtype, width)
-    if isinstance(loaded, str):
-        raise ValueError(f"the kernel is cpu, which {loaded}; allowed: blocks, reference")
-    return loaded
-
-
-def is_available(dtype: torch.dtype, width: int) -> bool:
-    """Whether the kernel is there or can be built; says once in the log why not."""
-    loaded = _loaded(dtype, width)
-    if isinstance(loaded, str):
-        _warn(f"the kernel cpu {loaded}; blocks takes its place")
-    return not isinstance(loaded, str)
-
-
-@cache
-def _warn(message: str) -> None:
-    logger.warning(message)
+    return loaded if isinstance(loaded, str) else None
 
 
 @cache
 def _loaded(dtype: torch.dtype, width: int) -> ctypes.CDLL | str:
     """The library, or why there is none."""
+    if dtype not in TYPES:
+        return f"does not compute in {dtype}"
     try:
         return ctypes.CDLL(str(build(dtype, width)))
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
         reason = next((line for line in lines if "error" in line), f"status {error.returncode}")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         reason = str(error)
     return f"cannot be built: {reason}"
 
@@ -72,33 +60,76 @@ def build(dtype: torch.dtype, width: int) -> Path:
     """Compile the kernel, unless it is there; several processes may do so at once.
 
     Raises:
-        OSError: no compiler, or the folder cannot be written to.
+        OSError: no compiler, or no folder that belongs to this user alone.
+        ValueError: ``$CXX`` is no command line.
         subprocess.CalledProcessError: the compiler failed.
     """
-    from filelock import FileLock  # here, since these would slow down each import
-    from torch import _appdirs
+    from filelock import FileLock  # here, since it would slow down each import
 
     logging.getLogger("filelock").setLevel(logging.WARNING)
     number, stored = TYPES[dtype]
     flags = (*FLAGS, f"-DNUMBER={number}", f"-DSTORED={stored}", f"-DWIDTH={width}")
+    folder = _own_folder()
+    command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    missing = shutil.which(command[0]) is None
+    made_for = repr((flags, _cpu(), platform.machine(), platform.libc_ver())).encode()
+    key = _digest(SOURCE.read_bytes() + made_for)
+    name = f"attention-{stored.lower()}-{width}-{key}"
+    whole = f"{name}-{'*' if missing else _digest(_files(command))}-*.so"
+    if found := _intact(folder, whole):
+        return found
+    if missing:
+        raise FileNotFoundError(f"there is no compiler {command[0]}")
+    with FileLock(folder / f"{name}.lock"), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        if found := _intact(folder, whole):  # somebody else has built it meanwhile
+            return found
+        made = Path(scratch, "made.so")
+        subprocess.run(
+            [*command, *flags, "-o", str(made), str(SOURCE)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        path = folder / whole.replace("*", _digest(made.read_bytes()))
+        os.replace(made, path)  # whole, or not there
+    return path
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _intact(folder: Path, pattern: str) -> Path | None:
+    """A library whose name ends in the digest of its bytes: to load half of one ends Python."""
+    fitting = (p for p in folder.glob(pattern) if p.stem.endswith(_digest(p.read_bytes())))
+    return next(fitting, None)
+
+
+def _own_folder() -> Path:
+    """Raises PermissionError where others could put a library into it."""
+    from torch import _appdirs
+
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     root = root or _appdirs.user_cache_dir(appname="torch_extensions")
-    folder = Path(root, "fairseq_clusterformer")
-    key = hashlib.sha256(SOURCE.read_bytes() + repr((flags, _cpu())).encode()).hexdigest()
-    path = folder / f"attention-{stored.lower()}-{width}-{key[:16]}.so"
-    if path.exists():
-        return path
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        raise FileNotFoundError(f"there is no compiler {compiler}")
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        if not path.exists():  # nobody else has built it meanwhile
-            made = Path(scratch, path.name)
-            command = [compiler, *flags, "-o", str(made), str(SOURCE)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            os.replace(made, path)  # whole, or not there
-    return path
+    user = os.getuid() if hasattr(os, "getuid") else None  # Windows has no such numbers
+    folder = Path(root, "fairseq_clusterformer" + ("" if user is None else f"-{user}"))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if user is not None and (found.st_uid != user or found.st_mode & 0o022):
+        raise PermissionError(
+            f"others may write to {folder}; allowed: a folder of this user's with mode 700"
+        )
+    return folder
+
+
+def _files(command: list[str]) -> bytes:
+    """What tells one compiler, or version of it, from another, without a call of it."""
+    found = []
+    for word in command:
+        path = os.path.realpath(shutil.which(word) or word)
+        state = os.stat(path) if os.path.isfile(path) else None
+        found.append((path, state.st_size, state.st_mtime_ns) if state else word)
+    return repr(found).encode()
 
 
 @cache

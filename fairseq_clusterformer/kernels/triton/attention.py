@@ -15,7 +15,6 @@ from torch import Tensor
 from ..layout import TENSORS, Layout
 from .backward import backward
 from .forward import forward
-from .launch import check_width
 
 
 def triton_attention(
@@ -27,12 +26,7 @@ def triton_attention(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`.
-
-    Raises:
-        ValueError: a head wider than 256.
-    """
-    check_width(q)
+    """See :func:`fairseq_clusterformer.kernels.ranged_attention`."""
     # One number names this call's dropout masks, so that the backward pass draws them again and
     # activation checkpointing replays them; on the device, so that a CUDA graph draws anew.
     seed = torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .forward import LOG2_E
-from .launch import check_width, rounded, rows_of
+from .launch import rounded, rows_of
 
 TILE_NUMBERS = 4096  # of the keys, and of the values, that a program holds at once
 # Slots of a ring that are worth a program of their own, and how many programs there may be for one
@@ -207,11 +207,7 @@ def triton_step(
 
     Returns:
         The attended values [B, H, 1, E] and what changes in the state, except for its steps.
-
-    Raises:
-        ValueError: a head wider than 256.
     """
-    check_width(q)
     batch, heads, _, width = q.shape
     kept, seen = state["kept"], state.get("seen")
     out = q.new_empty(batch, 1, heads, width).transpose(1, 2)

@@ -12,7 +12,6 @@ from torch import Tensor
 from triton import knobs
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-WIDEST = 256
 
 
 class Rows(NamedTuple):
@@ -42,15 +41,6 @@ def index_of(x: Tensor | None) -> Index | None:
         return None
     x = x.contiguous()
     return Index(x, x.size(1) if x.size(0) > 1 else 0, 1 if x.size(1) > 1 else 0)
-
-
-def check_width(q: Tensor) -> None:
-    """Raises ValueError where a head is wider than the kernels are made for."""
-    if q.size(-1) > WIDEST:
-        raise ValueError(
-            f"a head is {q.size(-1)} wide; allowed for the kernel triton: up to {WIDEST}; "
-            "the kernel blocks takes any width"
-        )
 
 
 def precision_of(dtype: torch.dtype) -> str:

@@ -1,0 +1,90 @@
+"""From an assignment to layouts: what a kind of one's own may assign."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_clusterformer.attention import Assignment, Batch, ClusterOptions, Kind
+from fairseq_clusterformer.attention.kind import Shape, Tokens
+from fairseq_clusterformer.attention.rules import own_part, route
+from fairseq_clusterformer.kernels import join, ranged_attention
+
+LENGTH, CLUSTERS = 12, 4
+
+
+class Given(Kind):
+    """Clusters that stand in an attribute."""
+
+    def assign(self, tokens, state):
+        return self.given, state
+
+
+def kind_of(given: Assignment, *, own: str = "cluster", causal: bool = False) -> Given:
+    kind = Given(ClusterOptions(window=3, clusters=CLUSTERS), Shape(8, 2, 4, causal))
+    kind.own, kind.given = own, given
+    return kind
+
+
+def tokens_of(padding_mask=None) -> Tokens:
+    x = torch.zeros(2, LENGTH, 8)
+    return Tokens(x, lambda: (x, x), Batch(padding_mask), lambda: None)
+
+
+def attend(kind: Kind) -> torch.Tensor:
+    q, k, v = torch.linspace(-9, 9, 3 * 2 * 2 * LENGTH * 4).cos().view(3, 2, 2, LENGTH, 4)
+    routing = kind(tokens_of())
+    parts = [ranged_attention(q, k, v, layout, impl="reference") for layout in routing.layouts]
+    if routing.own is not None:
+        parts.append(own_part(q, k, v, routing.own, None, 0.0))
+    return join(parts)[0]
+
+
+def ids() -> torch.Tensor:
+    return torch.arange(2 * LENGTH).view(2, 1, LENGTH) * 7 % 5 % CLUSTERS
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"probes": ((ids() + 1) % CLUSTERS,)}, {"query": (ids(), ids().flip(-1))}]
+)
+def test_a_query_whose_cluster_shows_its_own_key_sees_it_so_alone(more):
+    given = Assignment(**{"query": ids(), **more})
+    found = attend(kind_of(given, own="always"))
+    torch.testing.assert_close(found, attend(kind_of(given)))
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("wrong", [-1, CLUSTERS, 10**6])
+@pytest.mark.parametrize("field", ["query", "round", "key", "probes"])
+def test_a_cluster_that_the_kind_does_not_have_is_named(field, wrong, causal):
+    bad = ids()
+    bad[1, 0, 5] = wrong
+    fields = {
+        "query": {"query": bad},
+        "round": {"query": (ids(), bad)},
+        "key": {"query": ids(), "key": bad},
+        "probes": {"query": ids(), "probes": (bad,)},
+    }
+    kind = kind_of(Assignment(**fields[field]), causal=causal)
+    with pytest.raises(ValueError, match=f"Given assigned cluster {wrong}; allowed: 0 to 3$"):
+        kind(tokens_of())
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[1, 5] = True
+    kind(tokens_of(padding))
+
+
+def test_so_it_is_in_a_graph():
+    """Of one piece, and without a look at what is in the tensors."""
+
+    def run(clusters):
+        layout = route(kind, tokens_of(), Assignment(clusters)).layouts[0]
+        return layout.lo + 0
+
+    kind = kind_of(Assignment(), causal=True)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(ids()), run(ids()))
+    with pytest.raises(RuntimeError, match="Given assigned clusters that it does not have; allow"):
+        compiled(ids() + 1)
+    assert math.isfinite(compiled(ids()).sum())
+    torch._dynamo.reset()
