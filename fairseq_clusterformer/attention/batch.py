@@ -96,4 +96,3 @@ def _apart(documents: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Batc
     padding_mask = slot >= sizes.unsqueeze(-1)
     place = order[(first.unsqueeze(-1) + slot).clamp(max=batch * length - 1)]
     return place, Batch(padding_mask if bool(padding_mask.any()) else None)
-

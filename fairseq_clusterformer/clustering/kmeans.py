@@ -66,7 +66,7 @@ class KMeansClustering(Float32Buffers):
 
     @torch.no_grad()
     def observe(self, states: Tensor) -> None:
-        """Remember states [n, D]; those that are not finite (padding, an overflow) are left out."""
+        """Remember states [n, D]; what is not finite (padding, an overflow) is left out."""
         self.bank.add(normalize(states[torch.isfinite(states).all(-1)], dim=-1))
         self._banks = None
 
