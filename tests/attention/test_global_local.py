@@ -522,9 +522,9 @@ def test_large_logits_stay_finite_in_half_precision(dtype, autocast: bool, clust
     with torch.no_grad():
         for name, linear in module.linear.items():
             if name[0] in "qk":
-                linear.weight.mul_(30.0)
+                linear.weight.mul_(65.0)
         q, k = (module.linear[module.named(name, "l2l")](streams[1]) for name in "qk")
-        assert 1e4 < (q @ k.mT).abs().max() / 8 < 4e4
+        assert 1e4 < (q @ k.mT).abs().max() / 8 < 6e4
     if not autocast:
         module, streams = module.to(dtype), [x.to(dtype) for x in streams]
     leaves = [x.requires_grad_() for x in streams]
