@@ -52,18 +52,29 @@ class full_float32:  # noqa: N801  a context manager, as torch.no_grad
             with full_float32():
                 return function(*args, **kwargs)
 
-        def not_compiled(*args, **kwargs):
-            return torch.compiler.disable(within)(*args, **kwargs)
-
-        # What the compiler's own decorator says; it takes long to import.
-        not_compiled._torchdynamo_disable = True
+        left_out = not_compiled(within)
 
         @wraps(function)
         def run(*args, **kwargs):
-            alone = torch.compiler.is_compiling() and _any_reduced()
-            return (not_compiled if alone else within)(*args, **kwargs)
+            return (left_out if _any_reduced() else within)(*args, **kwargs)
 
         return run
+
+
+def not_compiled(function: Callable) -> Callable:
+    """Decorator: what is left out of a compiled graph, which breaks there once."""
+
+    def left_out(*args, **kwargs):
+        return torch.compiler.disable(function)(*args, **kwargs)
+
+    # What the compiler's own decorator says; it takes long to import.
+    left_out._torchdynamo_disable = True
+
+    @wraps(function)
+    def run(*args, **kwargs):
+        return (left_out if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return run
 
 
 def _constant(function: Callable) -> Callable:

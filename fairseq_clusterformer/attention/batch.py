@@ -4,11 +4,12 @@ Shape letters: B batch, N tokens, D documents of all rows, M tokens of the longe
 """
 
 from collections.abc import Callable, Hashable
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..precision import not_compiled
 
 
 class Batch:
@@ -42,10 +43,14 @@ class Batch:
             self._made[key] = make()
         return self._made[key]
 
-    @cached_property
+    @property
     def num_documents(self) -> int:
-        """Most documents of a row."""
-        return 1 if self.documents is None else int(self.documents.max()) + 1
+        """Most documents of a row, or more: a compiled graph cannot wait for the number."""
+        if self.documents is None:
+            return 1
+        if torch.compiler.is_compiling():
+            return self.documents.size(1)
+        return self.once("documents", lambda: int(self.documents.max()) + 1)
 
     def positions(self, x: Tensor) -> Tensor:
         """Places of x [B, N, ...] among the real tokens of their documents, int64 [1 or B, N]."""
@@ -64,24 +69,30 @@ class Batch:
         first = torch.where(begins, position, 0).cummax(1).values
         return position - first
 
-    @cached_property
+    @property
     def apart(self) -> tuple[Tensor, "Batch"]:
         """The documents as rows of their own: the place of each token in the batch's B * N, int64
         [D, M], and the batch that they are."""
-        batch, length = self.documents.shape
-        numbers = self.documents + self.num_documents * torch.arange(
-            batch, device=self.documents.device
-        ).unsqueeze(-1)
-        numbers = numbers.flatten()
-        if self.padding_mask is not None:
-            numbers = numbers.masked_fill(self.padding_mask.flatten(), batch * self.num_documents)
-        sizes = numbers.bincount(minlength=batch * self.num_documents + 1)[:-1]
-        first = sizes.cumsum(0) - sizes
-        used = sizes > 0
-        used[0] |= ~used.any()  # of padding alone one row is left, of padding
-        first, sizes = first[used], sizes[used]
-        order = numbers.argsort(stable=True)
-        slot = torch.arange(max(int(sizes.max()) if len(sizes) else 1, 1), device=order.device)
-        padding_mask = slot >= sizes.unsqueeze(-1)
-        place = order[(first.unsqueeze(-1) + slot).clamp(max=batch * length - 1)]
-        return place, Batch(padding_mask if bool(padding_mask.any()) else None)
+        return self.once("apart", lambda: _apart(self.documents, self.padding_mask))
+
+    # How many documents there are, and how long, is known when it is run.
+    take_apart = not_compiled(lambda self: self.apart)
+
+
+def _apart(documents: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Batch]:
+    batch, length = documents.shape
+    number = int(documents.max()) + 1
+    numbers = documents + number * torch.arange(batch, device=documents.device).unsqueeze(-1)
+    numbers = numbers.flatten()
+    if padding_mask is not None:
+        numbers = numbers.masked_fill(padding_mask.flatten(), batch * number)
+    sizes = numbers.bincount(minlength=batch * number + 1)[:-1]
+    first = sizes.cumsum(0) - sizes
+    used = sizes > 0
+    used[0] |= ~used.any()  # of padding alone one row is left, of padding
+    first, sizes = first[used], sizes[used]
+    order = numbers.argsort(stable=True)
+    slot = torch.arange(max(int(sizes.max()) if len(sizes) else 1, 1), device=order.device)
+    padding_mask = slot >= sizes.unsqueeze(-1)
+    place = order[(first.unsqueeze(-1) + slot).clamp(max=batch * length - 1)]
+    return place, Batch(padding_mask if bool(padding_mask.any()) else None)

@@ -169,6 +169,8 @@ class MultiheadAttention(nn.Module):
             The output [B, N, D], and a report for each kind.
         """
         batch = Batch.of(batch)
+        if batch.documents is not None and not all(map(_by_tokens, self.routers)):
+            batch.take_apart()  # here, where a compiled graph breaks once
         q, k, v = (
             self._heads(self._convolved(name, self._projected(name, x), batch))
             for name in PROJECTIONS
@@ -207,7 +209,7 @@ class MultiheadAttention(nn.Module):
             exact: makes queries and keys of all heads as kinds are to be given them.
             past: makes keys and values of all heads [B, J, N, E] of states without gradient.
         """
-        if batch.documents is not None and (router.rule != "recent" or not router.alone):
+        if batch.documents is not None and not _by_tokens(router):
             return self._attend_apart(router, i, x, heads, exact, past, batch, centroids)
         q, k, v = heads
         q, k = router.project(q, k)
@@ -278,14 +280,14 @@ class MultiheadAttention(nn.Module):
             documents,
             None,
         )
-        real = place if documents.padding_mask is None else place[~documents.padding_mask]
+        tokens = x.size(0) * x.size(1)
+        if documents.padding_mask is not None:  # what is put there is dropped
+            place = place.masked_fill(documents.padding_mask, tokens)
 
         def together(t: Tensor) -> Tensor:  # [D, G, M, ...] to [B, G, N, ...]
-            t = t.transpose(1, 2)
-            t = t.flatten(0, 1) if documents.padding_mask is None else t[~documents.padding_mask]
-            whole = t.new_zeros(x.size(0) * x.size(1), *t.shape[1:])
-            whole = whole.index_copy(0, real.flatten(), t)
-            return whole.unflatten(0, x.shape[:2]).transpose(1, 2)
+            t = t.transpose(1, 2).flatten(0, 1)
+            whole = t.new_zeros(tokens + 1, *t.shape[1:]).index_copy(0, place.flatten(), t)
+            return whole[:-1].unflatten(0, x.shape[:2]).transpose(1, 2)
 
         if report.clusters is not None:
             report = report._replace(clusters=together(report.clusters))
@@ -521,6 +523,11 @@ class MultiheadAttention(nn.Module):
             if given is not None and len(given) > wanted and not len(given) % wanted:
                 heads = given.view(self.kv_heads, -1, self.head_dim, *given.shape[1:])
                 state_dict[prefix + name] = heads.mean(1).flatten(0, 1)
+
+
+def _by_tokens(router: Kind) -> bool:
+    """Whether a kind looks at tokens, and not at whole rows."""
+    return router.rule == "recent" and router.alone
 
 
 def _places(assignment: Assignment, x: Tensor) -> Iterator[Ring]:

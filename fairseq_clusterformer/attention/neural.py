@@ -1,4 +1,7 @@
-"""Neural clustering attention (CF22): a query sees tokens of its own, learned cluster."""
+"""Neural clustering attention (CF22): a query sees tokens of its own, learned cluster.
+
+The paper's eq. 2 is similarity dot at temperature 1, which may diverge; the default is not.
+"""
 
 from dataclasses import dataclass
 

@@ -58,13 +58,15 @@ class KMeansClustering(Float32Buffers):
         return nearest_by_cosine(x, self.centroids)
 
     def observation(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Of a training batch, what the bank will keep: float32 or more, [at most M, D]."""
-        real = x.flatten(0, 1) if padding_mask is None else x[~padding_mask]
-        return at_least_float32(real.detach()[-self.bank.size :])
+        """Of a training batch, what the bank may keep, NaN at padding: float32 or more, [n, D]."""
+        x = at_least_float32(x.detach())
+        if padding_mask is not None:
+            x = x.masked_fill(padding_mask.unsqueeze(-1), torch.nan)
+        return x.flatten(0, 1)
 
     @torch.no_grad()
     def observe(self, states: Tensor) -> None:
-        """Remember states [n, D]; those that are not finite (an overflow) are left out."""
+        """Remember states [n, D]; what is not finite (padding, an overflow) is left out."""
         self.bank.add(normalize(states[torch.isfinite(states).all(-1)], dim=-1))
         self._banks = None
 

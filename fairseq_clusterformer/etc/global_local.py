@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import dropout, linear, pad
 
 from fairseq_clusterformer.kernels import Layout, join, ranged_attention
-from fairseq_clusterformer.precision import at_least_float32
+from fairseq_clusterformer.precision import at_least_float32, full_float32
 
 NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
 PROJECTIONS = ("separate", "shared-kv", "shared")
@@ -331,9 +331,9 @@ class GlobalLocalAttention(nn.Module):
         names = [*(f"q_{s}" for s in streams), *(f"out_{s}" for s in streams)]
         names += [f"{x}_{pair}" for x in "kv" for pair in pairs[projections]]
         self.linear = nn.ModuleDict({name: nn.Linear(embed_dim, embed_dim) for name in names})
-        for linear in self.linear.values():
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        for projection in self.linear.values():
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
         table = torch.empty(2, num_labels, num_heads, self.head_dim)  # of global queries, of long
         self.label_vectors = nn.Parameter(nn.init.trunc_normal_(table, std=0.5, a=-1.0, b=1.0))
         self.label_biases = nn.Parameter(torch.zeros(2, num_labels, num_heads))
@@ -360,11 +360,18 @@ class GlobalLocalAttention(nn.Module):
         Returns:
             The same shapes; anything for padding.
         """
+        x_global, x_long = (  # a weight of 0 times NaN is NaN
+            x if hidden is None else x.masked_fill(hidden.unsqueeze(-1), 0.0)
+            for x, hidden in (
+                (x_global, structure.global_padding),
+                (x_long, structure.long_padding),
+            )
+        )
         of_global, of_long = (
             self._triple(side, stream, x_global, x_long) for side, stream in enumerate(("g", "l"))
         )
         if self.clusters:
-            structure = structure.clustered(self._assigned(of_long, structure))
+            structure = structure.clustered(self._assigned(x_global, x_long, structure))
         parts = [self._among_global(of_global, structure)]
         for ranges in self._of_spans(structure):
             parts += self._of_ranges(of_global, *ranges, structure.order)
@@ -395,19 +402,31 @@ class GlobalLocalAttention(nn.Module):
             )
             for what in "kv"
         )
-        added = torch.einsum("bhne,lhe->bhnl", q, self.label_vectors[side].to(q))
-        added = added + self.label_biases[side].T[:, None].to(q)
-        added = at_least_float32(added) * self.head_dim**-0.5
-        return _Triple(q, k, v, added)
+        added = torch.einsum("bhne,lhe->bhnl", self._scaled(q), self.label_vectors[side].to(q))
+        bias = self._scaled(at_least_float32(self.label_biases[side]))
+        return _Triple(q, k, v, at_least_float32(added) + bias.T[:, None])
 
     @torch.no_grad()
-    def _assigned(self, of_long: _Triple, structure: Structure) -> Tensor:
-        """The global token of its example that each long one is nearest to, int64 [B, N]."""
+    @full_float32()
+    def _assigned(self, x_global: Tensor, x_long: Tensor, structure: Structure) -> Tensor:
+        """The global token of its example that each long one is nearest to, int64 [B, N]; in full
+        float32, or rounding decides."""
         number = structure.spans.size(1)
-        logits = torch.einsum("bhne,bhge->bng", of_long.q, of_long.k[:, :, :number])
+        q, k = (
+            linear(*(at_least_float32(t) for t in (x, projection.weight, projection.bias)))
+            for x, projection in (
+                (x_long, self.linear[self.named("q", "l2g")]),
+                (x_global, self.linear[self.named("k", "l2g")]),
+            )
+        )
+        logits = q @ k.mT
         low, high = (bound.unsqueeze(-1) for bound in structure.global_bounds)
         place = torch.arange(number, device=logits.device)
         return logits.masked_fill((place < low) | (place >= high), -torch.inf).argmax(-1)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Before a product, which would overflow half precision."""
+        return x * self.head_dim**-0.5
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -529,7 +548,7 @@ class GlobalLocalAttention(nn.Module):
         added = pad(triple.added[..., : 2 * self.labels.most + 1], (0, 0, 0, more))
         added = added.unflatten(2, (blocks, _BLOCK))
         added = added.gather(-1, label.expand(*added.shape[:3], -1, -1))
-        logits = at_least_float32(q @ k) * self.head_dim**-0.5 + added
+        logits = at_least_float32(self._scaled(q) @ k) + added
         low, high = (
             pad(bound, (0, more)).view(-1, 1, blocks, _BLOCK, 1)
             for bound in structure.local_bounds
@@ -549,7 +568,7 @@ class GlobalLocalAttention(nn.Module):
             label = torch.where(apart, self.labels.other_paragraph, label)
             label = label.unsqueeze(1)
         q, k, v = (x[:, :, :number] for x in triple[:3])
-        logits = at_least_float32(q @ k.mT) * self.head_dim**-0.5
+        logits = at_least_float32(self._scaled(q) @ k.mT)
         logits = logits + triple.added.gather(-1, label.expand_as(logits))
         hidden = ~structure.global_pairs.unsqueeze(1)
         return _attended(

@@ -1,5 +1,6 @@
 """Answers of a reader to all questions of a prepared split, and their scores."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,8 @@ from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, 
 from fairseq_clusterformer.metrics.natural_questions import Label
 
 from .load import Loaded
+
+logger = logging.getLogger(__name__)
 
 # Corpora with supporting facts; and what the scripts of some read too: triples of entities.
 HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
@@ -158,7 +161,7 @@ def score(
 
 
 def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:
-    """Return Natural Questions' scores. A question that is only in the files has no answer.
+    """Return Natural Questions' scores of the split's questions; files may have more.
 
     Raises:
         UserError: if a file is something else, or lacks a question.
@@ -180,4 +183,9 @@ def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, 
     if what := broken + missing:
         allowed = "the files that the split was prepared from"
         raise bad_option("--gold", " ".join(map(str, paths)), allowed, what[0])
-    return natural_questions.evaluate(gold, dict.fromkeys(gold, Label()) | predictions)
+    if more := len(gold) - len(predictions):
+        logger.warning(
+            f"{more:,} of the {len(gold):,} questions of --gold are not in the split (of another "
+            "one, or dropped by prepare); they are not scored"
+        )
+    return natural_questions.evaluate({id_: gold[id_] for id_ in predictions}, predictions)

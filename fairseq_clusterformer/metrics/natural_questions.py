@@ -1,7 +1,8 @@
 """Natural Questions' scores of long and short answers, over the labels of several annotators.
 
 The numbers are those of the data set's ``nq_eval.py``: a prediction is right or wrong as a whole;
-a question has an answer if two annotators or more gave one, and matching any of theirs is right.
+a question has an answer if two annotators or more gave one (the only one, in the training data),
+and matching any of theirs is right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from .answers import require_questions, some
 
-MIN_ANNOTATORS = 2  # must give an answer, or the question has none
+MIN_ANNOTATORS = 2  # must give an answer, or the question has none; of one annotator, that one
 PRECISIONS = (0.5, 0.75, 0.9)  # at which recall is reported
 YES_NO = ("yes", "no", "none")
 
@@ -133,7 +134,8 @@ def evaluate(
     """Return the scores, from 0 to 1, of long and short answers.
 
     Args:
-        gold: each question's labels, one per annotator (five in the development set).
+        gold: each question's labels, one per annotator (five in the development set, one in the
+            training data).
         predictions: one label for each question.
 
     Returns:
@@ -169,15 +171,20 @@ def evaluate(
     return result
 
 
+def is_answer(given: int, annotators: int) -> bool:
+    """Whether a question has an answer that so many of its annotators gave."""
+    return given >= max(1, min(MIN_ANNOTATORS, annotators))
+
+
 def _long_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
     spans = [label.long for label in labels if label.long]
-    has_gold = len(spans) >= MIN_ANNOTATORS
+    has_gold = is_answer(len(spans), len(labels))
     correct = has_gold and any(span.matches(prediction.long) for span in spans)
     return _Outcome(has_gold, bool(prediction.long), correct, prediction.long_score)
 
 
 def _short_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
-    has_gold = sum(label.has_short for label in labels) >= MIN_ANNOTATORS
+    has_gold = is_answer(sum(label.has_short for label in labels), len(labels))
     if not has_gold or not prediction.has_short:
         correct = False
     elif prediction.yes_no != "none":

@@ -97,6 +97,11 @@ def draw_document(text: ClusteredText, layer: DrawnLayer) -> Figure:
         counts = Counter(place * marks // length for place in places)
         width, darkest = STRIP / marks, max(counts.values())
         for mark, count in counts.items():
-            alpha = 0.2 + 0.8 * count / darkest
+            alpha = shade(count, darkest)
             drawing.box(left + mark * width, top, width, ROW - 8, facecolor=INK, alpha=alpha)
     return drawing.figure
+
+
+def shade(count: int, most: int) -> float:
+    """How dark a mark of so many tokens is, above 0.2 and at most 1; ``most`` is the darkest's."""
+    return min(1.0, 0.2 + 0.8 * count / most)  # rounding exceeds 1

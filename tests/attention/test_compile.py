@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import MultiheadAttention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention
+
+from ..kinds import WIDTH, build
+from .test_documents import documents
 
 
 @pytest.mark.parametrize(
@@ -22,4 +25,20 @@ def test_a_layer_is_one_graph(spec: str, causal: bool) -> None:
         sum(losses, out.square().sum()).backward()
         results.append((out, x.grad, *losses))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal"), [("gated, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
+)
+def test_documents_and_padding_break_no_graph(kind, causal):
+    module, hidden = build(kind, causal=causal, dtype=torch.float32).train(), documents() > 1
+    x = torch.randn(*hidden.shape, WIDTH)
+    for batch in (Batch(hidden), Batch(None, documents())):
+        assert torch._dynamo.explain(module)(x, batch).graph_break_count == 0
+        results = []
+        for layer in (module, torch.compile(module, backend="eager")):
+            torch.manual_seed(1)
+            results.append(layer(x, batch)[0][~hidden])
+        torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
     torch._dynamo.reset()

@@ -507,3 +507,61 @@ def test_linked_mentions_of_the_authors() -> None:
     linked = {4: "5655566555555", 5: "5655566555555", 6: "5565565655555"}
     expected = [linked.get(i, row[:13]) for i, row in enumerate(AUTHORS_OF_LONG)]
     assert [row[:13] for row in of_long] == expected
+
+
+HALF = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("clusters", [False, True])
+def test_large_logits_stay_finite_in_half_precision(dtype, autocast: bool, clusters: bool) -> None:
+    """Logits of +-1e4, which are eight times as large before they are scaled; and gradients."""
+    module = GlobalLocalAttention(64, 1, radius=9, max_distance=3, clusters=clusters)
+    streams = [torch.randn(2, n, 64) for n in (GLOBAL, LONG)]
+    with torch.no_grad():
+        for name, linear in module.linear.items():
+            if name[0] in "qk":
+                linear.weight.mul_(65.0)
+        q, k = (module.linear[module.named(name, "l2l")](streams[1]) for name in "qk")
+        assert 1e4 < (q @ k.mT).abs().max() / 8 < 6e4
+    if not autocast:
+        module, streams = module.to(dtype), [x.to(dtype) for x in streams]
+    leaves = [x.requires_grad_() for x in streams]
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        out = module(*leaves, structure())
+    sum(x.float().sum() for x in out).backward()
+    grown = [p.grad for p in (*leaves, *module.parameters()) if p.grad is not None]
+    assert all(torch.isfinite(x).all() for x in (*out, *grown))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("projections", ["separate", "shared-kv", "shared"])
+def test_half_precision_moves_no_token_to_another_cluster(dtype, projections: str) -> None:
+    module = GlobalLocalAttention(64, 4, radius=2, clusters=True, projections=projections)
+    module, given = module.to(dtype), Structure(torch.zeros(2, 32, 2, dtype=torch.long), 2000)
+    streams = [torch.randn(2, n, 64, dtype=dtype) for n in (32, 2000)]
+    found = [module._assigned(*streams, given)]
+    with torch.autocast("cpu", dtype=dtype):
+        found.append(module._assigned(*streams, given))
+    expected = module.float()._assigned(*(x.float() for x in streams), given)
+    assert all(torch.equal(clusters, expected) for clusters in found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("clusters", [False, True])
+@pytest.mark.parametrize("extra", [1, 9, 70])
+def test_padding_is_never_seen(clusters: bool, extra: int) -> None:
+    """Of NaN, behind both streams; and a row is the same alone and in a batch."""
+    module, streams = attention(clusters=clusters), inputs()
+    expected = module(*streams, structure())
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, extra), value=torch.nan) for x in streams]
+    hidden = [torch.arange(n + extra).expand(2, -1) >= n for n in (GLOBAL, LONG)]
+    spans = torch.nn.functional.pad(structure().spans.squeeze(2), (0, 0, 0, extra))
+    given = Structure(spans, LONG + extra, global_padding=hidden[0], long_padding=hidden[1])
+    for out, mine, mask in zip(module(*padded, given), expected, hidden, strict=True):
+        torch.testing.assert_close(out[~mask].view_as(mine), mine, **CLOSE)
+    alone = Structure(structure().spans[1:], LONG)
+    for out, mine in zip(module(*(x[1:] for x in streams), alone), expected, strict=True):
+        torch.testing.assert_close(out[0], mine[1], **CLOSE)

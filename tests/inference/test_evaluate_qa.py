@@ -114,13 +114,18 @@ def gold_file(folder: Path, path: Path, annotators: int) -> Path:
     return path
 
 
-def test_natural_questions(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
-    gold = gold_file(trained[0], tmp_path / "dev.jsonl", 5)
+@pytest.mark.parametrize("annotators", [1, 5])  # of the training data, and of the development set
+def test_natural_questions(
+    annotators: int, trained: tuple[Path, Path], tmp_path: Path, capsys, caplog
+) -> None:
+    """What the files have besides the split, such as the rest of train, is not scored."""
+    gold = gold_file(trained[0], tmp_path / "dev.jsonl", annotators)
     assert run(trained, "natural-questions", "--out", tmp_path, "--gold", gold) == 0
     (entries,) = read(tmp_path, "predictions.json").values()
     assert [entry["example_id"] for entry in entries] == list(range(20))
     scores = read(tmp_path, "scores.json")
-    assert scores["long-answer-n"] == 21
+    assert scores["long-answer-n"] == 20
+    assert "1 of the 21 questions of --gold are not in the split" in caplog.text
     assert scores["long-best-threshold-f1"] == scores["short-best-threshold-f1"] == 1
     # where nothing is answered, something is predicted, with a lower score
     assert scores["long-answer-precision"] == 18 / 20

@@ -28,6 +28,16 @@ def test_two_annotators_make_an_answer() -> None:
     assert scores["long-answer-f1"] == scores["short-answer-f1"] == 1
 
 
+@pytest.mark.parametrize(
+    ("labels", "is_answer"),
+    [([SHORT], 1), ([NOTHING], 0), ([SHORT, NOTHING], 0), ([SHORT, SHORT], 1), ([], 0)],
+)
+def test_the_only_annotator_makes_an_answer(labels: list[Label], is_answer: int) -> None:
+    """As in the training data; of two or more, two must agree that there is one."""
+    scores = evaluate({1: labels}, {1: SHORT})
+    assert scores["long-answer-f1"] == scores["short-answer-f1"] == is_answer
+
+
 def test_any_annotators_answer_is_right() -> None:
     other = Label(tokens(60, 80), yes_no="yes")
     gold = {1: answers(SHORT, other)}

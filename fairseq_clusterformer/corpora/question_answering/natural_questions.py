@@ -23,6 +23,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     get,
     json_lines,
 )
+from fairseq_clusterformer.metrics.natural_questions import is_answer
 
 # As <P>, </Table>, <Th_colspan="2">: the simplified data has it among the words.
 _MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
@@ -113,9 +114,8 @@ def _record(item: Mapping) -> Record:
         if (word := get(annotation, "yes_no_answer").lower()) != "none":
             yes_no.append(word)
 
-    needed = min(2, len(annotations))
-    has_long = bool(long) and len(long) >= needed
-    has_short = bool(short or yes_no) and len(short) + len(yes_no) >= needed
+    has_long = is_answer(len(long), len(annotations))
+    has_short = is_answer(len(short) + len(yes_no), len(annotations))
     spans_of_all = list(chain.from_iterable(short)) if has_short else []
     return Record(
         id=str(get(item, "example_id", (int, str))),

@@ -1,0 +1,22 @@
+"""The picture of a document's clusters."""
+
+import pytest
+
+from fairseq_clusterformer.visual.document import MARK, STRIP, draw_document, shade
+from fairseq_clusterformer.visual.words import ClusteredText, DrawnLayer, describe
+
+
+def test_every_number_of_tokens_has_a_shade():
+    shades = [shade(count, most) for most in range(1, 1001) for count in range(1, most + 1)]
+    assert 0.2 < min(shades) < max(shades) == 1
+
+
+@pytest.mark.parametrize("tokens_of_a_mark", [1, 3, 41])
+def test_a_document_of_any_length_is_drawn(tokens_of_a_mark: int):
+    passage = [0] * (STRIP // MARK * tokens_of_a_mark)
+    tokens = ["a"] * len(passage)
+    clusters = describe([tokens], [passage], 1, endings=[tokens])
+    layer = DrawnLayer(0, "layer 1", None, passage, clusters)
+    text = ClusteredText("", "subword", tokens, len(tokens), "", "", [layer])
+    boxes = draw_document(text, layer).axes[0].patches
+    assert {box.get_alpha() for box in boxes} == {None, 1.0}
