@@ -47,13 +47,15 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(str(error)) from None
     no_progress_bars()
     how = {"dtype": args.dtype, "force": args.force}
+    done = args.out.is_dir() and any(args.out.iterdir()) and not args.force
     if args.to == "fairseq":
         folder.back(args.checkpoint, args.out, **how)
     else:
         from fairseq_clusterformer.inference.load import load_checkpoint
 
-        folder.check_out(args.out, args.force)
+        folder.check_out(args.out, True, [args.checkpoint])
         loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
         folder.export(loaded, args.out, card=card, **how)
-    print(f"{args.out}: for {args.to}, {megabytes(args.out)} in {args.dtype}")
+    what = f": for {args.to}, {megabytes(args.out)} in {args.dtype}"
+    print(f"{args.out}{' is already done' if done else what}")
     return 0
