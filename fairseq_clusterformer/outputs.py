@@ -9,6 +9,7 @@ a file is known as this program's own as long as nobody has changed it.
 import errno
 import fcntl
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -17,13 +18,32 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.download import checksum, digest
 from fairseq_clusterformer.errors import UserError, bad_option
 
 JOURNAL = ".clusterformer"
 _SUFFIX = ".clusterformer"  # of a working folder
 _INSIDE = {"new", "before", "scratch"}  # what a working folder can hold
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Return a file's checksum in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def checksum(path: Path) -> str:
+    """Return ``sha256:hex`` of a file, of a folder's names and contents, or of an archive.
+
+    Args:
+        path: of a file or folder, or what leads into an archive.
+    """
+    if not path.is_dir():
+        return f"sha256:{digest(next(p for p in (path, *path.parents) if p.is_file()))}"
+    total = hashlib.sha256()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        total.update(f"{file.relative_to(path).as_posix()}\n{digest(file)}\n".encode())
+    return f"sha256:{total.hexdigest()}"
 
 
 def check_output(
@@ -42,7 +62,7 @@ def check_output(
         inputs: files that are read, which are never replaced under whatever name; in a folder,
             nothing is replaced but what this program wrote.
         force: replace a file that this program did not write, or that was changed since.
-        keep: without `force`, replace not even a file that this program wrote.
+        keep: without `force`, replace no file at all.
         makes_folder: the folder that it stands in may be missing.
 
     Raises:
@@ -50,7 +70,9 @@ def check_output(
     """
     try:
         if not makes_folder and not path.resolve().parent.is_dir():
-            raise bad_option(option, path, "a file in a folder that exists", "no such folder")
+            raise bad_option(
+                option, path, "a file to write in a folder that exists", "no such folder"
+            )
         if not path.exists():
             return
         if not path.is_file():
@@ -66,8 +88,8 @@ def check_output(
     except RuntimeError:  # of pathlib
         raise bad_option(option, path, "a file to write", "it is a link to itself") from None
     if not force and (keep or not ours):
-        problem = "it exists" if ours else "it exists, and is not as this program wrote it"
-        raise bad_option(option, path, "a new file, or --force to replace this one", problem)
+        allowed = "a new file, or --force to replace what this program did not write"
+        raise bad_option(option, path, allowed, "it exists")
 
 
 def written(path: Path) -> dict | None:
@@ -113,14 +135,15 @@ def whole_file(
     """A path to write a file to, which becomes `path` when the context ends without an error.
 
     Args:
-        option, inputs, force, keep, makes_folder: as of :func:`check_output`. A file with the
-            same content is left as it is, whoever wrote it.
+        option, inputs, force, makes_folder: as of :func:`check_output`.
+        keep: replace no file, unless forced; one with the same content is left as it is.
         recipe: what the file is made from, for :func:`written`.
 
     Raises:
         UserError: as of :func:`check_output`; or the disk is full.
     """
-    check_output(option, path, inputs=inputs, force=force, makes_folder=makes_folder)
+    how = {"inputs": inputs, "makes_folder": makes_folder}
+    check_output(option, path, force=force or keep, **how)
     path = path.resolve()  # what a link names is written, and the link stays
     with _aside(option, path) as work:
         yield work / "new"
@@ -128,9 +151,9 @@ def whole_file(
         if keep and path.is_file() and digest(new) == digest(path):
             return
         # again, since writing can take hours
-        how = {"force": force, "keep": keep, "makes_folder": makes_folder}
-        check_output(option, path, inputs=inputs, **how)
-        _note(path, recipe, new)
+        check_output(option, path, force=force, keep=keep, **how)
+        if not keep:
+            _note(path, recipe, new)
         os.replace(new, path)
 
 
@@ -178,6 +201,7 @@ def check_new(
     ours: bool,
     files: Callable[[], Collection[str]],
     inputs: Iterable[Path] = (),
+    early: bool = False,
 ) -> None:
     """Refuse a folder OUT that is there already.
 
@@ -185,7 +209,8 @@ def check_new(
         force: it may be replaced if it is ours.
         ours: it bears the mark of what wrote it.
         files: returns the files that a folder of ours has.
-        inputs: files and folders that are read, which are never replaced.
+        inputs: what is read; a folder that holds some of it is never replaced.
+        early: what is to be written may be the same as what is there.
 
     Raises:
         UserError: unless `out` is new or empty, or ours and may be replaced and holds nothing
@@ -193,14 +218,19 @@ def check_new(
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    here = out.resolve()
-    if any(here in (each.resolve(), *each.resolve().parents) for each in inputs):
-        raise bad_option("OUT", out, "another folder", "it is one of the inputs, or holds one")
+    if any(out.resolve() in each.resolve().parents for each in inputs):
+        raise bad_option("OUT", out, "another folder", "it holds one of the inputs")
     if not ours:
         raise bad_option("OUT", out, "a new or empty folder", "it holds something else")
-    if not force:
+    try:
+        check_holds_only("OUT", out, files())
+        same = early
+    except UserError:
+        if force:
+            raise
+        same = False
+    if not force and not same:
         raise bad_option("OUT", out, "a new folder, or --force to replace it", "it exists")
-    check_holds_only("OUT", out, files())
 
 
 @contextmanager
@@ -281,7 +311,7 @@ def _clear(work: Path) -> None:
 
 def _of_writing(error: BaseException | None, folder: Path) -> str | None:
     """What hindered writing in a folder; None: the error is about something else. torch and
-    safetensors have errors of their own, of which only the text or the context says so."""
+    safetensors have errors of their own, of which only the text says so."""
     if isinstance(error, OSError) and error.errno not in _FULL:
         place = Path(os.fsdecode(error.filename or folder))
         return (
@@ -293,5 +323,7 @@ def _of_writing(error: BaseException | None, folder: Path) -> str | None:
         for full in map(os.strerror, _FULL):
             if full in str(error):
                 return full
+        if "inline_container" in str(error):  # of torch
+            return "the disk is full, or a file must not be as large"
         error = error.__context__
     return None

@@ -13,6 +13,7 @@ fairseq-generate and --restore-file take the result as they take any checkpoint.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import is_zipfile
 
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -45,12 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     args = _parser().parse_args(arguments)
     how = {"force": args.force, "makes_folder": True}
     check_output("--output", args.output, **how | {"force": True})
+    done = is_zipfile(args.output) and not args.force  # or refused, when the average is known
     from fairseq_clusterformer.inference.average import average, write_checkpoint
 
     paths = _inputs(args)
-    done = args.output.exists() and not args.force
+    check_output("--output", args.output, inputs=paths, **how | {"force": args.force or done})
+    state = average(paths, ema=args.ema)
     with whole_file("--output", args.output, inputs=paths, keep=True, **how) as new:
-        write_checkpoint(average(paths, ema=args.ema), new)
+        write_checkpoint(state, new)
     names = ", ".join(path.name for path in paths)
     print(f"{args.output} is already done" if done else f"{args.output}: the average of {names}")
     return 0

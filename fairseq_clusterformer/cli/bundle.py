@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.bundle import CARD, check_out, is_bundle, write_bundle
     from fairseq_clusterformer.inference.load import load_checkpoint
 
-    check_out(args.out, True, [args.checkpoint])
+    check_out(args.out, args.force, [args.checkpoint], early=True)
     done = is_bundle(args.out) and not args.force
     card = read_card(args.card)
     bias = args.no_answer_bias

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         from fairseq_clusterformer.inference.load import load_checkpoint
 
-        folder.check_out(args.out, True, [args.checkpoint])
+        folder.check_out(args.out, args.force, [args.checkpoint], early=True)
         loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
         folder.export(loaded, args.out, card=card, **how)
     what = f": for {args.to}, {megabytes(args.out)} in {args.dtype}"

@@ -96,7 +96,7 @@ def export(
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
     inputs = (loaded.path, loaded.folder)
-    check_out(out, True, inputs)
+    check_out(out, force, inputs, early=True)
     config = config_of(loaded)
     kind, form, _ = KINDS[config.family]
     model = kind(config)
@@ -122,12 +122,12 @@ def export(
     return out
 
 
-def check_out(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
+def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
     """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
     ours = False
     with suppress(OSError, UnicodeDecodeError):
         ours = is_exported(out) and USAGE in (out / README).read_text(encoding="utf-8")
-    check_new(out, force, ours=ours, files=lambda: _OWN, inputs=inputs)
+    check_new(out, force, ours=ours, files=lambda: _OWN, inputs=inputs, early=early)
 
 
 def is_exported(folder: Path) -> bool:

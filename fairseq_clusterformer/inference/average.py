@@ -97,5 +97,4 @@ def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -
 
 def write_checkpoint(state: dict, path: Path) -> None:
     """Write a checkpoint as fairseq reads it."""
-    with path.open("wb") as file:  # of which torch passes on what hinders writing
-        torch.save(state, file)
+    torch.save(state, path)

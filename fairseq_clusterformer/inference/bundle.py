@@ -121,7 +121,7 @@ def write_bundle(
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
     inputs = (loaded.path, loaded.folder)
-    check_out(out, True, inputs)
+    check_out(out, force, inputs, early=True)
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
@@ -129,7 +129,7 @@ def write_bundle(
     return out
 
 
-def check_out(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
+def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
     """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
 
     def files() -> list[str]:
@@ -138,7 +138,7 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
             raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
         return own
 
-    check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs)
+    check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
 
 
 def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
