@@ -78,7 +78,7 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
     """
     paths = {}
     wanted = [(archive, *member) for archive in archives for member in archive.members.items()]
-    for archive, name, checksum in wanted:
+    for archive, name, published in wanted:
         if source is None:
             paths[name] = _unpack(download(archive, work / "download"), name, work)
         elif places := sorted(source.glob(name)) + sorted(source.glob(f"*/{name}")):
@@ -90,7 +90,7 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
             allowed = f"a folder that holds {' or '.join(places)}"
             problem = f"holds no {name}" if source.is_dir() else "no such folder"
             raise bad_option("--source", source, allowed, problem)
-        verify(paths[name], checksum)
+        verify(paths[name], published)
     return paths
 
 

@@ -7,8 +7,7 @@ import pytest
 from fairseq_clusterformer.cli.common import (
     Parser,
     add_places,
-    check_claim,
-    claim,
+    check_files,
     read_lines,
 )
 from fairseq_clusterformer.errors import UserError
@@ -16,27 +15,19 @@ from fairseq_clusterformer.errors import UserError
 
 def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
     (tmp_path / "clusters.png").write_text("mine")
-    with pytest.raises(UserError, match=r"--out is .*: it holds a clusters\.png of somebody else"):
-        claim(tmp_path, ["clusters.html", "clusters.png"])
+    with pytest.raises(UserError, match=r"--out is .*/clusters\.png: it exists; allowed: "):
+        check_files(tmp_path, ["clusters.html", "clusters.png"])
+    check_files(tmp_path, ["clusters.html"])
+    check_files(tmp_path, ["clusters.png"], force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["clusters.png"]
-
-
-def test_own_files_are_replaced_and_others_stay_beside_them(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "out"
-    claim(folder, ["scores.json"])
-    (folder / "scores.json").write_text("{}")
-    claim(folder, ["scores.json"])
-    claim(folder, ["clusters.png"])
-    assert (folder / "scores.json").read_text() == "{}"
-    assert sorted(path.name for path in folder.iterdir()) == [".clusterformer", "scores.json"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
-        claim(tmp_path / "file", ["scores.json"])
+        check_files(tmp_path / "file", ["scores.json"])
     with pytest.raises(UserError, match="--out is .*file/out: .*; allowed: a folder"):
-        claim(tmp_path / "file" / "out", ["scores.json"])
+        check_files(tmp_path / "file" / "out", ["scores.json"])
 
 
 def test_where_nothing_can_be_made(tmp_path: Path) -> None:
@@ -44,11 +35,11 @@ def test_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for place, said in (("file/out", "file cannot be written to"), (300 * "x", "name too long")):
         with pytest.raises(UserError, match=f"(?i)--out is .*{said}; allowed: a folder to write"):
-            check_claim(tmp_path / place, ["scores.json"])
+            check_files(tmp_path / place, ["scores.json"])
 
 
 def test_a_check_leaves_nothing(tmp_path: Path) -> None:
-    check_claim(tmp_path / "new", ["scores.json"])
+    check_files(tmp_path / "new", ["scores.json"])
     assert not list(tmp_path.iterdir())
 
 
