@@ -20,7 +20,9 @@ from pathlib import Path
 
 import fairseq.trainer  # before the forks  # noqa: F401
 import torch
+from fairseq.utils import import_user_module
 
+import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main as clusterformer
 from fairseq_clusterformer.outputs import JOURNAL
 from tests.cli.in_process import SIZES, TRAINING
@@ -85,6 +87,8 @@ def run(name: str) -> int:
     """A command in this process."""
     words = COMMANDS[name].split()
     if name == "fairseq-train":
+        plug_in = argparse.Namespace(user_dir=str(Path(fairseq_clusterformer.__file__).parent))
+        import_user_module(plug_in)
         fairseq_train(Path("data"), COMMANDS[name], Path("out"))
         return 0
     if name == "clustering":
@@ -141,9 +145,8 @@ def forked(name: str, folder: Path, *, change: int = 0, after: float = 0) -> End
             os._exit(status)
     if after:
         time.sleep(after)
-        with_children = os.killpg
         try:
-            with_children(process, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)
         except ProcessLookupError:  # not yet a group of its own
             os.kill(process, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -181,11 +184,12 @@ def kill(
         shutil.copytree(inputs, folder / "first")
         assert forked("prepare lm", folder / "first").status == 0
         shutil.copytree(folder / "first" / "out" / "data", inputs / "data")
+    place = folder / "run"  # always the same, since some outputs hold it
     whole: dict[str, tuple[Ended, dict]] = {}
     for number in range(kills):
         name = names[number % len(names)]
         if name not in whole:
-            shutil.copytree(inputs, place := folder / f"whole-{name}")
+            shutil.copytree(inputs, place)
             ended = forked(name, place)
             if ended.status:
                 return [*wrong, f"{name} does not run: {ended.said[-600:]}"]
@@ -193,8 +197,9 @@ def kill(
             again = forked(name, place)
             if again.status or files_of(place / "out") != whole[name][1]:
                 wrong.append(f"{name}, given again: status {again.status}, {again.said[-300:]}")
+            shutil.rmtree(place)
         ended, expected = whole[name]
-        shutil.copytree(inputs, place := folder / f"{number}")
+        shutil.copytree(inputs, place)
         if number // len(names) % 2:
             how = {"after": draw.uniform(0, ended.seconds)}
         else:
