@@ -20,9 +20,7 @@ from pathlib import Path
 
 import fairseq.trainer  # before the forks  # noqa: F401
 import torch
-from fairseq.utils import import_user_module
 
-import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main as clusterformer
 from fairseq_clusterformer.outputs import JOURNAL
 from tests.cli.in_process import SIZES, TRAINING
@@ -87,8 +85,8 @@ def run(name: str) -> int:
     """A command in this process."""
     words = COMMANDS[name].split()
     if name == "fairseq-train":
-        plug_in = argparse.Namespace(user_dir=str(Path(fairseq_clusterformer.__file__).parent))
-        import_user_module(plug_in)
+        import fairseq_clusterformer.plugin  # noqa: F401  as --user-dir does
+
         fairseq_train(Path("data"), COMMANDS[name], Path("out"))
         return 0
     if name == "clustering":

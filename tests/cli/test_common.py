@@ -1,5 +1,7 @@
 """Folders that commands write to, and plug-ins that they import."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from fairseq_clusterformer.cli.common import (
     check_files,
     read_lines,
 )
+from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 
 
@@ -73,3 +76,59 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "is_input"),
+    [
+        ("perplexity --checkpoint x --text mine --out {}", ("./mine", "link", "hard"), True),
+        ("perplexity --checkpoint mine --out {}", ("mine",), True),
+        ("perplexity --checkpoint x --out {}", ("other", "link-to-other"), False),
+        ("answer --document mine --question q --html {}", ("mine", "link", "hard"), True),
+        ("answer --document . --question q --html {}", ("mine", "skipped.jpg"), True),
+        ("answer --document mine --question q --html {}", ("other",), False),
+        ("evaluate translation --checkpoint mine --json {}", ("mine",), True),
+        ("evaluate translation --checkpoint x --json {}", ("other",), False),
+        ("vectors mine {}", ("mine", "link", "hard"), True),
+        ("vectors . {}", ("other",), True),
+        ("vectors mine {}", ("other",), False),
+        ("average --inputs mine --output {}", ("mine", "link", "hard"), True),
+        ("average --inputs mine --output {}", ("other",), False),
+        ("draw --checkpoint x --text drawn/clusters.png --out {}", ("drawn",), True),
+        ("draw --checkpoint x --text mine --out {}", ("drawn",), False),
+    ],
+)
+def test_no_command_writes_over_a_file_of_the_user_s(
+    line: str, names: tuple, is_input: bool, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Not even by force if it is an input; and before any work."""
+    monkeypatch.chdir(tmp_path)
+    Path("drawn").mkdir()
+    places = [Path(name) for name in ("mine", "other", "skipped.jpg", "drawn/clusters.png")]
+    for place in places:
+        place.write_text("mine")
+    for name, of in (("link", "mine"), ("link-to-other", "other")):
+        Path(name).symlink_to(of)
+    Path("hard").hardlink_to("mine")
+    for name in names:
+        for force in ([], ["--force"]) if is_input else ([],):
+            words = [word.format(name) for word in line.split()]
+            assert main([*words, *force]) == 1
+            err = capsys.readouterr().err
+            assert ("it is one of the inputs" if is_input else ": it exists") in err
+            assert err.count("\n") == 1
+    assert {place.read_text() for place in places} == {"mine"}
+    assert not Path(".clusterformer").exists()
+
+
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    code = (
+        "import sys, fairseq_clusterformer.cli.average as average\n"
+        "from fairseq_clusterformer.cli.main import run\n"
+        "average.main = lambda _: print('text') or 0\n"
+        "sys.exit(run(['average'], []))"
+    )
+    words = ["-c", 'exec "$0" -c "$1" > /dev/full', sys.executable, code]
+    found = subprocess.run(["sh", *words], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr == "clusterformer average: error: [Errno 28] No space left on device\n"
