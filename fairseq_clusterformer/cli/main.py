@@ -82,6 +82,8 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the sub-command ``words``; see `main`."""
     # Before fairseq is imported: one of its modules asks for every message down to DEBUG.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that are not UTF-8
     module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")
     try:
         status = module.main(arguments)

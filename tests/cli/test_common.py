@@ -1,5 +1,6 @@
 """Folders that commands write to, and plug-ins that they import."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,14 +122,27 @@ def test_no_command_writes_over_a_file_of_the_user_s(
     assert not Path(".clusterformer").exists()
 
 
-def test_a_full_disk_behind_stdout_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("text", "stdout", "error"),
+    [
+        (
+            "text",
+            "/dev/full",
+            "clusterformer average: error: [Errno 28] No space left on device\n",
+        ),
+        ("caf\\udce9", "/dev/null", ""),
+    ],
+)
+def test_what_stdout_does_not_take(text: str, stdout: str, error: str) -> None:
     code = (
         "import sys, fairseq_clusterformer.cli.average as average\n"
         "from fairseq_clusterformer.cli.main import run\n"
-        "average.main = lambda _: print('text') or 0\n"
+        f"average.main = lambda _: print('{text}') or 0\n"
         "sys.exit(run(['average'], []))"
     )
-    words = ["-c", 'exec "$0" -c "$1" > /dev/full', sys.executable, code]
-    found = subprocess.run(["sh", *words], capture_output=True, text=True)
-    assert found.returncode == 1
-    assert found.stderr == "clusterformer average: error: [Errno 28] No space left on device\n"
+    with open(stdout, "w") as file:
+        command = [sys.executable, "-c", code]
+        how = {"stderr": subprocess.PIPE, "env": os.environ | {"PYTHONIOENCODING": "utf-8:strict"}}
+        found = subprocess.run(command, stdout=file, text=True, **how)
+    assert found.stderr == error
+    assert found.returncode == bool(error)
