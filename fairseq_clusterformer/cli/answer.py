@@ -37,13 +37,24 @@ import argparse
 import io
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_model, encoding, number
-from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from fairseq_clusterformer.cli.common import (
+    NUMBER,
+    PATH,
+    Parser,
+    add_force,
+    add_model,
+    encoding,
+    inputs_of,
+    number,
+)
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import check_output, write_text
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.found import Ranking
@@ -72,10 +83,11 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.bundle import shipped_for
 
     path = args.checkpoint or shipped_for("clusterformer_qa", "reader")
+    inputs = inputs_of(args, *args.document, *(f for d in args.document for f in d.rglob("*")))
+    page = partial(write_text, "--html", args.html, inputs=inputs, force=args.force)
+    if args.html:
+        check_output("--html", args.html, inputs=inputs, force=args.force)
     sources = read_sources(args.document, args.encoding, main_text=args.main_text, report=say)
-    if args.html and args.html.resolve() in {Path(each.name).resolve() for each in sources}:
-        problem = "is a document, which the page would replace"
-        raise bad_option("--html", args.html, "another file", problem)
     from fairseq_clusterformer.inference.load import load_checkpoint
     from fairseq_clusterformer.inference.read import TASK, Reader
 
@@ -104,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             least = args.no_answer_margin
             ranking = reader.ask(question, sections, args.top, least=least, windows=windows)
-            _show(question, ranking, args.html)
+            _show(question, ranking, page if args.html else None)
         except UserError as error:
             if not args.interactive:
                 raise
@@ -155,7 +167,7 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
                 yield question
 
 
-def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
+def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None) -> None:
     """Print the best answers, and write the page if one is asked for."""
     from fairseq_clusterformer.inference.found import confidence
 
@@ -173,13 +185,10 @@ def _show(question: str, ranking: "Ranking", html: Path | None) -> None:
     if ranking.note:
         print(ranking.note)
     sys.stdout.flush()
-    if html:
+    if page:
         from fairseq_clusterformer.visual.pages import answer_page
 
-        try:
-            write_aside(html, answer_page(question.strip(), ranking))
-        except OSError as error:
-            raise bad_option("--html", html, "a file to write to", error.strerror) from None
+        page(answer_page(question.strip(), ranking))
 
 
 def _parser() -> Parser:
@@ -197,6 +206,7 @@ def _parser() -> Parser:
     about = "keep encodings of documents in this folder (models of words: bidaf_reader, "
     add("--index", type=Path, metavar="DIR", help=about + "qanet_reader)")
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
+    add_force(parser)
     about = "of text and HTML (default: their own, else UTF-8)"
     add("--encoding", metavar="NAME", type=encoding, help=about)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"

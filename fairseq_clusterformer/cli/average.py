@@ -13,9 +13,11 @@ fairseq-generate and --restore-file take the result as they take any checkpoint.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import is_zipfile
 
 from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_output, whole_file
 
 
 def _parser() -> Parser:
@@ -42,17 +44,18 @@ def main(arguments: Sequence[str]) -> int:
             or, without --force, a file that exists.
     """
     args = _parser().parse_args(arguments)
-    if args.output.is_dir():
-        raise bad_option("--output", args.output, "a file to write", "it is a folder")
+    how = {"force": args.force, "makes_folder": True}
+    check_output("--output", args.output, **how | {"force": True})
+    done = is_zipfile(args.output) and not args.force  # or refused, when the average is known
     from fairseq_clusterformer.inference.average import average, write_checkpoint
 
     paths = _inputs(args)
-    if args.output.resolve() in {path.resolve() for path in paths}:
-        raise bad_option("--output", args.output, "any other file", "it is one of the inputs")
-    if args.output.exists() and not args.force:
-        raise bad_option("--output", args.output, "a new file, or --force", "it exists")
-    write_checkpoint(average(paths, ema=args.ema), args.output)
-    print(f"{args.output}: the average of {', '.join(path.name for path in paths)}")
+    check_output("--output", args.output, inputs=paths, **how | {"force": args.force or done})
+    state = average(paths, ema=args.ema)
+    with whole_file("--output", args.output, inputs=paths, keep=True, **how) as new:
+        write_checkpoint(state, new)
+    names = ", ".join(path.name for path in paths)
+    print(f"{args.output} is already done" if done else f"{args.output}: the average of {names}")
     return 0
 
 

@@ -52,10 +52,11 @@ def main(arguments: Sequence[str]) -> int:
 
     from omegaconf import OmegaConf
 
-    from fairseq_clusterformer.inference.bundle import CARD, check_out, write_bundle
+    from fairseq_clusterformer.inference.bundle import CARD, check_out, is_bundle, write_bundle
     from fairseq_clusterformer.inference.load import load_checkpoint
 
-    check_out(args.out, args.force)
+    check_out(args.out, args.force, [args.checkpoint], early=True)
+    done = is_bundle(args.out) and not args.force
     card = read_card(args.card)
     bias = args.no_answer_bias
     task = None if bias is None else "clusterformer_qa"
@@ -74,6 +75,6 @@ def main(arguments: Sequence[str]) -> int:
         except ValueError as error:
             raise UserError(str(error)) from None
     write_bundle(loaded, args.out, dtype=args.dtype, card=card, force=args.force)
-    kind = type(loaded.model).__name__
-    print(f"{args.out}: {kind}, {megabytes(args.out)} in {args.dtype}")
+    what = f": {type(loaded.model).__name__}, {megabytes(args.out)} in {args.dtype}"
+    print(f"{args.out}{' is already done' if done else what}")
     return 0

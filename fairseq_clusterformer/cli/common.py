@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_output
 
-MARK = ".clusterformer"
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
 
@@ -81,11 +81,27 @@ def _imported(folder: str) -> str:
     return folder
 
 
-def check_claim(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a folder of ``--out`` that must not be written to.
+def add_force(parser: Parser) -> None:
+    """Add the option to replace files of the user's."""
+    about = "replace files that this program did not write, but no input"
+    parser.add_argument("--force", action="store_true", help=about)
+
+
+def inputs_of(args: argparse.Namespace, *more: Path | None) -> list[Path]:
+    """The places that a command reads, of those options that most have."""
+    models = args.checkpoint if isinstance(args.checkpoint, list) else [args.checkpoint]
+    named = (*models, args.data, args.user_dir, *more)
+    return [Path(each) for each in named if each is not None]
+
+
+def check_files(folder: Path, names: Sequence[str], **how) -> None:
+    """Refuse a folder of ``--out`` if one of the files must not be written there.
+
+    Args:
+        how: as :func:`~fairseq_clusterformer.outputs.check_output` takes it.
 
     Raises:
-        UserError: if it is no folder, or holds a file of one of the `names` and no mark.
+        UserError: if it is no folder, cannot be written to, or holds such a file of the user's.
     """
     allowed = "a folder to write to"
     try:
@@ -94,29 +110,10 @@ def check_claim(folder: Path, names: Sequence[str]) -> None:
         nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise bad_option("--out", folder, allowed, f"{nearest} cannot be written to")
-        if (folder / MARK).exists():
-            return
-        there = [name for name in names if (folder / name).exists()]
     except OSError as error:
         raise bad_option("--out", folder, allowed, error.strerror) from None
-    if there:
-        allowed = "a folder without this file, or one that clusterformer has written to"
-        raise bad_option("--out", folder, allowed, f"it holds a {there[0]} of somebody else's")
-
-
-def claim(folder: Path, names: Sequence[str]) -> None:
-    """Make the folder of ``--out``, and mark it as one that this program writes to.
-
-    Raises:
-        UserError: as `check_claim` does, and where no folder can be made.
-    """
-    check_claim(folder, names)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / MARK).exists():
-            (folder / MARK).touch()
-    except OSError as error:
-        raise bad_option("--out", folder, "a folder to write to", error.strerror) from None
+    for name in names:
+        check_output("--out", folder / name, makes_folder=True, **how)
 
 
 def input_lines(parser: Parser, given: Sequence[str], path: Path | None) -> Iterator[str]:

@@ -19,8 +19,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, check_claim, claim
-from fairseq_clusterformer.errors import bad_option, write_aside
+from fairseq_clusterformer.cli.common import Parser, add_force, add_places, check_files, inputs_of
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import whole_file, write_text
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     args = _arguments(arguments)
     names = ("clusters.png", "clusters.html") if args.centroids is None else ("centroids.png",)
-    check_claim(args.out, names)
+    how = {"inputs": inputs_of(args, args.text, args.centroids), "force": args.force}
+    check_files(args.out, names, **how)
     from fairseq_clusterformer.visual.figure import save
 
     if args.centroids is None:
@@ -42,13 +44,11 @@ def main(arguments: Sequence[str]) -> int:
 
         (figure, number), page = draw_centroids(args.centroids), None
         picture, what = args.out / "centroids.png", f"{number} centroids"
-    claim(args.out, names)
-    try:
-        save(figure, picture)
-        if page is not None:
-            write_aside(picture.with_suffix(".html"), page)
-    except OSError as error:
-        raise bad_option("--out", args.out, "a folder to write to", error.strerror) from None
+    how["makes_folder"] = True
+    with whole_file("--out", picture, **how) as new:
+        save(figure, new)
+    if page is not None:
+        write_text("--out", picture.with_suffix(".html"), page, **how)
     print(f"{picture} ({what})" + (f" and {picture.with_suffix('.html')}" if page else ""))
     return 0
 
@@ -62,11 +62,16 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--text", "--document", type=Path, metavar="FILE", help=what)
     add("--question", metavar="TEXT", help="for a reader, which reads the document for a question")
     add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
+    add_force(parser)
     add_places(parser)
     layer = "to draw, from 0 (default: that which divides the text most evenly)"
     add("--layer", type=int, metavar="N", help=layer)
     args = parser.parse_args(arguments)
-    given = [name for name, value in vars(args).items() if value is not None and name != "out"]
+    given = [
+        name
+        for name, value in vars(args).items()
+        if value not in (None, False) and name not in ("out", "force")
+    ]
     if args.centroids is not None:
         if extra := [name for name in given if name != "centroids"]:
             parser.error(

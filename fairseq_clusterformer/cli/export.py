@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--card and --data are for --to transformers; allowed: without them")
     card = read_card(args.card)
     how = {"dtype": args.dtype, "force": args.force}
+    done = args.out.is_dir() and any(args.out.iterdir()) and not args.force
     if args.to == "fairseq":
         from fairseq_clusterformer.conversion.foreign import as_bundle
 
@@ -53,8 +54,9 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(str(error)) from None
         from fairseq_clusterformer.inference.load import load_checkpoint
 
-        folder.check_out(args.out, args.force)
+        folder.check_out(args.out, args.force, [args.checkpoint], early=True)
         loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
         folder.export(loaded, args.out, card=card, **how)
-    print(f"{args.out}: for {args.to}, {megabytes(args.out)} in {args.dtype}")
+    what = f": for {args.to}, {megabytes(args.out)} in {args.dtype}"
+    print(f"{args.out}{' is already done' if done else what}")
     return 0

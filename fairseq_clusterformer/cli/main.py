@@ -5,6 +5,7 @@ fairseq inside functions only, so that ``--help`` answers at once. It raises `Us
 mistake of the user's.
 """
 
+import errno
 import importlib
 import logging
 import os
@@ -81,15 +82,26 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the sub-command ``words``; see `main`."""
     # Before fairseq is imported: one of its modules asks for every message down to DEBUG.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that are not UTF-8
     module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")
     try:
-        return module.main(arguments)
+        status = module.main(arguments)
+        sys.stdout.flush()  # here, where a full disk is one line
+        return status
     except (UserError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()
             return 1
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _forget_output()
         print(f"clusterformer {' '.join(words)}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"clusterformer {' '.join(words)}: interrupted", file=sys.stderr)
         return 130  # the shell's status for a run ended by SIGINT
+
+
+def _forget_output() -> None:
+    """Let Python's end not fail again on what stdout does not take."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

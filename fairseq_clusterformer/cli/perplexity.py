@@ -17,8 +17,15 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_model, whole_number
-from fairseq_clusterformer.errors import bad_option, write_aside
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_force,
+    add_model,
+    inputs_of,
+    whole_number,
+)
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import check_output, write_text
 
 
 def _parser() -> Parser:
@@ -50,6 +57,7 @@ def _parser() -> Parser:
         "20; without the split, everything is)",
     )
     add("--out", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    add_force(parser)
     return parser
 
 
@@ -67,10 +75,9 @@ def main(arguments: Sequence[str]) -> int:
         raise bad_option("--gen-subset", args.gen_subset, "none with --text")
     if args.rare is not None and not args.breakdown:
         raise bad_option("--rare", args.rare, "with --breakdown")
-    if args.out and args.out.is_dir():
-        raise bad_option("--out", args.out, "a file to write", "it is a folder")
-    if args.out and not args.out.parent.is_dir():
-        raise bad_option("--out", args.out, "a file to write", "no such folder")
+    how = {"inputs": inputs_of(args, args.text), "force": args.force}
+    if args.out:
+        check_output("--out", args.out, **how)
 
     from tqdm import tqdm
 
@@ -84,6 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     loaded = load_checkpoint(
         args.checkpoint, data=args.data, task="language_modeling", **overrides
     )
+    how["inputs"] += [loaded.path, loaded.folder]
+    if args.out:
+        check_output("--out", args.out, **how)
     language = LanguageModel(loaded, device="cpu" if args.cpu else None)
     model, coding = language.model, language.coding
     longest = model.max_positions()
@@ -130,5 +140,5 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"{span:>40}  {found['bits']:.4f}  ({found['tokens']:,} tokens)")
         result |= breakdown.result()
     if args.out is not None:
-        write_aside(args.out, json.dumps(result, indent=2) + "\n")
+        write_text("--out", args.out, json.dumps(result, indent=2) + "\n", **how)
     return 0

@@ -49,6 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     """Learn vectors; raises UserError for a user's mistake."""
     options, start = vars(_parser().parse_args(arguments)), time.monotonic()
     counts = learn_vectors(**options)
+    if counts is None:
+        print(f"{options['out']} is already done")
+        return 0
     print(*(f"{number:>13,} {what}\n" for what, number in counts.items()), sep="", end="")
     print(f"wrote {options['out']} in {time.monotonic() - start:.0f} s")
     return 0

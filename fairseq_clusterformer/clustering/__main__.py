@@ -23,6 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import check_output, whole_file
+
 from .fit import METHODS, W_C, Options, check, fit
 from .fitted import load_clusters
 from .fuzzy import SIMILARITIES
@@ -89,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     assigning.add_argument("clusters", type=Path, metavar="NPZ", help="what fit --out wrote")
     assigning.add_argument("input", type=Path, metavar="INPUT", help="as of fit")
     assigning.add_argument("--out", type=Path, required=True, metavar="NPY", help="int64 [N]")
+    for command in (fitting, assigning):
+        about = "replace files that this program did not write, but no input"
+        command.add_argument("--force", action="store_true", help=about)
     return main_parser
 
 
@@ -121,10 +127,10 @@ def run_fit(args: argparse.Namespace) -> None:
             )
         rows.append(row)
         if args.out is not None:
-            _write(args.out, clusters.save, "--out")
+            _write(args, "out", clusters.save)
         if args.json is not None:
             record = json.dumps(_record(args, x, rows), indent=1) + "\n"
-            _write(args.json, lambda file, text=record: file.write(text.encode()), "--json")
+            _write(args, "json", lambda file, text=record: file.write(text.encode()))
     print(table(rows))
 
 
@@ -165,8 +171,8 @@ def _check(args: argparse.Namespace, plan: list[tuple[str, int, int]], length: i
         raise InputError(f"--out is {args.out}; allowed: a name that ends in .npz")
     for name in ("out", "json"):
         path = getattr(args, name)
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-            raise InputError(f"--{name} is {path}; allowed: a file in a folder that exists")
+        if path is not None:
+            check_output(f"--{name}", path, **_how(args))
 
 
 def _options(args: argparse.Namespace, method: str) -> Options:
@@ -207,22 +213,28 @@ def table(rows: list[dict]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _write(path: Path, write: Callable[[IO[bytes]], object], option: str) -> None:
+def _write(args: argparse.Namespace, name: str, write: Callable[[IO[bytes]], object]) -> None:
     """A whole file or none of it."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            write(file)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"{option} is {path}: {error.strerror}") from None
+    with (
+        whole_file(f"--{name}", getattr(args, name), **_how(args)) as new,
+        open(new, "wb") as file,
+    ):
+        write(file)
+
+
+def _how(args: argparse.Namespace) -> dict:
+    """What an output must not replace."""
+    names = ("input", "labels", "test", "test_labels", "clusters")
+    inputs = [path for name in names if (path := getattr(args, name, None)) is not None]
+    return {"inputs": inputs, "force": args.force}
 
 
 def run_assign(args: argparse.Namespace) -> None:
     """Write the cluster of each row, and print how evenly clusters are used."""
+    check_output("--out", args.out, **_how(args))
     clusters = load_clusters(args.clusters)
     assigned = clusters.assign(read_matrix(args.input))
-    _write(args.out, lambda file: np.save(file, assigned.numpy()), "--out")
+    _write(args, "out", lambda file: np.save(file, assigned.numpy()))
     use = cluster_use(torch.bincount(assigned, minlength=len(clusters.centroids)))
     print(
         f"{len(assigned):,} vectors in {float(use.effective):.1f} effective clusters: {args.out}"
@@ -244,7 +256,7 @@ def main(words: Sequence[str]) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
     try:
         run(words)
-    except InputError as error:
+    except (InputError, UserError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import check_new, whole_folder
 from fairseq_clusterformer.inference.average import write_checkpoint
 from fairseq_clusterformer.inference.bundle import copy_data, is_bundle
 from fairseq_clusterformer.inference.load import Loaded
+from fairseq_clusterformer.outputs import check_new, whole_folder
 
 from .convert import Converted
 
@@ -34,7 +34,7 @@ _SHORTEST = 100  # updates of the training that follows
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
 
     def files() -> list[str]:
         try:

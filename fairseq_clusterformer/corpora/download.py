@@ -1,6 +1,5 @@
 """Corpora as their authors offer them: archives, checksums, downloads that can be resumed."""
 
-import hashlib
 import shutil
 import sys
 import tarfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import checksum, digest
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,6 @@ class Archive:
     @property
     def name(self) -> str:
         return self.url.rsplit("/", 1)[-1]
-
-
-def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Return a file's checksum in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
-
-
-def checksum(path: Path) -> str:
-    """Return ``sha256:hex`` of a file, of a folder's names and contents, or of an archive.
-
-    Args:
-        path: of a file or folder, or what leads into an archive.
-    """
-    if not path.is_dir():
-        return f"sha256:{digest(next(p for p in (path, *path.parents) if p.is_file()))}"
-    total = hashlib.sha256()
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        total.update(f"{file.relative_to(path).as_posix()}\n{digest(file)}\n".encode())
-    return f"sha256:{total.hexdigest()}"
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, str]:
@@ -98,7 +78,7 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
     """
     paths = {}
     wanted = [(archive, *member) for archive in archives for member in archive.members.items()]
-    for archive, name, checksum in wanted:
+    for archive, name, published in wanted:
         if source is None:
             paths[name] = _unpack(download(archive, work / "download"), name, work)
         elif places := sorted(source.glob(name)) + sorted(source.glob(f"*/{name}")):
@@ -110,7 +90,7 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
             allowed = f"a folder that holds {' or '.join(places)}"
             problem = f"holds no {name}" if source.is_dir() else "no such folder"
             raise bad_option("--source", source, allowed, problem)
-        verify(paths[name], checksum)
+        verify(paths[name], published)
     return paths
 
 

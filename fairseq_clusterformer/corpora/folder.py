@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.download import digest
-from fairseq_clusterformer.errors import bad_option, check_holds_only
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import check_holds_only, digest
 
 RECORD = "prepared.json"
 # In the working folder: what marks it as ours, its lock, and what outlasts an interruption.
@@ -89,9 +89,14 @@ def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
             problem = f"{name} is no longer as prepared"
             raise bad_option("DEST", dest, "another folder; or remove this one", problem)
     if recipe != before:
-        where, was, wanted = _first_difference(before, recipe)
-        problem = f"was prepared otherwise ({where}: {_short(was)} then, {_short(wanted)} now)"
+        problem = f"was prepared otherwise ({difference(before, recipe)})"
         raise bad_option("DEST", dest, "another folder; or remove this one", problem)
+
+
+def difference(before: dict, recipe: dict) -> str:
+    """Say where two recipes differ first."""
+    where, was, wanted = _first_difference(before, recipe)
+    return f"{where}: {_short(was)} then, {_short(wanted)} now"
 
 
 def _first_difference(before: dict, recipe: dict) -> tuple[str, object, object]:

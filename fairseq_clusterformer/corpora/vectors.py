@@ -3,15 +3,17 @@
 A line of the file is a word and its numbers, separated by blanks; frequent words come first.
 """
 
-import tempfile
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from fairseq_clusterformer.corpora.folder import difference
 from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_output, digest, whole_file, written
 
 METHODS = ("word2vec", "fasttext")
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
@@ -35,7 +37,7 @@ def learn_vectors(
     seed: int = 1,
     workers: int = 1,
     force: bool = False,
-) -> dict[str, int]:
+) -> dict[str, int] | None:
     """Learn vectors of the words in some text, and write them; the same each time if `workers` is
     1.
 
@@ -53,23 +55,37 @@ def learn_vectors(
         lower_case: of all words.
         document_separator: the line that ends a document; else a file is a document.
         pattern: take files of such names only.
-        force: replace a file.
+        force: replace a file, but no text of `sources`.
 
     Returns:
-        How many ``documents`` and running ``words`` were read, and ``vectors`` written.
+        How many ``documents`` and running ``words`` were read, and ``vectors`` written; None if
+        the same was done before.
 
     Raises:
         UserError: no gensim, a file that is there, or text with no word that is frequent enough.
     """
+    recipe = dict(locals())
+    for name in ("sources", "out", "workers", "force"):
+        del recipe[name]
     model_of = _gensim(method)
-    if out.exists() and not (force and out.is_file()):
-        raise bad_option("OUT", out, "a new file, or --force to replace a file", "it exists")
+    check_output("OUT", out, inputs=sources, force=force)
+    made = written(out) if out.is_file() else None
     texts = [path for source in sources for path in find_texts(source, pattern)[0]]
-    if not out.parent.is_dir():
-        raise bad_option("OUT", out, "a file in a folder that exists", "no such folder")
+    if made:  # it may lie among them
+        texts = [path for path in texts if not path.samefile(out)]
+    inputs = [*sources, *texts]
+    check_output("OUT", out, inputs=inputs, force=force)
+    content = hashlib.sha256("".join(digest(path) for path in texts).encode()).hexdigest()
+    recipe["sources"] = content
+    if made and not force:
+        if made["recipe"] == recipe:
+            return None
+        problem = f"was made otherwise ({difference(made['recipe'] or {}, recipe)})"
+        raise bad_option("OUT", out, "another file, or --force to replace this one", problem)
     reader = TextReader(None if document_separator is None else document_separator.encode())
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        words = Path(folder, "words.txt")
+    how = {"inputs": inputs, "force": force, "recipe": recipe}
+    with whole_file("OUT", out, **how) as partial:
+        words = partial.with_name("scratch")
         counts = _write_words(reader.documents(texts), words, lower_case)
         if document_separator is not None and not reader.separators_seen:
             problem = "no such line in SOURCE"
@@ -89,12 +105,10 @@ def learn_vectors(
         except RuntimeError:  # "you must first build vocabulary"
             problem = f"no word is as frequent among {counts['words']:,}"
             raise bad_option("--min-count", min_count, "a smaller number", problem) from None
-        partial = Path(folder, out.name)
         with open(partial, "w", encoding="utf-8") as file:
             for word in model.wv.index_to_key[:max_words]:
                 numbers = " ".join(f"{number:.5g}" for number in model.wv[word].tolist())
                 file.write(f"{word} {numbers}\n")
-        partial.replace(out)
     return counts | {"vectors": len(model.wv.index_to_key[:max_words])}
 
 

@@ -10,6 +10,7 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, check_new, whole_folder
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.bundle import (
     CARD,
     DTYPES,
@@ -34,6 +35,7 @@ from fairseq_clusterformer.inference.bundle import (
     write_bundle,
 )
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
+from fairseq_clusterformer.outputs import check_new, whole_folder
 from fairseq_clusterformer.text import TARGETS_OWN
 
 from .base import ClusterformerPreTrainedModel
@@ -76,7 +78,8 @@ def export(
     """Write a model as a folder that ``from_pretrained`` of the Auto classes reads.
 
     Args:
-        out: the folder; it is complete or not there at all.
+        out: the folder; it is complete or not there at all. One with the same content is left as
+            it is.
         dtype: of the parameters in the file.
         card: text of the model's card, in Markdown; None: the bundle's, if it is one.
         force: replace a folder of this kind, which must hold no other file.
@@ -85,19 +88,20 @@ def export(
         `out`.
 
     Raises:
-        UserError: a model of another kind, or `out` is there or cannot be written.
+        UserError: a model of another kind, or `out` is there otherwise or cannot be written.
     """
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
-    check_out(out, force)
+    inputs = (loaded.path, loaded.folder)
+    check_out(out, force, inputs, early=True)
     config = config_of(loaded)
     kind, form, _ = KINDS[config.family]
     model = kind(config)
     model.model = loaded.model
     config.architectures = [kind.__name__]
     config.dtype = DTYPES[dtype]
-    with whole_folder(out, lambda: check_out(out, force)) as new:
+    with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         for name, source in _files(loaded, config).items():
             shutil.copyfile(source, new / name)
         record = loaded.folder / RECORD
@@ -116,12 +120,12 @@ def export(
     return out
 
 
-def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
+def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
     ours = False
     with suppress(OSError, UnicodeDecodeError):
         ours = is_exported(out) and USAGE in (out / README).read_text(encoding="utf-8")
-    check_new(out, force, ours=ours, files=lambda: _OWN)
+    check_new(out, force, ours=ours, files=lambda: _OWN, inputs=inputs, early=early)
 
 
 def is_exported(folder: Path) -> bool:

@@ -1,6 +1,5 @@
 """The average of several checkpoints' parameters."""
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -97,11 +96,5 @@ def latest(folder: Path, count: int, by_update: bool, upper_bound: int | None) -
 
 
 def write_checkpoint(state: dict, path: Path) -> None:
-    """Write a checkpoint as fairseq reads it, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        torch.save(state, partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Write a checkpoint as fairseq reads it."""
+    torch.save(state, path)

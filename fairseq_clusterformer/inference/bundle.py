@@ -9,6 +9,7 @@ and the dictionaries, the subword model and the recipe of the data folder that i
 import json
 import shutil
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option, check_new, whole_folder
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_new, whole_folder
 
 if TYPE_CHECKING:
     from .load import Loaded
@@ -102,7 +104,8 @@ def write_bundle(
     """Write a model and all that it needs into one new folder.
 
     Args:
-        out: the folder; it is complete or not there at all.
+        out: the folder; it is complete or not there at all. A bundle with the same content is
+            left as it is.
         dtype: of the parameters in the file, one of `DTYPES`. Buffers keep their own.
         card: text of the model's card, in Markdown; None: it has none.
         force: replace a bundle that is there. It must hold no other file.
@@ -111,21 +114,23 @@ def write_bundle(
         `out`.
 
     Raises:
-        UserError: if `out` is there or cannot be written, or the type of numbers is unknown.
+        UserError: if `out` is there otherwise or cannot be written, or the type of numbers is
+            unknown.
     """
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))
-    check_out(out, force)
-    with whole_folder(out, lambda: check_out(out, force)) as new:
+    inputs = (loaded.path, loaded.folder)
+    check_out(out, force, inputs, early=True)
+    with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         _write(loaded, new, dtype)
     return out
 
 
-def check_out(out: Path, force: bool) -> None:
-    """Refuse what is there already; see :func:`~fairseq_clusterformer.errors.check_new`."""
+def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: bool = False) -> None:
+    """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
 
     def files() -> list[str]:
         own = _read_record(out, "OUT").get("files")
@@ -133,7 +138,7 @@ def check_out(out: Path, force: bool) -> None:
             raise bad_option("OUT", out, "another folder", f"its {MARK} does not list its files")
         return own
 
-    check_new(out, force, ours=is_bundle(out), files=files)
+    check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
 
 
 def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:

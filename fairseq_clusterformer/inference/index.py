@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import replaced
 
 from ..answers import text_mask
 from .found import Section
@@ -113,19 +113,15 @@ class Encodings:
 
     def _write(self, file: Path, states: Sequence[Tensor]) -> None:
         """Write a file whole or not at all; those of the same document before it changed go."""
-        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
         lengths = torch.tensor([len(each) for each in states])
         try:
-            save_file({"states": torch.cat(list(states)), "lengths": lengths}, partial)
-            partial.replace(file)
+            with replaced(file) as new:
+                save_file({"states": torch.cat(list(states)), "lengths": lengths}, new)
             for older in file.parent.glob(f"{file.name.split('-')[0]}-*.safetensors"):
                 if older != file:
                     older.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             raise _unusable(self.folder, f"cannot be written ({error})") from None
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
 
 
 def _read(file: Path, number: int) -> list[Tensor]:

@@ -26,12 +26,10 @@ Lines = list[list[tuple[int, str]]]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG file, all or nothing. A character that the font lacks is drawn as a box."""
-    partial = path.with_name(path.name + ".partial")
+    """Write a PNG file. A character that the font lacks is drawn as a box."""
     with matplotlib.rc_context({"hatch.linewidth": 0.6}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(partial, dpi=DPI, format="png")
-    partial.replace(path)
+        figure.savefig(path, dpi=DPI, format="png")
 
 
 class Drawing:

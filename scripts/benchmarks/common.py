@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import write_aside
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, chosen
+from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import provenance
 from scripts.experiments.tables import markdown

@@ -19,7 +19,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import write_aside
 
 OPERATORS = {
     "[MAX": max,

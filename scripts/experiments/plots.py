@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_clusterformer.outputs import replaced
 from scripts.experiments.tables import SEVERAL, cell, lookup
 
 # of Okabe and Ito, which colour-blind readers can tell apart
@@ -69,10 +70,9 @@ def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     for panel, axis in zip(panels, axes.flat, strict=True):
         _draw_panel(panel, axis, colours)
     figure.suptitle(textwrap.fill(title, width=round(13 * size[0])), fontsize=FONT + 2)
-    partial = path.with_name(path.name + ".partial")
-    figure.savefig(partial, format=path.suffix[1:] or "png")
+    with replaced(path) as new:
+        figure.savefig(new, format=path.suffix[1:] or "png")
     pyplot.close(figure)
-    partial.replace(path)
 
 
 def draw_grid(grid: dict, results: Sequence[tuple[str, str, dict]], path: Path) -> None:

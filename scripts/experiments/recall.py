@@ -55,7 +55,8 @@ from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering import cluster_use, summary
-from fairseq_clusterformer.errors import UserError, write_aside
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import write_aside
 
 HEADS, LAYERS, NEAR = 2, 2, 8
 LEARNING_RATE, WARMUP = 1e-3, 100

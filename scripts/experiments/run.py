@@ -30,7 +30,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
-from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.grids import Run, chosen, load_grid, runs_of
 from scripts.experiments.plots import draw_grid
 from scripts.experiments.provenance import provenance

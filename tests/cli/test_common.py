@@ -1,5 +1,8 @@
 """Folders that commands write to, and plug-ins that they import."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,36 +10,28 @@ import pytest
 from fairseq_clusterformer.cli.common import (
     Parser,
     add_places,
-    check_claim,
-    claim,
+    check_files,
     read_lines,
 )
+from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 
 
 def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
     (tmp_path / "clusters.png").write_text("mine")
-    with pytest.raises(UserError, match=r"--out is .*: it holds a clusters\.png of somebody else"):
-        claim(tmp_path, ["clusters.html", "clusters.png"])
+    with pytest.raises(UserError, match=r"--out is .*/clusters\.png: it exists; allowed: "):
+        check_files(tmp_path, ["clusters.html", "clusters.png"])
+    check_files(tmp_path, ["clusters.html"])
+    check_files(tmp_path, ["clusters.png"], force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["clusters.png"]
-
-
-def test_own_files_are_replaced_and_others_stay_beside_them(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "out"
-    claim(folder, ["scores.json"])
-    (folder / "scores.json").write_text("{}")
-    claim(folder, ["scores.json"])
-    claim(folder, ["clusters.png"])
-    assert (folder / "scores.json").read_text() == "{}"
-    assert sorted(path.name for path in folder.iterdir()) == [".clusterformer", "scores.json"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="--out is .*file: it is a file; allowed: a folder"):
-        claim(tmp_path / "file", ["scores.json"])
+        check_files(tmp_path / "file", ["scores.json"])
     with pytest.raises(UserError, match="--out is .*file/out: .*; allowed: a folder"):
-        claim(tmp_path / "file" / "out", ["scores.json"])
+        check_files(tmp_path / "file" / "out", ["scores.json"])
 
 
 def test_where_nothing_can_be_made(tmp_path: Path) -> None:
@@ -44,11 +39,11 @@ def test_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for place, said in (("file/out", "file cannot be written to"), (300 * "x", "name too long")):
         with pytest.raises(UserError, match=f"(?i)--out is .*{said}; allowed: a folder to write"):
-            check_claim(tmp_path / place, ["scores.json"])
+            check_files(tmp_path / place, ["scores.json"])
 
 
 def test_a_check_leaves_nothing(tmp_path: Path) -> None:
-    check_claim(tmp_path / "new", ["scores.json"])
+    check_files(tmp_path / "new", ["scores.json"])
     assert not list(tmp_path.iterdir())
 
 
@@ -82,3 +77,72 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "is_input"),
+    [
+        ("perplexity --checkpoint x --text mine --out {}", ("./mine", "link", "hard"), True),
+        ("perplexity --checkpoint mine --out {}", ("mine",), True),
+        ("perplexity --checkpoint x --out {}", ("other", "link-to-other"), False),
+        ("answer --document mine --question q --html {}", ("mine", "link", "hard"), True),
+        ("answer --document . --question q --html {}", ("mine", "skipped.jpg"), True),
+        ("answer --document mine --question q --html {}", ("other",), False),
+        ("evaluate translation --checkpoint mine --json {}", ("mine",), True),
+        ("evaluate translation --checkpoint x --json {}", ("other",), False),
+        ("vectors mine {}", ("mine", "link", "hard"), True),
+        ("vectors . {}", ("other",), True),
+        ("vectors mine {}", ("other",), False),
+        ("average --inputs mine --output {}", ("mine", "link", "hard"), True),
+        ("average --inputs mine --output {}", ("other",), False),
+        ("draw --checkpoint x --text drawn/clusters.png --out {}", ("drawn",), True),
+        ("draw --checkpoint x --text mine --out {}", ("drawn",), False),
+    ],
+)
+def test_no_command_writes_over_a_file_of_the_user_s(
+    line: str, names: tuple, is_input: bool, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Not even by force if it is an input; and before any work."""
+    monkeypatch.chdir(tmp_path)
+    Path("drawn").mkdir()
+    places = [Path(name) for name in ("mine", "other", "skipped.jpg", "drawn/clusters.png")]
+    for place in places:
+        place.write_text("mine")
+    for name, of in (("link", "mine"), ("link-to-other", "other")):
+        Path(name).symlink_to(of)
+    Path("hard").hardlink_to("mine")
+    for name in names:
+        for force in ([], ["--force"]) if is_input else ([],):
+            words = [word.format(name) for word in line.split()]
+            assert main([*words, *force]) == 1
+            err = capsys.readouterr().err
+            assert ("it is one of the inputs" if is_input else ": it exists") in err
+            assert err.count("\n") == 1
+    assert {place.read_text() for place in places} == {"mine"}
+    assert not Path(".clusterformer").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "stdout", "error"),
+    [
+        (
+            "text",
+            "/dev/full",
+            "clusterformer average: error: [Errno 28] No space left on device\n",
+        ),
+        ("caf\\udce9", "/dev/null", ""),
+    ],
+)
+def test_what_stdout_does_not_take(text: str, stdout: str, error: str) -> None:
+    code = (
+        "import sys, fairseq_clusterformer.cli.average as average\n"
+        "from fairseq_clusterformer.cli.main import run\n"
+        f"average.main = lambda _: print('{text}') or 0\n"
+        "sys.exit(run(['average'], []))"
+    )
+    with open(stdout, "w") as file:
+        command = [sys.executable, "-c", code]
+        how = {"stderr": subprocess.PIPE, "env": os.environ | {"PYTHONIOENCODING": "utf-8:strict"}}
+        found = subprocess.run(command, stdout=file, text=True, **how)
+    assert found.stderr == error
+    assert found.returncode == bool(error)

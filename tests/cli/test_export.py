@@ -297,7 +297,7 @@ def test_cards(checkpoint: Path, exported: Path, language_model: Path, tmp_path:
 def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)
-    assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to)
+    assert "it exists" in error(capsys, "export", TRANSLATOR, exported, *to, "--dtype", "float16")
     line = error(capsys, "export", "bidaf-en", tmp_path / "o", *to)
     assert "transformers has no place for bidaf_reader_tiny" in line
     (tmp_path / "full").mkdir()

@@ -72,7 +72,9 @@ def test_form_and_order(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[0].startswith(". ")
     assert run(text, tmp_path / "few.txt", *SMALL, "--max-words", 7) == 0
     assert (tmp_path / "few.txt").read_text().splitlines() == lines[:7]  # and always the same
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.txt", "few.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(".clusterformer", "all.txt", "few.txt")
+    ]
 
 
 def test_case_and_rare_words(tmp_path: Path) -> None:

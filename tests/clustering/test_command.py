@@ -94,7 +94,7 @@ def test_without_labels_there_is_no_accuracy(folder, capsys):
         ),
         ("fit x.npy --num-clusters 3 4 --out c.npz", "--out keeps one fit, and 2 are asked for"),
         ("fit x.npy --num-clusters 3 --out c.npy", "--out is c.npy; allowed: a name .* .npz"),
-        ("fit x.npy --num-clusters 3 --json no/c.json", "--json is no/c.json; allowed: a file"),
+        ("fit x.npy --num-clusters 3 --json no/c.json", "--json is no/c.json: no such folder; a"),
         ("fit x.npy --num-clusters 3 --neural-temperature 0", "temperature of neural is 0.0"),
         ("fit x.npy --num-clusters 3 --methods neural kmeans --kmeans-redos 0", "redos of kmeans"),
         ("assign x.npy x.npy --out a.npy", "x.npy: not fitted clusters"),

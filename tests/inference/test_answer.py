@@ -534,7 +534,7 @@ def test_page_of_a_question_without_an_answer(
     assert run(*line, "--html", tmp_path / "no" / "page", "--question", WHY) == 1
     error = capsys.readouterr().err
     assert re.fullmatch(
-        r"clusterformer answer: error: --html is .*: No such file .*; allowed: .*\n", error
+        r"clusterformer answer: error: --html is .*: no such folder; allowed: .*\n", error
     )
 
 
@@ -547,7 +547,7 @@ def test_page_does_not_replace_a_document(
     line = ["--checkpoint", checkpoint, "--question", RULES, "--html", page]
     for document in (page, page.parent):
         assert run(*line, "--document", document) == 1
-        assert f"--html is {page}: is a document" in capsys.readouterr().err
+        assert f"--html is {page}: it is one of the inputs" in capsys.readouterr().err
         assert page.read_text(encoding="utf-8") == text
 
 

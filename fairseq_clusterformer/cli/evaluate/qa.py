@@ -19,11 +19,12 @@ from fairseq_clusterformer.cli.common import (
     NUMBER,
     PATH,
     Parser,
+    add_force,
     add_model,
-    check_claim,
-    claim,
+    check_files,
 )
-from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import write_text
 
 RECORD = "prepared.json"
 #: files in the folder of --out
@@ -43,6 +44,7 @@ def _parser() -> Parser:
     add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
     add("--max-positions-inference", type=int, metavar="N", help="default: as in training")
     add("--max-answer-length", type=int, metavar="N", help="default: as in training")
+    add_force(parser)
     return parser
 
 
@@ -72,14 +74,15 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
     if missing := [path for path in args.gold if not path.is_file()]:
         raise bad_option("--gold", missing[0], "files of the split", "no such file")
+    how = {"inputs": [loaded.path, loaded.folder, *args.gold], "force": args.force}
     if args.out:
-        check_claim(args.out, WRITTEN)
+        check_files(args.out, WRITTEN, **how)
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
     scores = score(found, gold=args.gold, no_answer_threshold=args.no_answer_threshold)
     if args.out:
-        claim(args.out, WRITTEN)
         for name, content in {**found.files(), "scores.json": scores}.items():
-            write_aside(args.out / name, json.dumps(content, ensure_ascii=False) + "\n")
+            text = json.dumps(content, ensure_ascii=False) + "\n"
+            write_text("--out", args.out / name, text, makes_folder=True, **how)
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")
     if not scores:

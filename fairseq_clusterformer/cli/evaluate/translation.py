@@ -20,10 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, check_claim, claim, read_lines, whole_number
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_force,
+    check_files,
+    inputs_of,
+    read_lines,
+    whole_number,
+)
 from fairseq_clusterformer.cli.translate import add_translator, load_translator
 from fairseq_clusterformer.data.unicode import composed
-from fairseq_clusterformer.errors import bad_option, write_aside
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.outputs import check_output, write_text
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator
@@ -43,6 +51,7 @@ def _parser() -> Parser:
     add("--bootstrap", action="store_true", help="95%% confidence, by 1000 resamplings")
     add("--json", type=Path, metavar="FILE", help="also write everything here")
     add("--out", type=Path, metavar="FOLDER", help="write the translations to FOLDER/SPLIT.LANG")
+    add_force(parser)
     return parser
 
 
@@ -53,13 +62,19 @@ def main(arguments: Sequence[str]) -> int:
         UserError: if a checkpoint, its data or a reference is wrong.
     """
     args = _parser().parse_args(arguments)
+    how = {"inputs": inputs_of(args, args.reference), "force": args.force}
+    if args.json is not None:
+        check_output("--json", args.json, **how)
     translator = load_translator(args)
     from fairseq_clusterformer.inference.bleu import score, table
 
     source, target, text = translator.source, translator.target, translator.text
     references, raw = _raw_references(translator, args)
+    how["inputs"] += [translator.loaded.path, translator.loaded.folder]
+    if args.json is not None:
+        check_output("--json", args.json, **how)
     if args.out is not None:
-        check_claim(args.out, [f"{args.split}.{target}"])
+        check_files(args.out, [f"{args.split}.{target}"], **how)
     sizes = {"batch_size": args.batch_size, "max_tokens": args.max_tokens}
     found, right = translator.of_split(args.split, beam=args.beam, lenpen=args.lenpen, **sizes)
     if raw is not None and len(raw) != len(found):
@@ -67,9 +82,9 @@ def main(arguments: Sequence[str]) -> int:
         raise bad_option("--reference", references, allowed, f"it has {len(raw)} lines")
     rows = score(found, right, text, target, raw, args.compound_split, args.bootstrap)
     if args.out is not None:
-        claim(args.out, [f"{args.split}.{target}"])
         lines = "".join(f"{text.decode(line, target)}\n" for line in found)
-        write_aside(args.out / f"{args.split}.{target}", lines)
+        place = args.out / f"{args.split}.{target}"
+        write_text("--out", place, lines, makes_folder=True, **how)
     if args.json is not None:
         record = {
             **{"split": args.split, "data": str(translator.loaded.folder)},
@@ -77,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
             **{"checkpoint": args.checkpoint, "beam": args.beam, "lenpen": args.lenpen},
             **{"sentences": len(found), "lowercase": text.lowercase, "scores": rows},
         }
-        write_aside(args.json, json.dumps(record, indent=2) + "\n")
+        write_text("--json", args.json, json.dumps(record, indent=2) + "\n", **how)
     case = "lower-cased data" if text.lowercase else "case as in the data"
     print(f"{args.split}, {source}-{target}, {len(found)} sentences, {case}")
     print(table(rows))

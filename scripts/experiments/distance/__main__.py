@@ -29,7 +29,8 @@ from pathlib import Path
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder, whole_number
 from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.lines import raw_lines
-from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.distance.documents import (
     NAMES,
     PLACES,
