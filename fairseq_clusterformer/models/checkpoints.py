@@ -85,6 +85,8 @@ class ExplainedCheckpoints:
                     for name, match in found.items()
                     if not match or match[2] in number
                 }
+                if getattr(stack, "centroids", None) is None:  # no layer is left that takes them
+                    state.pop(f"{side}.centroids", None)
             spec = f"{side}_attention" if hasattr(cfg, f"{side}_attention") else "attention"
             with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
                 setattr(cfg, spec, written(stack.plan.layers))
