@@ -54,11 +54,12 @@ def main(arguments: Sequence[str]) -> int:
 
     from fairseq_clusterformer.inference.bundle import CARD, check_out, write_bundle
     from fairseq_clusterformer.inference.load import load_checkpoint
+    from fairseq_clusterformer.inference.pretrained import KINDS
 
     check_out(args.out, args.force)
     card = read_card(args.card)
     bias = args.no_answer_bias
-    task = None if bias is None else "clusterformer_qa"
+    task = list(KINDS) if bias is None else "clusterformer_qa"
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
     if card is None and (loaded.path / CARD).is_file():  # of a bundle
         card = read_card(loaded.path / CARD)

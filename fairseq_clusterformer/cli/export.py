@@ -51,9 +51,12 @@ def main(arguments: Sequence[str]) -> int:
         folder.back(args.checkpoint, args.out, **how)
     else:
         from fairseq_clusterformer.inference.load import load_checkpoint
+        from fairseq_clusterformer.inference.pretrained import KINDS
 
         folder.check_out(args.out, args.force)
-        loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
+        loaded = load_checkpoint(
+            args.checkpoint, data=args.data, task=list(KINDS), option="CHECKPOINT"
+        )
         folder.export(loaded, args.out, card=card, **how)
     print(f"{args.out}: for {args.to}, {megabytes(args.out)} in {args.dtype}")
     return 0

@@ -1,5 +1,6 @@
 """``fairseq_clusterformer.load``: an object with what a checkpoint or a bundle can do."""
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +13,17 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from .load import Loaded, load_checkpoint
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+#: what is made of a model of each task that can be used, imported when it is needed
+KINDS = {
+    "language_modeling": "language_model.LanguageModel",
+    "translation": "translate.Translator",
+    "clusterformer_qa": "read.Reader",
+    "clusterformer_sentence": "classify.Classifier",
+    "masked_lm": "encoders.MaskedLanguageModel",
+    "clusterformer_masked_lm": "encoders.MaskedLanguageModel",
+    "etc_masked_lm": "encoders.DocumentModel",
+    "etc_keyphrases": "keyphrases.KeyphraseModel",
+}
 ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "keyphrases", "encode")
 
 
@@ -121,22 +133,7 @@ def load(
     data: Path | str | None = None,
 ) -> Pretrained:
     """Load a checkpoint or a bundle; see `fairseq_clusterformer.load`."""
-    from .classify import Classifier
-    from .encoders import DocumentModel, MaskedLanguageModel
-    from .keyphrases import KeyphraseModel
-    from .language_model import LanguageModel
-    from .read import Reader
-    from .translate import Translator
-
-    kinds = {
-        "language_modeling": LanguageModel,
-        "translation": Translator,
-        "clusterformer_qa": Reader,
-        "clusterformer_sentence": Classifier,
-        "masked_lm": MaskedLanguageModel,
-        "clusterformer_masked_lm": MaskedLanguageModel,
-        "etc_masked_lm": DocumentModel,
-        "etc_keyphrases": KeyphraseModel,
-    }
-    loaded = load_checkpoint(path, data=data, task=list(kinds), option="path")
-    return kinds[loaded.cfg.task._name](loaded, device=device, dtype=dtype)
+    loaded = load_checkpoint(path, data=data, task=list(KINDS), option="path")
+    module, name = KINDS[loaded.cfg.task._name].split(".")
+    kind = getattr(importlib.import_module(f".{module}", __package__), name)
+    return kind(loaded, device=device, dtype=dtype)

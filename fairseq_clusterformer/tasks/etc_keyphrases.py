@@ -11,7 +11,7 @@ from omegaconf import II, MISSING
 from fairseq_clusterformer.criterions.etc_keyphrases import ETCKeyphrasesLoss
 from fairseq_clusterformer.data.page_dataset import PageDataset
 from fairseq_clusterformer.data.pages import PageData
-from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.models.etc_keyphrases import ETCKeyphrases
 
 from .own_models import OwnModels
@@ -67,7 +67,9 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
 
-    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> PageDataset:
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> PageDataset:
         """Load "train", "valid" or "test", and log what is cut. Pages that lose all their
         keyphrases are left out of training, as in the paper.
 
@@ -76,7 +78,7 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
             ValueError: files that do not fit together, or no page to train on.
         """
         in_training = split == self.cfg.train_subset
-        data = PageData(self.cfg.data, split)
+        data = PageData(shard_of(self.cfg.data, epoch), split)
         dataset = PageDataset(
             data,
             self.dictionary,

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.criterions.etc_masked_lm import ETCMaskedLMLoss
 from fairseq_clusterformer.data.masked_parts import PARTS, MaskedParts
-from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.etc_masked_lm import ETCMaskedLM
 
@@ -104,14 +103,16 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
         dictionary.add_symbol("<mask>")
         return cls(cfg, dictionary)
 
-    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> MaskedParts:
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> MaskedParts:
         """Load "train", "valid" or "test".
 
         Raises:
             FileNotFoundError: no such split.
             ValueError: a split without a word.
         """
-        path = Path(self.cfg.data) / split
+        path = shard_of(self.cfg.data, epoch) / split
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
@@ -158,7 +159,7 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
     @cached_property
     def _begins_word(self) -> np.ndarray:
         """Whether each symbol begins a word; pieces of a letter, which have no text, do not."""
-        texts = texts_of(Path(self.cfg.data), self.dictionary)
+        texts = texts_of(shard_of(self.cfg.data), self.dictionary)
         begins = np.array([text[:1].isspace() for text in texts])
         begins[: self.dictionary.nspecial] = True
         return begins

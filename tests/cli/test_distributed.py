@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.in_process import CLUSTERFORMER, RESET, assert_equal_states, load_state, train
+from tests.cli.test_hydra import CONFIG, SMALLER
 from tests.cli.topics import LINE as ETC
 from tests.conftest import RunCli
 
@@ -49,21 +50,33 @@ def test_update_frequency(
     assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
 
 
-def in_two_processes(run_cli: RunCli, data: Path, line: str, folder: Path, *options) -> Path:
-    """The checkpoint that they end with."""
+def free_address() -> tuple[str, int]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        address = f"tcp://localhost:{free.getsockname()[1]}"
-    line += (
-        " --distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn"
-        f" --distributed-init-method {address} --ddp-backend legacy_ddp"
-    )
+        return free.getsockname()
+
+
+def torchrun_says(address: tuple[str, int], rank: int) -> dict[str, str]:
+    """The variables that it gives to one of two processes."""
+    return {
+        **{"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1]), "WORLD_SIZE": "2"},
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
+    }
+
+
+def in_two_processes(
+    run_cli: RunCli, data: Path, line: str, folder: Path, *options, torchrun: bool = False
+) -> Path:
+    """The checkpoint that they end with."""
+    address = free_address()
+    line += f" --save-dir {folder}"
+    given = f"--distributed-init-method tcp://localhost:{address[1]} --distributed-world-size 2"
 
     def process(rank: int) -> subprocess.CompletedProcess[str]:
-        return run_cli(
-            *("fairseq-train", data, *line.split(), "--save-dir", folder, *options),
-            *("--distributed-rank", rank, "--device-id", rank),
-        )
+        words = [data, *line.split(), *options]
+        if torchrun:
+            return run_cli("fairseq-train", *words, env=torchrun_says(address, rank))
+        return run_cli("fairseq-train", *words, *given.split(), "--distributed-rank", rank)
 
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(process, (0, 1)))
@@ -78,6 +91,43 @@ def test_two_processes(
     line = f"{LINE} {RESET} --batch-size 2"
     saved = in_two_processes(run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint)
     assert_close_to(double_batch, saved, checkpoint)
+
+
+def test_two_processes_that_fairseq_starts(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    words = f"{LINE} {RESET} --batch-size 2 --distributed-world-size 2".split()
+    words += ["--save-dir", tmp_path, "--restore-file", checkpoint]
+    run = run_cli("fairseq-train", byte_data, *words)
+    assert run.stdout.count("done training") == 1
+    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
+
+
+def test_two_processes_that_torchrun_starts(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """They have its variables, and the options of one process."""
+    line = f"{LINE} {RESET} --batch-size 2"
+    saved = in_two_processes(
+        run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint, torchrun=True
+    )
+    assert_close_to(double_batch, saved, checkpoint)
+
+
+def test_two_processes_of_hydra(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER]
+    options = [option for option in options if "world_size" not in option]
+    words = ["--config-dir", CONFIG, "--config-name", "bytes", *options]
+    address = free_address()
+
+    def process(rank: int) -> subprocess.CompletedProcess[str]:
+        return run_cli("fairseq-hydra-train", *words, env=torchrun_says(address, rank))
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(process, (0, 1)))
+    assert "training on 2 devices" in runs[0].stdout
+    state = load_state(tmp_path / "checkpoint_last.pt")
+    assert state["cfg"]["distributed_training"]["distributed_world_size"] == 2
 
 
 def test_two_processes_that_stop_go_on_with_the_banks_of_both(

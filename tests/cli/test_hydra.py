@@ -135,6 +135,43 @@ def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> No
     assert in_half == [bool(read(name).common.get("bf16")), False]
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/config/*.yaml")), ids=lambda p: p.stem)
+def test_jobs_of_a_sweep_have_folders(path: Path) -> None:
+    sweep = OmegaConf.to_container(OmegaConf.load(path))["hydra"]["sweep"]
+    assert sweep == {"dir": "${checkpoint.save_dir}"}
+
+
+def test_a_sweep(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """Two models, each with its best checkpoint, though the first one is better."""
+    rates = ["0.02", "0.0001"]
+    run_cli(
+        *("fairseq-hydra-train", "-m", "--config-dir", CONFIG, "--config-name", "bytes"),
+        *(f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER),
+        *("optimization.lr=" + ",".join(f"[{rate}]" for rate in rates),),
+        *("dataset.batch_size=4", "optimization.max_update=3"),
+    )
+    for job, rate in enumerate(rates):
+        for name in ("best", "last"):
+            state = load_state(tmp_path / str(job) / f"checkpoint_{name}.pt")
+            assert state["cfg"]["optimization"]["lr"] == [float(rate)]
+            assert state["optimizer_history"][-1]["num_updates"] == 3
+    assert not [*tmp_path.glob("*.pt")]
+
+
+def test_a_sweep_of_one_folder(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """Where a configuration of the user's own has no folder for each job."""
+    run = run_cli(
+        *("fairseq-hydra-train", "-m", "--config-dir", CONFIG, "--config-name", "bytes"),
+        *(f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}/one", *SMALLER),
+        *(f"hydra.sweep.dir={tmp_path}/two", "optimization.lr=[0.02],[0.001]"),
+        *("dataset.batch_size=4", "optimization.max_update=1"),
+        check=False,
+    )
+    line = run.stdout.splitlines()[-1]
+    assert f"checkpoint.save_dir is {tmp_path}/one: job 0 of this sweep saves there; allow" in line
+    assert run.returncode == 1
+
+
 def test_etc_pretrains(sentences: Path, tmp_path: Path, run_cli: RunCli) -> None:
     """As its file says, smaller and in float32: words and hidden sentences."""
     smaller = (
