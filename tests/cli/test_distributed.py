@@ -1,14 +1,20 @@
 """Two processes, and gradient accumulation, are one process with twice the batch."""
 
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.cli.in_process import CLUSTERFORMER, RESET, assert_equal_states, load_state, train
-from tests.cli.test_hydra import CONFIG, SMALLER
+from tests.cli.in_process import (
+    CLUSTERFORMER,
+    RESET,
+    assert_equal_states,
+    free_address,
+    load_state,
+    torchrun_says,
+    train,
+)
 from tests.cli.topics import LINE as ETC
 from tests.conftest import RunCli
 
@@ -48,20 +54,6 @@ def test_update_frequency(
     line = f"{LINE} {RESET} --distributed-world-size 1 --batch-size 2 --update-freq 2"
     train(byte_data, line, tmp_path, "--restore-file", checkpoint)
     assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
-
-
-def free_address() -> tuple[str, int]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()
-
-
-def torchrun_says(address: tuple[str, int], rank: int) -> dict[str, str]:
-    """The variables that it gives to one of two processes."""
-    return {
-        **{"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1]), "WORLD_SIZE": "2"},
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
-    }
 
 
 def in_two_processes(
@@ -112,22 +104,6 @@ def test_two_processes_that_torchrun_starts(
         run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint, torchrun=True
     )
     assert_close_to(double_batch, saved, checkpoint)
-
-
-def test_two_processes_of_hydra(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER]
-    options = [option for option in options if "world_size" not in option]
-    words = ["--config-dir", CONFIG, "--config-name", "bytes", *options]
-    address = free_address()
-
-    def process(rank: int) -> subprocess.CompletedProcess[str]:
-        return run_cli("fairseq-hydra-train", *words, env=torchrun_says(address, rank))
-
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(process, (0, 1)))
-    assert "training on 2 devices" in runs[0].stdout
-    state = load_state(tmp_path / "checkpoint_last.pt")
-    assert state["cfg"]["distributed_training"]["distributed_world_size"] == 2
 
 
 def test_two_processes_that_stop_go_on_with_the_banks_of_both(

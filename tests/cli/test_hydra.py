@@ -1,7 +1,9 @@
 """The files of examples/*/config, as fairseq-hydra-train reads them."""
 
 import re
+import subprocess
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
-from tests.cli.in_process import load_state
+from tests.cli.in_process import free_address, load_state, torchrun_says
 from tests.conftest import REPO_ROOT, RunCli
 
 EXAMPLES = REPO_ROOT / "examples"
@@ -170,6 +172,22 @@ def test_a_sweep_of_one_folder(byte_data: Path, tmp_path: Path, run_cli: RunCli)
     line = run.stdout.splitlines()[-1]
     assert f"checkpoint.save_dir is {tmp_path}/one: job 0 of this sweep saves there; allow" in line
     assert run.returncode == 1
+
+
+def test_two_processes_of_hydra(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER]
+    options = [option for option in options if "world_size" not in option]
+    words = ["--config-dir", CONFIG, "--config-name", "bytes", *options]
+    address = free_address()
+
+    def process(rank: int) -> subprocess.CompletedProcess[str]:
+        return run_cli("fairseq-hydra-train", *words, env=torchrun_says(address, rank))
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(process, (0, 1)))
+    assert "training on 2 devices" in runs[0].stdout
+    state = load_state(tmp_path / "checkpoint_last.pt")
+    assert state["cfg"]["distributed_training"]["distributed_world_size"] == 2
 
 
 def test_etc_pretrains(sentences: Path, tmp_path: Path, run_cli: RunCli) -> None:
