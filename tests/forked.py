@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
@@ -154,8 +153,8 @@ def become(
         if not isinstance(status, int | None):
             print(status, file=sys.stderr)
             status = 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     finally:
         sys.stdout.flush()

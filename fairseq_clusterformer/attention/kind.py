@@ -222,7 +222,8 @@ class Kind(nn.Module, ABC):
         if self.causal:
             return (
                 f"the cluster rule is {self.rule!r}: it lets later tokens change earlier outputs, "
-                "so text cannot be generated with it; train with the rule recent"
+                "so text cannot be generated with it; allowed: a model that you train with the "
+                "rule recent"
             )
         return (
             f"attention of kind {type(self).__name__} cannot decode step by step, for it sees "

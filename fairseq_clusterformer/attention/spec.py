@@ -6,7 +6,7 @@ joined by ``+``, which divide its heads; ``*n`` repeats a layer. A kind may be g
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -99,6 +99,11 @@ def parse_attention(
             raise ValueError(f"{option} is {spec}: {part!r} repeats {times} times; allowed: 1 up")
         layers += [kinds] * min(times, num_layers)
     return [layers[i % len(layers)] for i in range(num_layers)]
+
+
+def written(layers: Sequence[tuple[Heads, ...]]) -> str:
+    """The spec that names each of some layers."""
+    return ",".join("+".join(heads.written for heads in layer) for layer in layers)
 
 
 def parse_layer(spec: str, **options: Any) -> tuple[Heads, ...]:

@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from omegaconf import OmegaConf
 
+    from fairseq_clusterformer.inference import CLASSES
     from fairseq_clusterformer.inference.bundle import CARD, check_out, is_bundle, write_bundle
     from fairseq_clusterformer.inference.load import load_checkpoint
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     done = is_bundle(args.out) and not args.force
     card = read_card(args.card)
     bias = args.no_answer_bias
-    task = None if bias is None else "clusterformer_qa"
+    task = list(CLASSES) if bias is None else "clusterformer_qa"
     loaded = load_checkpoint(args.checkpoint, data=args.data, task=task, option="CHECKPOINT")
     if card is None and (loaded.path / CARD).is_file():  # of a bundle
         card = read_card(loaded.path / CARD)

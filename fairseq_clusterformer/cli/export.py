@@ -52,10 +52,13 @@ def main(arguments: Sequence[str]) -> int:
             from fairseq_clusterformer.hf import folder
         except ImportError as error:
             raise UserError(str(error)) from None
+        from fairseq_clusterformer.inference import CLASSES
         from fairseq_clusterformer.inference.load import load_checkpoint
 
         folder.check_out(args.out, args.force, [args.checkpoint], early=True)
-        loaded = load_checkpoint(args.checkpoint, data=args.data, option="CHECKPOINT")
+        loaded = load_checkpoint(
+            args.checkpoint, data=args.data, task=list(CLASSES), option="CHECKPOINT"
+        )
         folder.export(loaded, args.out, card=card, **how)
     what = f": for {args.to}, {megabytes(args.out)} in {args.dtype}"
     print(f"{args.out}{' is already done' if done else what}")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from fairseq.utils import split_paths
 
 
 class RecordWriter(ExitStack):
@@ -104,18 +105,49 @@ class RecordData(Sequence):
             return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
 
 
+def shard_of(data: str, epoch: int = 1) -> Path:
+    """The folder of an epoch, of folders that are joined by ``:``; they take turns.
+
+    fairseq validates on the first one, where also the dictionaries are.
+    """
+    shards = split_paths(data)
+    return Path(shards[(epoch - 1) % len(shards)])
+
+
+def check_shards(data: str, dictionary: str = "dict.txt") -> None:
+    """Refuse folders that are joined by ``:`` and number their symbols otherwise than the first.
+
+    Args:
+        dictionary: the file that says so, in each.
+
+    Raises:
+        ValueError: naming the shard.
+    """
+    first, *others = (Path(shard, dictionary) for shard in split_paths(data))
+    for other in others:
+        if not other.is_file() or other.read_bytes() != first.read_bytes():
+            problem = "differs from" if other.is_file() else "is missing; it must equal"
+            raise ValueError(
+                f"DATA is {data}: {other} {problem} {first}; allowed: shards with one dictionary, "
+                "in the form FIRST:SECOND"
+            )
+
+
 def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:
-    """The dictionary of a prepared folder.
+    """The dictionary of a prepared folder, or of several whose paths a text joins by ``:``.
 
     Args:
         made_by: the command that makes such folders, for the error.
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: folders with different ones.
     """
-    path = Path(folder) / "dict.txt"
+    path = (shard_of(folder) if isinstance(folder, str) else folder) / "dict.txt"
     if not path.is_file():
         raise FileNotFoundError(
             f"DATA is {folder}: it has no {path.name}; allowed: a folder that `{made_by}` made"
         )
+    if isinstance(folder, str):
+        check_shards(folder)
     return Dictionary.load(str(path))

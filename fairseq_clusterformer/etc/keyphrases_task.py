@@ -8,7 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
 from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
 from fairseq_clusterformer.etc.page_dataset import PageDataset
@@ -65,7 +65,9 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
 
-    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> PageDataset:
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> PageDataset:
         """Load "train", "valid" or "test", and log what is cut. Pages that lose all their
         keyphrases are left out of training, as in the paper.
 
@@ -74,7 +76,7 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
             ValueError: files that do not fit together, or no page to train on.
         """
         in_training = split == self.cfg.train_subset
-        data = PageData(self.cfg.data, split)
+        data = PageData(shard_of(self.cfg.data, epoch), split)
         dataset = PageDataset(
             data,
             self.dictionary,

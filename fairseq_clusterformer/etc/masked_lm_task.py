@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
-from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.masked_lm_loss import ETCMaskedLMLoss
@@ -102,14 +101,16 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
         dictionary.add_symbol("<mask>")
         return cls(cfg, dictionary)
 
-    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> MaskedParts:
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> MaskedParts:
         """Load "train", "valid" or "test".
 
         Raises:
             FileNotFoundError: no such split.
             ValueError: a split without a word.
         """
-        path = Path(self.cfg.data) / split
+        path = shard_of(self.cfg.data, epoch) / split
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
         if lines is None:
             raise FileNotFoundError(f"{path}.idx: no such file; allowed: a split of DATA")
@@ -156,7 +157,7 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
     @cached_property
     def _begins_word(self) -> np.ndarray:
         """Whether each symbol begins a word; pieces of a letter, which have no text, do not."""
-        texts = texts_of(Path(self.cfg.data), self.dictionary)
+        texts = texts_of(shard_of(self.cfg.data), self.dictionary)
         begins = np.array([text[:1].isspace() for text in texts])
         begins[: self.dictionary.nspecial] = True
         return begins

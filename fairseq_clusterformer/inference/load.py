@@ -76,10 +76,9 @@ def load_checkpoint(
     state = read_bundle(path, option) if is_bundle(path) else _read_file(path, option)
     cfg = state["cfg"]
     _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
-    if data is not None:
-        overrides["data"] = str(data)
-    overwrite_args_by_name(cfg, overrides)
-    folder = Path(utils.split_paths(cfg.task.data or "")[0])
+    given = str(data) if data is not None else getattr(cfg.task, "data", None) or ""
+    folder = Path(utils.split_paths(given)[0])
+    overwrite_args_by_name(cfg, {**overrides, "data": str(folder)})
     allowed = f"the folder that {path} was trained on, wherever it is now"
     if not folder.is_dir():
         given = f"{folder}{', as the checkpoint says' if data is None else ''}"

@@ -5,15 +5,25 @@ fairseq's trainer hides the reason behind "ensure that the architectures match".
 """
 
 import functools
+import logging
 import pickle
+import re
+from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
+
+from fairseq_clusterformer.attention.spec import written
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ValueError):
@@ -32,7 +42,7 @@ class ExplainedCheckpoints:
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
         self.upgrade_state_dict(state_dict)
-        given = prune_state_dict(state_dict, model_cfg)
+        given = self._prune(state_dict, model_cfg)
         other_shapes = {
             name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
             for name, tensor in self.state_dict().items()
@@ -52,6 +62,37 @@ class ExplainedCheckpoints:
         if told:
             raise CheckpointError("; ".join(told))
         return result
+
+    def _prune(self, state: dict[str, Tensor], cfg: DictConfig | Namespace | None):
+        """The tensors of the layers that ``--encoder-layers-to-keep`` and its like keep, with
+        their new numbers. The options then say how deep the model is, as its checkpoints will.
+
+        fairseq's own function forgets that, and drops all layers of the side that is not pruned.
+        """
+        for side in ("encoder", "decoder"):
+            keep = getattr(cfg, f"{side}_layers_to_keep", None)
+            if not keep:
+                continue
+            stack = getattr(self, side)
+            layer = re.compile(rf"({side}\..*?\blayers\.)(\d+)(\..*)")
+            found = {name: layer.fullmatch(name) for name in state}
+            kept = sorted({int(number) for number in keep.split(",")})
+            # as deep as the model: pruned when it was saved
+            if len({match[2] for match in found.values() if match}) > len(kept):
+                number = {str(old): new for new, old in enumerate(kept)}
+                state = {
+                    f"{match[1]}{number[match[2]]}{match[3]}" if match else name: state[name]
+                    for name, match in found.items()
+                    if not match or match[2] in number
+                }
+                if getattr(stack, "centroids", None) is None:  # no layer is left that takes them
+                    state.pop(f"{side}.centroids", None)
+            spec = f"{side}_attention" if hasattr(cfg, f"{side}_attention") else "attention"
+            with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
+                setattr(cfg, spec, written(stack.plan.layers))
+                setattr(cfg, f"{side}_layers", len(kept))
+                setattr(cfg, f"{side}_layers_to_keep", "")
+        return state
 
 
 def read_model(option: str, path: str) -> dict[str, Tensor]:
@@ -81,27 +122,31 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
 
 
 def explain_loading() -> None:
-    """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models."""
+    """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models, and go
+    on from the newest whole one where the last one is broken."""
     load = Trainer.load_checkpoint
     if hasattr(load, "__wrapped__"):
         return
 
     @functools.wraps(load)
     def load_checkpoint(self: Trainer, filename: str, *args, **kwargs):
-        if not isinstance(self.get_model(), ExplainedCheckpoints):
-            return load(self, filename, *args, **kwargs)
+        explains = isinstance(self.get_model(), ExplainedCheckpoints)
         option, value = _option(self.cfg.checkpoint, filename)
-        _check_exists(self.cfg.checkpoint, filename)
+        if explains:
+            _check_exists(self.cfg.checkpoint, filename)
         try:
             return load(self, filename, *args, **kwargs)
-        except pickle.UnpicklingError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CheckpointError(
-                f"{option} is {value}: {filename} cannot be read ({reason}); "
-                "allowed: a checkpoint that fairseq has written"
-            ) from error
         except Exception as error:
-            if not isinstance(error.__context__, CheckpointError):
+            if reason := _why_unreadable(filename):
+                problem = f"{option} is {value}: {filename} cannot be read ({reason})"
+                if not (whole := _newest_whole(self, filename)):
+                    raise CheckpointError(
+                        f"{problem}; allowed: a checkpoint that fairseq has written"
+                    ) from error
+                logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
+                PathManager.copy(whole, filename, overwrite=True)
+                return load(self, filename, *args, **kwargs)
+            if not explains or not isinstance(error.__context__, CheckpointError):
                 raise
             raise CheckpointError(
                 f"{option} is {value}: {filename} does not fit the model: {error.__context__}; "
@@ -110,6 +155,27 @@ def explain_loading() -> None:
             ) from None
 
     Trainer.load_checkpoint = load_checkpoint
+
+
+def _why_unreadable(filename: str) -> str:
+    """What is wrong with a file; empty: nothing, or there is none."""
+    try:
+        if Path(filename).is_file():
+            load_checkpoint_to_cpu(filename)["extra_state"]
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def _newest_whole(trainer: Trainer, broken: str) -> str | None:
+    """The checkpoint that the training itself saved last, of those that can be read."""
+    folder, cfg = Path(broken).parent, trainer.cfg.checkpoint
+    if folder.resolve() != Path(cfg.save_dir).resolve():
+        return None
+    ours = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.*)" + trainer.checkpoint_suffix)
+    found = [path for path in folder.glob("checkpoint*.pt") if ours.fullmatch(path.stem)]
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return next((str(path) for path in found if not _why_unreadable(str(path))), None)
 
 
 def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf, open_dict
 from fairseq_clusterformer.attention import AttentionPlan, OptionError, attention_kinds
 from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
-from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.attention.spec import parse_attention, written
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
@@ -256,7 +256,7 @@ def attention_plan(
                 f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}"
             )
         kinds = [kinds[number] for number in kept]
-        setattr(args, spec, ",".join("+".join(h.written for h in layer) for layer in kinds))
+        setattr(args, spec, written(kinds))
         setattr(args, f"{side}_layers", len(kinds))
     _check_kernel(args.attention_kernel)
     if args.short_convolution < 0:

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
@@ -13,7 +12,7 @@ from omegaconf import II, MISSING
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
-from fairseq_clusterformer.data.stored import load_dictionary
+from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.models.reader import ReaderModel
 
@@ -108,7 +107,9 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
 
-    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> QuestionDataset:
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> QuestionDataset:
         """Load "train", "valid" or "test", and log what is cut.
 
         Raises:
@@ -117,7 +118,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         """
         in_training = split == self.cfg.train_subset
         name = "max_positions" if in_training else "max_positions_inference"
-        data = QAData(self.cfg.data, split)
+        data = QAData(shard_of(self.cfg.data, epoch), split)
         longest = int(data.sizes.max())
         most = min(getattr(self.cfg, name) or longest, longest)
         dataset = QuestionDataset(
@@ -182,7 +183,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
     @cached_property
     def symbol_texts(self) -> list[str]:
         """What each symbol of the dictionary stands for; see :func:`texts_of`."""
-        return texts_of(Path(self.cfg.data), self.dictionary)
+        return texts_of(shard_of(self.cfg.data), self.dictionary)
 
     @property
     def source_dictionary(self) -> Dictionary:

@@ -14,6 +14,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from fairseq_clusterformer.data.sentences import PAIR_FORMS, SentenceDataset
+from fairseq_clusterformer.data.stored import check_shards, shard_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class ClusterformerSentenceTask(FairseqTask):
         self, cfg: ClusterformerSentenceConfig, dictionary: Dictionary, labels: Dictionary
     ):
         super().__init__(cfg)
-        folder = Path(cfg.data)
+        folder = shard_of(cfg.data)
         self.dictionary = dictionary
         self.label_dictionary = labels
         self.classes = labels.symbols[labels.nspecial :]
@@ -84,7 +85,7 @@ class ClusterformerSentenceTask(FairseqTask):
             raise ValueError(
                 f"--max-positions is {cfg.max_positions}; allowed: 5 or more, a pair of words"
             )
-        folder = Path(cfg.data)
+        folder = shard_of(cfg.data)
         dictionary = _read_dictionary(folder / "input0")
         if (folder / "input1").is_dir():
             second = _read_dictionary(folder / "input1")
@@ -94,6 +95,8 @@ class ClusterformerSentenceTask(FairseqTask):
                     "one dictionary for both texts of a pair"
                 )
         dictionary.add_symbol("<mask>")  # where fairseq's task masked_lm adds it
+        for name in ("input0", "label"):
+            check_shards(cfg.data, f"{name}/dict.txt")
         task = cls(cfg, dictionary, _read_labels(folder / "label"))
         if cfg.num_classes not in (0, len(task.classes)):
             raise ValueError(
@@ -103,14 +106,16 @@ class ClusterformerSentenceTask(FairseqTask):
         logger.info(f"{len(dictionary)} words, {len(task.classes)} classes")
         return task
 
-    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> SentenceDataset:
+    def load_dataset(
+        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
+    ) -> SentenceDataset:
         """Load "train", "valid" or "test".
 
         Raises:
             FileNotFoundError: a file that is missing.
             ValueError: files that do not fit together, or a text that is too long.
         """
-        folder = Path(self.cfg.data)
+        folder = shard_of(self.cfg.data, epoch)
         texts = [
             _read_binarized(folder / name / split, self.dictionary, combine)
             for name in ("input0", "input1")[: 1 + self.is_pair]

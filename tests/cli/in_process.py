@@ -1,5 +1,6 @@
 """fairseq's programs in this process: starting one costs four seconds. Numbers are not rounded."""
 
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,6 +198,20 @@ def _recorded(run: Run) -> Iterator[None]:
 
     with mock.patch.object(Trainer, "_reduce_and_log_stats", record):
         yield
+
+
+def free_address() -> tuple[str, int]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()
+
+
+def torchrun_says(address: tuple[str, int], rank: int) -> dict[str, str]:
+    """The variables that it gives to one of two processes."""
+    return {
+        **{"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1]), "WORLD_SIZE": "2"},
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
+    }
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

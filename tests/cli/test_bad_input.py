@@ -8,7 +8,7 @@ import torch
 from fairseq_clusterformer.attention import attention_kinds
 from tests.cli.expected import last_line
 from tests.cli.in_process import CLUSTERFORMER, RESET, generate, train
-from tests.conftest import RunCli
+from tests.conftest import REPO_ROOT, RunCli
 
 BAD_OPTIONS = {
     "--attention neurall": "--attention is neurall: unknown kind 'neurall'; allowed: ",
@@ -140,7 +140,9 @@ class TestCommandLine:
         run = run_cli(*words, check=False)
         assert run.returncode not in (0, None)
         assert "Start iterating over samples" not in run.stdout
-        return run.stdout.splitlines()[-1]
+        line = run.stdout.splitlines()[-1]
+        assert "allowed: " not in line or "Traceback" not in run.stdout
+        return line
 
     def test_unknown_kind(self, run_cli: RunCli, byte_data: Path, tmp_path: Path) -> None:
         words = [*CLUSTERFORMER.split(), "--attention", "nueral", "--save-dir", tmp_path]
@@ -149,6 +151,26 @@ class TestCommandLine:
             "ValueError: --attention is nueral: unknown kind 'nueral'; "
             f"allowed: {', '.join(attention_kinds())}"
         )
+
+    def test_unknown_kind_by_hydra(self, run_cli: RunCli, byte_data: Path, tmp_path: Path) -> None:
+        options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", "common.cpu=true"]
+        where = ("--config-dir", REPO_ROOT / "examples/language_model/config")
+        options = [*where, "--config-name", "bytes", "model.attention=nueral", *options]
+        line = self.run(run_cli, "fairseq-hydra-train", *options)
+        assert line.startswith("ValueError: --attention is nueral: unknown kind 'nueral'; allowed")
+
+    def test_what_leaks_in_interactive(
+        self, run_cli: RunCli, byte_data: Path, tmp_path: Path
+    ) -> None:
+        options = "--max-update 1 --attention neural --cluster-rule leaking-chunk"
+        train(byte_data, f"{CLUSTERFORMER} {options}", tmp_path)
+        words = ["--path", tmp_path / "checkpoint_last.pt", "--task", "language_modeling", "--cpu"]
+        (tmp_path / "prompt").write_text("116 104 101\n")
+        line = self.run(
+            *(run_cli, "fairseq-interactive", byte_data, *words, "--input", tmp_path / "prompt")
+        )
+        assert "the cluster rule is 'leaking-chunk'" in line
+        assert "allowed: " in line
 
     def test_checkpoint_of_another_model(
         self, run_cli: RunCli, byte_data: Path, translation_checkpoint: Path, tmp_path: Path

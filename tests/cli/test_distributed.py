@@ -1,13 +1,20 @@
 """Two processes, and gradient accumulation, are one process with twice the batch."""
 
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.cli.in_process import CLUSTERFORMER, RESET, assert_equal_states, load_state, train
+from tests.cli.in_process import (
+    CLUSTERFORMER,
+    RESET,
+    assert_equal_states,
+    free_address,
+    load_state,
+    torchrun_says,
+    train,
+)
 from tests.cli.topics import LINE as ETC
 from tests.conftest import RunCli
 
@@ -49,21 +56,19 @@ def test_update_frequency(
     assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
 
 
-def in_two_processes(run_cli: RunCli, data: Path, line: str, folder: Path, *options) -> Path:
+def in_two_processes(
+    run_cli: RunCli, data: Path, line: str, folder: Path, *options, torchrun: bool = False
+) -> Path:
     """The checkpoint that they end with."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"tcp://localhost:{free.getsockname()[1]}"
-    line += (
-        " --distributed-world-size 2 --distributed-backend gloo --distributed-no-spawn"
-        f" --distributed-init-method {address} --ddp-backend legacy_ddp"
-    )
+    address = free_address()
+    line += f" --save-dir {folder}"
+    given = f"--distributed-init-method tcp://localhost:{address[1]} --distributed-world-size 2"
 
     def process(rank: int) -> subprocess.CompletedProcess[str]:
-        return run_cli(
-            *("fairseq-train", data, *line.split(), "--save-dir", folder, *options),
-            *("--distributed-rank", rank, "--device-id", rank),
-        )
+        words = [data, *line.split(), *options]
+        if torchrun:
+            return run_cli("fairseq-train", *words, env=torchrun_says(address, rank))
+        return run_cli("fairseq-train", *words, *given.split(), "--distributed-rank", rank)
 
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(process, (0, 1)))
@@ -77,6 +82,27 @@ def test_two_processes(
     """The checkpoint is read by the first and sent to the second."""
     line = f"{LINE} {RESET} --batch-size 2"
     saved = in_two_processes(run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint)
+    assert_close_to(double_batch, saved, checkpoint)
+
+
+def test_two_processes_that_fairseq_starts(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    words = f"{LINE} {RESET} --batch-size 2 --distributed-world-size 2".split()
+    words += ["--save-dir", tmp_path, "--restore-file", checkpoint]
+    run = run_cli("fairseq-train", byte_data, *words)
+    assert run.stdout.count("done training") == 1
+    assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
+
+
+def test_two_processes_that_torchrun_starts(
+    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """They have its variables, and the options of one process."""
+    line = f"{LINE} {RESET} --batch-size 2"
+    saved = in_two_processes(
+        run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint, torchrun=True
+    )
     assert_close_to(double_batch, saved, checkpoint)
 
 

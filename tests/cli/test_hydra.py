@@ -1,7 +1,9 @@
 """The files of examples/*/config, as fairseq-hydra-train reads them."""
 
 import re
+import subprocess
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
-from tests.cli.in_process import load_state
+from tests.cli.in_process import free_address, load_state, torchrun_says
 from tests.conftest import REPO_ROOT, RunCli
 
 EXAMPLES = REPO_ROOT / "examples"
@@ -133,6 +135,59 @@ def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> No
         for tensor in (model["decoder.layers.0.fc1.weight"], *clustered.values())
     ]
     assert in_half == [bool(read(name).common.get("bf16")), False]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/config/*.yaml")), ids=lambda p: p.stem)
+def test_jobs_of_a_sweep_have_folders(path: Path) -> None:
+    sweep = OmegaConf.to_container(OmegaConf.load(path))["hydra"]["sweep"]
+    assert sweep == {"dir": "${checkpoint.save_dir}"}
+
+
+def test_a_sweep(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """Two models, each with its best checkpoint, though the first one is better."""
+    rates = ["0.02", "0.0001"]
+    run_cli(
+        *("fairseq-hydra-train", "-m", "--config-dir", CONFIG, "--config-name", "bytes"),
+        *(f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER),
+        *("optimization.lr=" + ",".join(f"[{rate}]" for rate in rates),),
+        *("dataset.batch_size=4", "optimization.max_update=3"),
+    )
+    for job, rate in enumerate(rates):
+        for name in ("best", "last"):
+            state = load_state(tmp_path / str(job) / f"checkpoint_{name}.pt")
+            assert state["cfg"]["optimization"]["lr"] == [float(rate)]
+            assert state["optimizer_history"][-1]["num_updates"] == 3
+    assert not [*tmp_path.glob("*.pt")]
+
+
+def test_a_sweep_of_one_folder(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    """Where a configuration of the user's own has no folder for each job."""
+    run = run_cli(
+        *("fairseq-hydra-train", "-m", "--config-dir", CONFIG, "--config-name", "bytes"),
+        *(f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}/one", *SMALLER),
+        *(f"hydra.sweep.dir={tmp_path}/two", "optimization.lr=[0.02],[0.001]"),
+        *("dataset.batch_size=4", "optimization.max_update=1"),
+        check=False,
+    )
+    line = run.stdout.splitlines()[-1]
+    assert f"checkpoint.save_dir is {tmp_path}/one: job 0 of this sweep saves there; allow" in line
+    assert run.returncode == 1
+
+
+def test_two_processes_of_hydra(byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER]
+    options = [option for option in options if "world_size" not in option]
+    words = ["--config-dir", CONFIG, "--config-name", "bytes", *options]
+    address = free_address()
+
+    def process(rank: int) -> subprocess.CompletedProcess[str]:
+        return run_cli("fairseq-hydra-train", *words, env=torchrun_says(address, rank))
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(process, (0, 1)))
+    assert "training on 2 devices" in runs[0].stdout
+    state = load_state(tmp_path / "checkpoint_last.pt")
+    assert state["cfg"]["distributed_training"]["distributed_world_size"] == 2
 
 
 def test_etc_pretrains(sentences: Path, tmp_path: Path, run_cli: RunCli) -> None:

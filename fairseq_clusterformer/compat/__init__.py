@@ -32,6 +32,10 @@ from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
+from .one_line import report_in_one_line
+from .processes import train_in_several_processes
+from .saving import keep_trainings_whole
+
 # fairseq calls torch.load without weights_only (checkpoint_utils.load_checkpoint_to_cpu,
 # distributed/utils._broadcast_object_slow), which since torch 2.6 means True. These are the types
 # that fairseq itself writes; each holds data only. Whatever else a file names is still refused.
@@ -98,6 +102,9 @@ def apply() -> None:
     know_user_dir()
     show_help_of_models()
     silence_known_warnings()
+    keep_trainings_whole()
+    train_in_several_processes()
+    report_in_one_line()
 
 
 def allow_checkpoint_types() -> None:
@@ -259,7 +266,7 @@ def know_user_dir() -> None:
     fairseq would otherwise call the name "not globally unique" unless the path is exactly the one
     that Python found.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     beside_fairseq = os.path.join(os.path.dirname(utils.__file__), "..", package.name)
     known = {str(package), str(package.resolve())}
     if os.path.exists(beside_fairseq):  # where fairseq looks for --user-dir NAME

@@ -1,0 +1,50 @@
+"""Mistakes and Ctrl-C end a command of fairseq in one line, without a traceback."""
+
+import os
+import sys
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, JobStatus
+from torch.multiprocessing import ProcessRaisedException
+
+from .saving import what_is_saved
+
+
+def one_line(error: BaseException) -> str | None:
+    """What a user needs to know of a mistake; None: it is an error of another kind."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ProcessRaisedException):  # it quotes the traceback of its process
+        text = str(error).strip().splitlines()[-1]
+    return " ".join(text.split()) if "allowed: " in text else None
+
+
+def report_in_one_line() -> None:
+    """Lets this process print one line where it is a command of fairseq."""
+    command = Path(sys.argv[0] if sys.argv else "")
+    started = command.name.startswith("fairseq-") or command.parent.name == "fairseq_cli"
+    before = sys.excepthook
+    if not started or hasattr(before, "__wrapped__"):
+        return
+
+    def excepthook(kind, error, trace):
+        line = one_line(error)
+        if issubclass(kind, KeyboardInterrupt):
+            if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it
+                return
+            line = f"{command.stem}: interrupted{what_is_saved()}"
+        if line is None:
+            before(kind, error, trace)
+        else:
+            print(line, file=sys.stderr)
+
+    excepthook.__wrapped__ = before
+    sys.excepthook = excepthook
+
+    def return_value(self: JobReturn):
+        error = self._return_value
+        if self.status == JobStatus.FAILED and (line := one_line(error)):
+            raise SystemExit(line)  # hydra would print more
+        return of_job.fget(self)
+
+    of_job = JobReturn.return_value
+    JobReturn.return_value = property(return_value, of_job.fset)

@@ -1,0 +1,123 @@
+"""Several processes train one model, on CPUs too, and the jobs of a sweep train several."""
+
+import functools
+import os
+import socket
+import sys
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+#: what torchrun says to each process
+_LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+#: which job of a sweep saves where
+_jobs: dict[Path, int] = {}
+
+
+def train_in_several_processes() -> None:
+    """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
+    model. fairseq counts GPUs: with none, or one a machine, each process trained its own model.
+    """
+    call = distributed_utils.call_main
+    if hasattr(call, "__wrapped__"):
+        return
+
+    @functools.wraps(call)
+    def call_main(cfg, main, **kwargs):
+        _join(cfg)
+        training = cfg.distributed_training
+        alone = training.distributed_world_size == 1
+        if alone or training.distributed_init_method or not _on_cpus(cfg):
+            return call(cfg, main, **kwargs)
+        return _spawn(cfg, main, kwargs)
+
+    distributed_utils.call_main = call_main
+
+    # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults
+    train = sys.modules.get("fairseq_cli.train")
+    if train is None or not HydraConfig.initialized():
+        return
+    add = train.add_defaults
+
+    @functools.wraps(add)
+    def add_defaults(cfg):
+        add(cfg)
+        if HydraConfig.initialized():
+            _begin_job(cfg, train)
+        if cfg.distributed_training.distributed_init_method is None:
+            _join(cfg)
+            if cfg.distributed_training.distributed_init_method is not None:
+                distributed_utils.distributed_init(cfg)
+
+    train.add_defaults = add_defaults
+
+
+def _on_cpus(cfg) -> bool:
+    return not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available())
+
+
+def _join(cfg) -> None:
+    """Take the place that torchrun gives this process, and what processes on CPUs need."""
+    training = cfg.distributed_training
+    launched = all(name in os.environ for name in _LAUNCHED)
+    size = int(os.environ["WORLD_SIZE"]) if launched else 1
+    if size > 1 and training.distributed_init_method is None:
+        training.distributed_init_method = "env://"
+        training.distributed_world_size = size
+        training.distributed_rank = int(os.environ["RANK"])
+        training.device_id = int(os.environ["LOCAL_RANK"])
+        training.distributed_no_spawn = True
+    if training.distributed_world_size > 1 and _on_cpus(cfg):
+        training.distributed_backend = "gloo"
+        training.ddp_backend = "legacy_ddp"  # the others want GPUs
+        if training.distributed_init_method is not None:  # else fairseq starts one for each GPU
+            training.distributed_no_spawn = True
+
+
+def _spawn(cfg, main, kwargs: dict) -> None:
+    """Start all processes on this machine, and wait for them."""
+    training = cfg.distributed_training
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    training.distributed_init_method = f"tcp://localhost:{port}"
+    training.distributed_rank = None  # fairseq gives each its own
+    processes = torch.multiprocessing.spawn(
+        distributed_utils.distributed_main,
+        (main, cfg, {**kwargs, "start_rank": 0}),
+        training.distributed_world_size,
+        join=False,
+    )
+    try:
+        while not processes.join():
+            pass
+    finally:
+        for process in processes.processes:
+            process.terminate()
+
+
+def _begin_job(cfg, train) -> None:
+    """Give a job of a sweep its own folder, and nothing of the job before.
+
+    Raises:
+        ValueError: another job of the sweep has its folder.
+    """
+    for function in (checkpoint_utils.save_checkpoint, train.should_stop_early):
+        vars(function).pop("best", None)
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return
+    folder = Path(cfg.checkpoint.save_dir).absolute()
+    if folder == Path(hydra.runtime.cwd, hydra.sweep.dir):
+        cfg.checkpoint.save_dir = hydra.runtime.output_dir
+        return
+    if _jobs.setdefault(folder, hydra.job.num) != hydra.job.num:
+        raise ValueError(
+            f"checkpoint.save_dir is {cfg.checkpoint.save_dir}: job {_jobs[folder]} of this sweep "
+            "saves there; allowed: hydra.sweep.dir='${checkpoint.save_dir}', so that each job has "
+            "a folder in it"
+        )

@@ -1,0 +1,157 @@
+"""What a training saves stays whole: copies, two trainings at once, and one that is finished."""
+
+import fcntl
+import functools
+import logging
+import math
+import os
+import socket
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.file_io import PathManager
+from fairseq.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".training"
+#: of the training in this process: its options, and the updates of what it saved last
+_now = SimpleNamespace(cfg=None, trainer=None, saved=0)
+
+
+def keep_trainings_whole() -> None:
+    """Makes fairseq copy checkpoints whole or not at all, refuse a folder where another training
+    saves, and leave one that is finished as it is."""
+    if hasattr(checkpoint_utils.load_checkpoint, "__wrapped__"):
+        return
+    _copy_whole_files()
+    load, save = checkpoint_utils.load_checkpoint, Trainer.save_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg: CheckpointConfig, trainer: Trainer, **kwargs):
+        if trainer.is_data_parallel_master and not cfg.no_save:
+            _lock(Path(cfg.save_dir), trainer)
+        own = _last(cfg).is_file()
+        extra_state, batches = load(cfg, trainer, **kwargs)
+        _now.cfg, _now.trainer = cfg, weakref.ref(trainer)
+        _now.saved = trainer.get_num_updates() if own else 0
+        if own and extra_state is not None:
+            stopping = extra_state.get("early_stopping")
+            if stopping and not cfg.reset_meters:
+                vars(_should_stop_early()).update(stopping)
+            if reason := _why_finished(trainer, batches):
+                logger.info(f"{_last(cfg)} is finished ({reason}): there is nothing to do")
+                # fairseq trains while this is at most the last epoch, which no NaN is
+                batches = SimpleNamespace(next_epoch_idx=math.nan)
+        return extra_state, batches
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Trainer, filename: str, extra_state: dict):
+        stopping = vars(_should_stop_early())
+        if "best" in stopping:
+            extra_state["early_stopping"] = {k: stopping[k] for k in ("best", "num_runs")}
+        saved = save(self, filename, extra_state)
+        _now.saved = self.get_num_updates()
+        return saved
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    Trainer.save_checkpoint = save_checkpoint
+
+
+def what_is_saved() -> str:
+    """For the line that says that a training was interrupted."""
+    trainer = _now.trainer and _now.trainer()
+    if trainer is None or _now.cfg.no_save:
+        return ""
+    said = f" at {trainer.get_num_updates()} updates; "
+    if not _now.saved:
+        return f"{said}{_now.cfg.save_dir} has no checkpoint of it yet"
+    last = Path(_now.cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
+    if not last.is_file():
+        return f"{said}the newest checkpoint in {_now.cfg.save_dir} has {_now.saved}"
+    goes_on = ", from which the same command goes on" if last == _last(_now.cfg) else ""
+    return f"{said}{last} has {_now.saved}{goes_on}"
+
+
+def _last(cfg: CheckpointConfig) -> Path:
+    """The checkpoint from which the same command goes on."""
+    suffix, name = cfg.checkpoint_suffix or "", CheckpointConfig.restore_file
+    own = Path(cfg.save_dir, name.replace(".pt", f"{suffix}.pt"))
+    given = Path(cfg.restore_file)
+    there = given.resolve().parent == own.resolve().parent
+    return own if cfg.restore_file == name or not there else given
+
+
+def _should_stop_early():
+    """fairseq's function, which has what it counts as attributes."""
+    main = sys.modules["__main__"]
+    if not hasattr(main, "should_stop_early"):
+        import fairseq_cli.train as main
+    return main.should_stop_early
+
+
+def _why_finished(trainer: Trainer, batches) -> str:
+    """Why no update is left to make; empty: some are."""
+    options, updates = trainer.cfg.optimization, trainer.get_num_updates()
+    patience = trainer.cfg.checkpoint.patience
+    if 0 < options.max_update <= updates:
+        return f"{updates} updates, --max-update {options.max_update}"
+    if 0 < options.max_epoch < batches.next_epoch_idx:
+        return f"{batches.next_epoch_idx - 1} epochs, --max-epoch {options.max_epoch}"
+    if 0 < options.stop_time_hours < trainer.cumulative_training_time() / 3600:
+        return f"--stop-time-hours {options.stop_time_hours}"
+    if 0 < patience <= getattr(_should_stop_early(), "num_runs", 0):
+        return f"no better since {patience} validations, --patience {patience}"
+    return ""
+
+
+def _copy_whole_files() -> None:
+    copy = PathManager.copy
+
+    def copy_whole(source: str, target: str, overwrite: bool = False) -> bool:
+        if PathManager.path_requires_pathmanager(target):
+            return copy(source, target, overwrite)
+        aside = f"{target}.tmp"  # as fairseq calls a checkpoint that it is writing
+        copy(source, aside, True)
+        os.replace(aside, target)
+        return True
+
+    PathManager.copy = staticmethod(copy_whole)
+
+
+def _lock(folder: Path, trainer: Trainer) -> None:
+    """Hold a folder for as long as there is the trainer. A process that dies lets go of it.
+
+    Raises:
+        ValueError: another training holds it.
+    """
+    path = folder / LOCK
+    while True:
+        file = path.open("a+")
+        try:  # of this process alone: a data worker that outlives it holds nothing
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            raise ValueError(
+                f"--save-dir is {folder}: another training saves there ({file.read().strip()}); "
+                "allowed: another folder, or to wait for its end"
+            ) from None
+        except OSError:  # a file system without locks
+            file.close()
+            return
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            break
+        file.close()  # whoever held it has just removed it
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    weakref.finalize(trainer, _let_go, path, file, os.getpid())
+
+
+def _let_go(path: Path, file, owner: int) -> None:
+    if os.getpid() == owner:
+        path.unlink(missing_ok=True)
+        file.close()

@@ -1,0 +1,1 @@
+from tests.cli.conftest import byte_data  # noqa: F401  fixture

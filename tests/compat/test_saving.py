@@ -1,0 +1,109 @@
+"""What a training saves stays whole, and no other training changes it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fairseq.file_io import PathManager
+from fairseq.trainer import Trainer
+
+from fairseq_clusterformer.compat.saving import LOCK
+from tests.cli.in_process import CLUSTERFORMER, TRANSFORMER, assert_equal_states, load_state, train
+
+SAVING = "--save-interval-updates 2 --disable-validation"
+
+
+def test_copies_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("new")
+    target.write_text("before")
+
+    def killed(_, path):
+        Path(path).write_text("n")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", killed)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_text() == "before"
+    assert PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_text() == "new"
+
+
+@pytest.mark.parametrize("size", [0, 1000, -1])
+@pytest.mark.parametrize("line", [CLUSTERFORMER, TRANSFORMER])
+def test_a_broken_checkpoint(line: str, size: int, byte_data: Path, tmp_path: Path, caplog):
+    """Training goes on from the newest whole one, to the same end."""
+    train(byte_data, f"{line} {SAVING} --max-update 4", tmp_path)
+    last, whole = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_4.pt"
+    last.write_bytes(last.read_bytes()[:size])
+    broken = tmp_path / "checkpoint_1_2.pt"
+    broken.write_bytes(b"")
+    caplog.set_level("WARNING")
+    train(byte_data, f"{line} {SAVING}", tmp_path)
+    (said,) = (m for m in caplog.messages if "cannot be read" in m)
+    assert f"{last} cannot be read (" in said
+    assert f"from {whole}, the newest whole one" in said
+    train(byte_data, f"{line} {SAVING}", tmp_path / "whole")
+    expected = load_state(tmp_path / "whole" / "checkpoint_last.pt")["model"]
+    assert_equal_states(load_state(last)["model"], expected)
+
+
+def test_no_checkpoint_is_whole(byte_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"")
+    (tmp_path / "checkpoint_best.pt").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"last.pt cannot be read \(EOFError\); allowed: "):
+        train(byte_data, CLUSTERFORMER, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("end", "more"),
+    [
+        ("--max-update 2", "--max-update 3"),
+        ("--max-update 0 --max-epoch 1 --batch-size 80", "--max-epoch 2"),
+        ("--max-update 0 --lr 0 --patience 1 --batch-size 80", "--max-epoch 4 --patience 99"),
+    ],
+)
+def test_a_finished_training(end: str, more: str, byte_data: Path, tmp_path: Path, caplog) -> None:
+    """The same command does nothing, and says so; one that goes further goes on."""
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in tmp_path.glob("*.pt")}
+
+    def updates() -> int:
+        return load_state(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+
+    line = f"{CLUSTERFORMER} {end}"
+    train(byte_data, line, tmp_path)
+    before, made = files(), updates()
+    caplog.set_level("INFO")
+    train(byte_data, line, tmp_path)
+    assert files() == before
+    (said,) = (m for m in caplog.messages if m.endswith("there is nothing to do"))
+    assert said.startswith(f"{tmp_path}/checkpoint_last.pt is finished (")
+    train(byte_data, line, tmp_path, *more.split())
+    assert updates() > made
+
+
+def test_a_folder_in_which_another_training_saves(
+    byte_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX);"
+        "print('process 7 on server', file=file, flush=True); print(flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, tmp_path / LOCK]
+    step = Trainer.train_step
+    monkeypatch.setattr(Trainer, "train_step", lambda *_: pytest.fail("training began"))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        expected = rf"{tmp_path}: another training saves there \(process 7 on server\); allowed: "
+        with pytest.raises(ValueError, match=expected):
+            train(byte_data, CLUSTERFORMER, tmp_path)
+        other.kill()
+    assert (tmp_path / LOCK).exists()  # which holds no one up
+    monkeypatch.setattr(Trainer, "train_step", step)
+    train(byte_data, f"{CLUSTERFORMER} --max-update 1", tmp_path)

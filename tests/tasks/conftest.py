@@ -1,0 +1,1 @@
+from tests.cli.conftest import qa_data, sentences, text_data  # noqa: F401  fixtures
