@@ -1,5 +1,7 @@
 """``AutoModelForSeq2SeqLM``: a translation model with clustered attention on both sides."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +15,17 @@ from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
 from .cache import ClusterformerCache
 
 
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """As of transformers, and which tokens are real.
+
+    Attributes:
+        attention_mask: 1 at real tokens, bool [B, S].
+    """
+
+    attention_mask: Tensor | None = None
+
+
 class Encoder:
     """fairseq's encoder as transformers' generation calls it.
 
@@ -23,7 +36,7 @@ class Encoder:
     def __init__(self, model: "ClusterformerForConditionalGeneration"):
         self.model = model
 
-    def __call__(self, *args, **kwargs) -> BaseModelOutput:
+    def __call__(self, *args, **kwargs) -> EncoderOutput:
         return self.forward(*args, **kwargs)
 
     def forward(
@@ -33,10 +46,11 @@ class Encoder:
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> BaseModelOutput:
+    ) -> EncoderOutput:
         """States [B, N, D] of source sentences, int64 [B, N]."""
         self.model._begin(output_attentions, None)
-        return BaseModelOutput(self.model._encode(input_ids, attention_mask, [])[0])
+        source, hidden = self.model._encode(input_ids, attention_mask, [])
+        return EncoderOutput(source, attention_mask=~hidden)
 
 
 class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, GenerationMixin):
@@ -109,7 +123,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         Raises:
             ValueError: what is refused, or nothing to decode.
         """
-        self._begin(output_attentions, inputs_embeds)
+        self._begin(output_attentions, inputs_embeds, **kwargs)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids is None; allowed: with labels")
@@ -119,7 +133,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             source, hidden = self._encode(input_ids, attention_mask, reports)
         else:
             source = encoder_outputs[0]
-            real = attention_mask
+            real = getattr(encoder_outputs, "attention_mask", attention_mask)
             if real is None and input_ids is not None:
                 real = input_ids.ne(self.config.pad_token_id)
             hidden = source.new_zeros(source.shape[:2]).bool() if real is None else real == 0

@@ -240,6 +240,7 @@ def test_a_conversation_goes_on_from_a_cache() -> None:
     more = torch.cat([first.sequences, tokens(1, 3)], dim=1)
     found = model.generate(more, cache=first.cache, max_new_tokens=6, eos_token_id=None)
     assert torch.equal(found, model.generate(more, max_new_tokens=6, eos_token_id=None))
+    assert first.cache.get_seq_length() == 6 + 5 + 3 + 6 - 1  # none was read twice
 
 
 COMPILED = [
