@@ -195,7 +195,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """
         if not incremental_state:
             incremental_state = None
-        if documents is None and self.separate_documents:  # an end-of-sentence symbol stands before what follows it
+        if documents is None and self.separate_documents:
+            # an end-of-sentence symbol stands before what follows it
             documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
         positions = None
         if self.embed_positions is not None:
