@@ -69,7 +69,7 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: what is refused, or a mask or positions of other tokens.
         """
-        self._begin(output_attentions, inputs_embeds, **kwargs)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         decoder = self.model.decoder
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states, reports = None, {}

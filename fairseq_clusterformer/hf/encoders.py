@@ -55,7 +55,7 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         Raises:
             ValueError: what is refused.
         """
-        self._begin(output_attentions, inputs_embeds, **kwargs)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
         if self.config.family == "clusterformer_lm":
             tokens = self._masked(input_ids, attention_mask)
@@ -105,7 +105,7 @@ class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
         Args:
             labels: int64 [B, N], -100 where there is no loss.
         """
-        self._begin(output_attentions, inputs_embeds, **kwargs)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
         tokens = self._masked(input_ids, attention_mask, position_ids)
         encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
@@ -150,7 +150,7 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
             token_type_ids: 1 at the second text of a joined pair, 0 elsewhere; the model knows.
             labels: int64 [B]; of a regression, floating point.
         """
-        self._begin(output_attentions, inputs_embeds, **kwargs)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
         tokens = self._masked(input_ids, attention_mask, position_ids)
         if token_type_ids is not None:

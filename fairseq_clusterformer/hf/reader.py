@@ -66,7 +66,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         Raises:
             ValueError: what is refused, or no ``token_type_ids``.
         """
-        self._begin(output_attentions, inputs_embeds, **kwargs)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):
             raise ValueError(
                 "output_hidden_states is True: the layers read windows of a document, not rows; "

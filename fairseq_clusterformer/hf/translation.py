@@ -91,6 +91,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
@@ -109,6 +110,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             input_ids: source sentences, int64 [B, S]; not needed with ``encoder_outputs``.
             attention_mask: 1 at real tokens of the source, [B, S]; None: all but the padding
                 symbol.
+            position_ids: of the source, from 0 in each row.
             decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
@@ -123,14 +125,14 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         Raises:
             ValueError: what is refused, or nothing to decode.
         """
-        self._begin(output_attentions, inputs_embeds, **kwargs)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids is None; allowed: with labels")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         reports: list = []
         if encoder_outputs is None:
-            source, hidden = self._encode(input_ids, attention_mask, reports)
+            source, hidden = self._encode(input_ids, attention_mask, reports, position_ids)
         else:
             source = encoder_outputs[0]
             real = getattr(encoder_outputs, "attention_mask", attention_mask)
@@ -166,9 +168,13 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         return as_asked(out, return_dict)
 
     def _encode(
-        self, input_ids: Tensor, attention_mask: Tensor | None, reports: list
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        reports: list,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """States [B, S, D] and the padding mask, bool [B, S]; adds the layers' reports."""
-        out = self.model.encoder(self._masked(input_ids, attention_mask))
+        out = self.model.encoder(self._masked(input_ids, attention_mask, position_ids))
         reports += out["reports"]
         return out["encoder_out"][0].transpose(0, 1), out["encoder_padding_mask"][0]

@@ -6,7 +6,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
-from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 
 from .stack import ClusteredLayer, ClusteredStack, pack, unpack
@@ -224,9 +224,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
         padding_mask = tokens.eq(self.padding_idx)
         # A step on a GPU is too short to wait for its answer.
-        waits = incremental_state is None or not tokens.is_cuda
-        if waits and not padding_mask.any():
-            padding_mask = None
+        if incremental_state is None or not tokens.is_cuda:
+            padding_mask = any_padding(padding_mask)
         return x, Batch(padding_mask, documents)
 
     def _positions_in(self, tokens: Tensor, documents: Tensor, part: slice) -> Tensor:
