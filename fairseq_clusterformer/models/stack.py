@@ -78,7 +78,7 @@ class ClusteredStack:
     def __init__(self, *args, plan: AttentionPlan, **kwargs):
         self.plan, self._planned = plan, 0
         super().__init__(*args, **kwargs)
-        table = self.embed_positions
+        table = getattr(self, "embed_positions", None)
         if isinstance(table, SinusoidalPositionalEmbedding):
             size = len(table.weights)
             self.embed_positions = Sinusoids(table.embedding_dim, table.padding_idx, size)
