@@ -220,7 +220,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _with_clustering(
         self, loss: Tensor, reports: dict[str, list], share: Tensor | float = 1.0
     ) -> Tensor:
-        """In training, the task's loss and those of the clusters (CF22 eq. 17).
+        """The task's loss; in training its gradient is also that of the clusters' losses (CF22
+        eq. 17), which may be below 0 and are not what anyone wants to read in a log.
 
         Args:
             share: of the batch in an update, as :func:`share_of` says; the task's loss has it
@@ -232,12 +233,13 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         weights = ClusteringLossConfig()
         for name, value in self.config.criterion.items():
             setattr(weights, name, value)
-        return (
+        total = (
             weights.task_loss_weight * loss
             + share * weights.clustering_loss_weight * clustering["clustering_loss"]
             + share * weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
             + share * weights.routing_loss_weight * clustering["routing_loss"]
         )
+        return loss.detach() + (total - total.detach())
 
 
 #: what forward takes besides its arguments; and what says once more how rows are packed
