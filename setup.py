@@ -8,6 +8,11 @@ and the build helpers come first:
     pip install "setuptools>=77" wheel cython numpy ninja
     pip install --no-build-isolation fairseq-fixed==0.12.3.1
     pip install .
+    pip uninstall --yes torchaudio
+
+fairseq-fixed asks for torchaudio, and none loads with this torch: transformers' Trainer, which
+imports it if it is there, would not either. Each later `pip install` of this package brings it
+back. (`pip check` then misses it, rightly.)
 
 faiss exists twice, as faiss-cpu and as faiss-gpu. Both fill the same folder `faiss/`, so never
 have both. An extra can add a requirement but not take one away: ".[gpu]" installs both, and two
@@ -81,6 +86,7 @@ setup(
         # clustering: the self-organising map that neural clustering is compared with
         # documents: the text of web pages without their menus
         # serve: the page to ask in; httpx: its test client
+        # nbclient, ipykernel: a test runs the notebook
         # setuptools, wheel: a test installs the package;
         # triton: its kernels are tested under its interpreter, which takes today's numpy from 3.9
         "dev": [
@@ -88,7 +94,9 @@ setup(
             "fastapi",
             "gensim>=4.3.3",
             "httpx",
+            "ipykernel",
             "minisom",
+            "nbclient",
             "pytest>=8",
             "pytest-xdist",
             "ruff>=0.17,<0.18",

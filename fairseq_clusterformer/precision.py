@@ -148,6 +148,17 @@ def without_autocast(backward: Callable) -> Callable:
     return run
 
 
+class ExactLinear(nn.Linear):
+    """A linear map computed in float32 or more, whatever the precision of its weights. What
+    quantises ``nn.Linear`` alone leaves it as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = at_least_float32(x)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return nn.functional.linear(x, self.weight.to(x.dtype), bias)
+
+
 class Float32Buffers(nn.Module):
     """Mixin: its own buffers keep the bits that half precision would drop."""
 

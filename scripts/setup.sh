@@ -49,7 +49,7 @@ is_complete() {
   [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] && "$python" -I - <<'PY' 2>/dev/null
 import importlib.util, sys
 names = "torch fairseq fairseq_cli fairseq_clusterformer faiss sacrebleu sacremoses sentencepiece subword_nmt hydra"
-names += " matplotlib jinja2 safetensors tokenizers filelock pypdf trafilatura pytest xdist ruff"
+names += " nbclient ipykernel matplotlib jinja2 safetensors tokenizers filelock pypdf trafilatura pytest xdist ruff"
 sys.exit(not all(importlib.util.find_spec(name) for name in names.split()))
 PY
 }
@@ -142,6 +142,12 @@ with open(__file__, encoding="utf-8") as file:
 PY
 }
 
+install_this() {
+  pip_install -c "$constraints" --no-build-isolation --editable "$root[dev]" || return
+  # fairseq asks for torchaudio, and one that does not load with this torch stops transformers' Trainer
+  "$python" -I -c 'import torchaudio' || "$python" -m pip uninstall --yes torchaudio
+}
+
 install_all() {
   local requirement
   read -ra requirement <<<"$torch"
@@ -151,8 +157,7 @@ install_all() {
   step "2/5 what builds fairseq" "seconds" pip_install -c "$constraints" "${BUILD_HELPERS[@]}"
   step "3/5 $FAIRSEQ" "half a minute; 3 to 5 on Python 3.11 for the first time, where it is compiled" \
     pip_install -c "$constraints" --no-build-isolation "$FAIRSEQ"
-  step "4/5 fairseq_clusterformer and what develops it" "under a minute" \
-    pip_install -c "$constraints" --no-build-isolation --editable "$root[dev]"
+  step "4/5 fairseq_clusterformer and what develops it" "under a minute" install_this
   name_for_user_dir
   step "5/5 importing all of it" "seconds" works
 }

@@ -13,6 +13,8 @@ PAGES = sorted(
     ]
 )
 
+CONFIGURATIONS = sorted(ROOT.glob("examples/*/config/*.yaml"))
+
 
 def blocks(page: Path, language: str) -> list[str]:
     """The code blocks of a page in one language."""
@@ -20,9 +22,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Every command line of a page as words; of pipes and of && each part."""
+    """Every command line of a page, or of a configuration's comments, as words; of pipes and of
+    && each part."""
     found = []
-    for block in blocks(page, "bash"):
+    for block in blocks(page, "bash") if page.suffix == ".md" else _in_comments(page):
         for line in block.replace("$PWD/", "").replace("\\\n", " ").splitlines():
             words: list[str] = []
             for word in [*shlex.split(line, comments=True), "&&"]:
@@ -35,6 +38,22 @@ def commands(page: Path) -> list[list[str]]:
                     found.append(words)
                 words = []
     return found
+
+
+def _in_comments(page: Path) -> list[str]:
+    """The lines of a configuration's comments that are set further in."""
+    lines = re.findall(r"^#   +(.*)$", page.read_text(), flags=re.MULTILINE)
+    return ["\n".join(lines)]
+
+
+def overrides(page: Path) -> list[str]:
+    """SECTION.KEY=VALUE, wherever a page or a configuration's comments name it."""
+    text = page.read_text()
+    if page.suffix != ".md":
+        text = "\n".join(re.findall(r"^#(.*)$", text, flags=re.MULTILINE))
+    sections = "common|task|model|criterion|optimization|optimizer|dataset|checkpoint"
+    sections += "|lr_scheduler|distributed_training"
+    return re.findall(rf"\+?\b(?:{sections})\.\w+=[^\s`,;]+", text)
 
 
 def recipe(save_dir: str) -> list[str]:

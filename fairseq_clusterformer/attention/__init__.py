@@ -1,7 +1,7 @@
 """Which tokens see which: a file for each kind of attention, registered by name."""
 
 from . import gated, kmeans, lsh, neural, routing, strided, taught, window, xl  # noqa: F401 (they register)
-from .batch import Batch
+from .batch import Batch, any_padding
 from .kind import Assignment, Kind, Shape, Tokens, attention_kinds, register_attention
 from .multihead import MultiheadAttention
 from .options import ClusterOptions, OptionError, Options, WindowOptions, option
@@ -20,6 +20,7 @@ __all__ = [
     "Shape",
     "Tokens",
     "WindowOptions",
+    "any_padding",
     "attention_kinds",
     "option",
     "parse_attention",

@@ -12,6 +12,12 @@ from torch import Tensor
 from ..precision import not_compiled
 
 
+def any_padding(padding_mask: Tensor) -> Tensor | None:
+    """The mask, or None if nothing is padding; always the mask where a graph is exported, which
+    cannot ask its inputs."""
+    return padding_mask if torch.compiler.is_exporting() or bool(padding_mask.any()) else None
+
+
 class Batch:
     """Made once for all layers, which share what they compute from it.
 
@@ -95,4 +101,4 @@ def _apart(documents: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Batc
     slot = torch.arange(max(int(sizes.max()) if len(sizes) else 1, 1), device=order.device)
     padding_mask = slot >= sizes.unsqueeze(-1)
     place = order[(first.unsqueeze(-1) + slot).clamp(max=batch * length - 1)]
-    return place, Batch(padding_mask if bool(padding_mask.any()) else None)
+    return place, Batch(any_padding(padding_mask))

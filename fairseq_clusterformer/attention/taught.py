@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..clustering import AverageNormalizer, Report, State
 from ..clustering.fuzzy import TIE, Similarity
 from ..clustering.shares import assign_both, log_sum_over_tokens
-from ..precision import at_least_float32, full_float32
+from ..precision import ExactLinear, at_least_float32, full_float32
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
 from .neural import FuzzyOptions
 from .options import OptionError, option
@@ -98,8 +98,8 @@ class Taught(Kind):
             weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
             self.query_proj, self.key_proj = _PerHead(weight), _PerHead(weight)
         else:
-            self.query_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
-            self.key_proj = nn.Linear(shape.embed_dim, heads * width, bias=False)
+            self.query_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
+            self.key_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
         self.gate = _Gate(shape.embed_dim, heads) if self.drops else None
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
         self.convolution = None
@@ -179,9 +179,7 @@ class Taught(Kind):
         if self.reads_heads:
             return self.query_proj(tokens.q.detach()), self.key_proj(tokens.k.detach())
         return tuple(
-            nn.functional.linear(x, projection.weight.to(x.dtype))
-            .unflatten(-1, (self.shape.num_heads, -1))
-            .transpose(1, 2)
+            projection(x).unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
             for projection in (self.query_proj, self.key_proj)
         )
 
@@ -257,15 +255,14 @@ class _Gate(nn.Module):
 
     def __init__(self, width: int, heads: int):
         super().__init__()
-        self.hidden = nn.Linear(width, width)
+        self.hidden = ExactLinear(width, width)
         self.wanted = nn.Parameter(torch.randn(heads, width) * width**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias, wanted = (
-            t.to(x.dtype) for t in (self.hidden.weight, self.hidden.bias, self.wanted)
+        found = nn.functional.gelu(self.hidden(x))
+        found, wanted = (
+            nn.functional.normalize(t, dim=-1) for t in (found, self.wanted.to(found.dtype))
         )
-        found = nn.functional.gelu(nn.functional.linear(x, weight, bias))
-        found, wanted = (nn.functional.normalize(t, dim=-1) for t in (found, wanted))
         return (found @ wanted.T).transpose(1, 2)
 
 

@@ -6,7 +6,7 @@ Shape letters: B batch, N tokens, D width, K clusters.
 import torch
 from torch import Tensor, nn
 
-from ..precision import at_least_float32, full_float32
+from ..precision import ExactLinear, at_least_float32, full_float32
 from .average import AverageNormalizer
 from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
 from .report import Report, State
@@ -50,7 +50,7 @@ class NeuralClustering(AverageNormalizer):
         self.temperature = temperature
         self.normalizer = normalizer
         self.centroids = initial_centroids(num_clusters, embed_dim) if own_centroids else None
-        self.w_c = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.w_c = ExactLinear(embed_dim, embed_dim, bias=False)
         nn.init.xavier_uniform_(self.w_c.weight)
 
     @full_float32()
@@ -126,7 +126,7 @@ class NeuralClustering(AverageNormalizer):
         return self.assign(x, padding_mask, centroids)[:2]
 
     def _keys(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.w_c.weight.to(x.dtype))
+        return self.w_c(x)
 
     def _taught(self, report: Report, x: Tensor, found: FuzzyClusters, real: Tensor) -> Report:
         """The report with what teaches: losses, and the normaliser's observation."""

@@ -19,9 +19,9 @@ from fairseq_clusterformer.answers import TYPES, StructureLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.models.answer_heads import in_float32
 from fairseq_clusterformer.models.options import complete
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
+from fairseq_clusterformer.precision import ExactLinear
 
 from . import encoder as etc
 from .global_tokens import (
@@ -246,10 +246,10 @@ class StructureHeads(nn.Module):
 
     def __init__(self, embed_dim: int, *, supporting: bool):
         super().__init__()
-        self.span = nn.Linear(embed_dim, 2)
-        self.paragraph, self.candidate = (nn.Linear(embed_dim, 1) for _ in range(2))
-        self.supporting = nn.Linear(embed_dim, 1) if supporting else None
-        self.answer_type = nn.Linear(embed_dim, len(TYPES))
+        self.span = ExactLinear(embed_dim, 2)
+        self.paragraph, self.candidate = (ExactLinear(embed_dim, 1) for _ in range(2))
+        self.supporting = ExactLinear(embed_dim, 1) if supporting else None
+        self.answer_type = ExactLinear(embed_dim, len(TYPES))
         for head in self.children():
             nn.init.normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
@@ -264,19 +264,19 @@ class StructureHeads(nn.Module):
             text_mask: bool [B, N], True where a short answer can begin and end.
         """
         text = text_mask & ~reading.document_padding
-        start, end = in_float32(self.span, reading.document).unbind(-1)
+        start, end = self.span(reading.document).unbind(-1)
         of_global, types = reading.of_global, reading.types
         paragraph = start.new_full(start.shape, -torch.inf)
         rows, tokens = types.eq(OF_PARAGRAPH).nonzero(as_tuple=True)
-        of_paragraph = in_float32(self.paragraph, of_global[rows, tokens]).squeeze(-1)
+        of_paragraph = self.paragraph(of_global[rows, tokens]).squeeze(-1)
         paragraph = paragraph.index_put((rows, reading.starts[rows, tokens]), of_paragraph)
         # a question with candidates has no global token for all
         plain = types[:, :1].eq(OF_ALL)
-        of_types = in_float32(self.answer_type, of_global[:, 0]) * plain
+        of_types = self.answer_type(of_global[:, 0]) * plain
         sentences = None
         if self.supporting is not None:
-            sentences = _chosen(in_float32(self.supporting, of_global), types.eq(OF_SENTENCE))
-        candidates = _chosen(in_float32(self.candidate, of_global), types.eq(OF_CANDIDATE))
+            sentences = _chosen(self.supporting(of_global), types.eq(OF_SENTENCE))
+        candidates = _chosen(self.candidate(of_global), types.eq(OF_CANDIDATE))
         if not candidates.size(1):
             # workers of a distributed training expect a gradient, of 0, for each parameter
             of_types, candidates = of_types + candidates.sum(), None

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
 
@@ -109,12 +110,25 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             if layer.gradient_checkpointing:
                 layer.forward = partial(gradient_checkpointing_func, type(layer).forward, layer)
 
-    def _begin(self, output_attentions: bool | None, inputs_embeds: Tensor | None) -> None:
+    def _begin(
+        self, output_attentions: bool | None, inputs_embeds: Tensor | None, **others: object
+    ) -> None:
         """Refuse what there is not, and begin an update in training.
 
         Raises:
-            ValueError: attention weights or embeddings are asked for or given.
+            ValueError: attention weights are asked for; embeddings, or what no model of ours has,
+                are given.
         """
+        given = {name: value for name, value in others.items() if value is not None}
+        for name in sorted(given.keys() - _TAKEN):
+            means_nothing = torch.is_tensor(given[name]) and (
+                (name == "token_type_ids" and not given[name].any())
+                or (name.endswith("head_mask") and bool((given[name] == 1).all()))
+            )
+            packed = name in _PACKED and "position_ids" in given
+            if not (means_nothing or packed):
+                allowed = "None" if name not in _PACKED else "with position_ids"
+                raise ValueError(f"{name} is given, which is not read; allowed: {allowed}")
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError(
                 "output_attentions is True: clustered attention never makes a matrix of weights; "
@@ -149,11 +163,55 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         elif generation_config.use_cache:
             model_kwargs["cache"] = ClusterformerCache()
 
-    def _masked(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Tokens with fairseq's padding where the mask is 0."""
-        if attention_mask is None:
-            return input_ids
-        return input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+    def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
+        """None: each row counts its own real tokens."""
+
+    def _masked(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """Tokens with fairseq's padding where the mask is 0.
+
+        Raises:
+            ValueError: positions of other rows than these.
+        """
+        tokens = input_ids
+        if attention_mask is not None:
+            tokens = tokens.masked_fill(attention_mask == 0, self.config.pad_token_id)
+        if self._documents(position_ids, tokens) is not None:
+            raise ValueError(
+                "position_ids say that rows hold several documents, which this model cannot keep "
+                "apart; allowed: one a row"
+            )
+        return tokens
+
+    def _documents(
+        self, position_ids: Tensor | None, tokens: Tensor, cache: ClusterformerCache | None = None
+    ) -> Tensor | None:
+        """Numbers of the documents that positions say are packed in rows, int64 [B, N]; None:
+        each row is one.
+
+        Args:
+            position_ids: int64 [1 or B, N]; anything at padding.
+            tokens: int64 [B, N], those behind the ``cache``.
+
+        Raises:
+            ValueError: positions that are counted in another way, or documents behind a cache.
+        """
+        if position_ids is None:
+            return None
+        padding = tokens.eq(self.config.pad_token_id)
+        found = position_ids.expand_as(tokens)[~padding]
+        row = (~padding).cumsum(1) - 1 + (0 if cache is None else cache.real)
+        if torch.equal(row[~padding], found):
+            return None
+        documents = (position_ids.eq(0) & ~padding).cumsum(1)
+        places = Batch(padding, documents).positions(tokens)
+        if cache is not None or not torch.equal(places[~padding], found):
+            raise ValueError(
+                "position_ids count neither each row's tokens from 0 nor, without a cache, those "
+                "of each document in it; allowed: None, or one of these"
+            )
+        return documents
 
     def _wants_states(self, output_hidden_states: bool | None) -> bool:
         """Whether the input and each layer's output are to be returned."""
@@ -162,7 +220,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _with_clustering(
         self, loss: Tensor, reports: dict[str, list], share: Tensor | float = 1.0
     ) -> Tensor:
-        """In training, the task's loss and those of the clusters (CF22 eq. 17).
+        """The task's loss; in training its gradient is also that of the clusters' losses (CF22
+        eq. 17), which may be below 0 and are not what anyone wants to read in a log.
 
         Args:
             share: of the batch in an update, as :func:`share_of` says; the task's loss has it
@@ -174,14 +233,18 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         weights = ClusteringLossConfig()
         for name, value in self.config.criterion.items():
             setattr(weights, name, value)
-        return (
+        total = (
             weights.task_loss_weight * loss
             + share * weights.clustering_loss_weight * clustering["clustering_loss"]
             + share * weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
             + share * weights.routing_loss_weight * clustering["routing_loss"]
         )
+        return loss.detach() + (total - total.detach())
 
 
+#: what forward takes besides its arguments; and what says once more how rows are packed
+_TAKEN = {"num_items_in_batch", "position_ids"}
+_PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()
 
 

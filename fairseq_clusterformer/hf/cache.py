@@ -41,6 +41,11 @@ class ClusterformerCache(Cache):
         tensors = self._tensors()
         return len(tensors[0]) if tensors else -1
 
+    @property
+    def real(self) -> Tensor | int:
+        """How many tokens of each row were seen without padding, int64 [B, 1], or of all."""
+        return self.state.get("seen", {}).get("real", self.tokens)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens that were seen, whether or not their keys are still kept."""
         return self.tokens
@@ -68,6 +73,11 @@ class ClusterformerCache(Cache):
             module: {name: None if t is None else change(t) for name, t in kept.items()}
             for module, kept in self.state.items()
         }
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of one layer, as if all were: generation then reads what the cache has not seen."""
+        return [False]
 
     @property
     def is_compileable(self) -> bool:

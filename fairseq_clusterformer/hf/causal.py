@@ -37,6 +37,7 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         cache: ClusterformerCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -53,6 +54,8 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             input_ids: int64 [B, N]; with ``cache`` the tokens after those it holds.
             attention_mask: 1 at real tokens, [B, N] or, with ``cache``, of all tokens so
                 far; None: all but the padding symbol are real.
+            position_ids: int64 [1 or B, N], each row's from 0; those of packed documents begin
+                again at each, which is then read as a row of its own. Anything at padding.
             cache: what an earlier call returned, which is used up.
             inputs_embeds: refused.
             labels: int64 [B, N], -100 where there is no loss; shifted here by one.
@@ -64,24 +67,27 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             return_dict: False: a tuple.
 
         Raises:
-            ValueError: what is refused, or a mask of another length.
+            ValueError: what is refused, or a mask or positions of other tokens.
         """
-        self._begin(output_attentions, inputs_embeds)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         decoder = self.model.decoder
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states, reports = None, {}
         if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
             cache = ClusterformerCache()
         if cache is not None:
-            x = decode(
-                decoder, self._masked(input_ids, _newest(attention_mask, input_ids, cache)), cache
-            )
+            tokens = self._masked(input_ids, _newest(attention_mask, input_ids, cache))
+            self._documents(position_ids, tokens, cache)
+            x = decode(decoder, tokens, cache)
         else:
             tokens = self._masked(input_ids, attention_mask)
-            x, extra = decoder.extract_features(tokens, None)
+            documents = self._documents(position_ids, tokens)
+            x, extra = decoder.extract_features_scriptable(tokens, None, documents=documents)
             reports = extra["reports"]
             if self._wants_states(output_hidden_states):
                 states = batch_first(extra["inner_states"])
+        if isinstance(logits_to_keep, int) and logits_to_keep:
+            x = _carried(x, tokens.eq(self.config.pad_token_id))
         logits = self._logits(x[:, keep])
         loss = None
         if labels is not None:
@@ -97,6 +103,13 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
         if decoder.adaptive_softmax is not None:
             return decoder.adaptive_softmax.get_log_prob(x, None)
         return decoder.output_layer(x)
+
+
+def _carried(x: Tensor, padding: Tensor) -> Tensor:
+    """Features [B, N, D], at padding those of the last token before it: generation reads the
+    last place, which of a row padded on the right is padding."""
+    places = torch.arange(x.size(1), device=x.device).masked_fill(padding, 0).cummax(1).values
+    return x.gather(1, places.unsqueeze(-1).expand_as(x))
 
 
 def _newest(mask: Tensor | None, tokens: Tensor, cache: ClusterformerCache) -> Tensor | None:

@@ -1,5 +1,6 @@
 """``AutoModel``, ``AutoModelForMaskedLM`` and ``AutoModelForSequenceClassification``."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import (
@@ -34,6 +35,7 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -44,6 +46,8 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
 
         Args:
             attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
+            position_ids: of a language model as :class:`ClusterformerForCausalLM` has them; of
+                others, from 0 in each row.
             inputs_embeds, output_attentions: refused.
             output_hidden_states: also return the input and each layer's output.
             return_dict: False: a tuple.
@@ -51,13 +55,17 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         Raises:
             ValueError: what is refused.
         """
-        self._begin(output_attentions, inputs_embeds)
-        tokens = self._masked(input_ids, attention_mask)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
         if self.config.family == "clusterformer_lm":
-            x, extra = self.model.decoder.extract_features(tokens, None)
+            tokens = self._masked(input_ids, attention_mask)
+            documents = self._documents(position_ids, tokens)
+            x, extra = self.model.decoder.extract_features_scriptable(
+                tokens, None, documents=documents
+            )
             states = extra["inner_states"]
         else:
+            tokens = self._masked(input_ids, attention_mask, position_ids)
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
             x, states = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_states"]
         states = batch_first(states if wanted else None)
@@ -84,6 +92,7 @@ class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_attentions: bool | None = None,
@@ -96,9 +105,9 @@ class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
         Args:
             labels: int64 [B, N], -100 where there is no loss.
         """
-        self._begin(output_attentions, inputs_embeds)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
-        tokens = self._masked(input_ids, attention_mask)
+        tokens = self._masked(input_ids, attention_mask, position_ids)
         encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
         logits = self.model.lm_head(encoded["encoder_out"][0].transpose(0, 1))
         states, loss = batch_first(encoded["encoder_states"] if wanted else None), None
@@ -126,6 +135,8 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         output_attentions: bool | None = None,
@@ -136,11 +147,14 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
         """Logits [B, classes]; see :class:`ClusterformerModel`.
 
         Args:
+            token_type_ids: 1 at the second text of a joined pair, 0 elsewhere; the model knows.
             labels: int64 [B]; of a regression, floating point.
         """
-        self._begin(output_attentions, inputs_embeds)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
-        tokens = self._masked(input_ids, attention_mask)
+        tokens = self._masked(input_ids, attention_mask, position_ids)
+        if token_type_ids is not None:
+            self._check_types(token_type_ids, tokens)
         logits, extra = self.model(tokens, return_all_hiddens=wanted)
         loss = None
         if labels is not None:
@@ -150,3 +164,13 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
         states = batch_first(extra["encoder_states"] if wanted else None)
         out = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=states)
         return as_asked(out, return_dict)
+
+    def _check_types(self, types: Tensor, tokens: Tensor) -> None:
+        """Refuse other types than the model's own."""
+        own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
+        real = tokens.ne(self.config.pad_token_id)
+        if not torch.equal(types[real], own[real]):
+            raise ValueError(
+                "token_type_ids are others than the model's own; allowed: None, or 0 up to the "
+                "first text's end and, of joined pairs, 1 behind it"
+            )

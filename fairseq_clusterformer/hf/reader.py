@@ -39,6 +39,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
@@ -53,6 +54,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             input_ids: int64 [B, N].
             attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
             token_type_ids: 0 at the question, 1 at the document, [B, N].
+            position_ids: from 0 in each row.
             inputs_embeds, output_attentions, output_hidden_states: refused.
             start_positions: the answer's first token, int64 [B]; 0: there is none.
             end_positions: its last token, int64 [B].
@@ -64,7 +66,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         Raises:
             ValueError: what is refused, or no ``token_type_ids``.
         """
-        self._begin(output_attentions, inputs_embeds)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):
             raise ValueError(
                 "output_hidden_states is True: the layers read windows of a document, not rows; "
@@ -72,7 +74,7 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             )
         if token_type_ids is None:
             raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
-        tokens = self._masked(input_ids, attention_mask)
+        tokens = self._masked(input_ids, attention_mask, position_ids)
         real = tokens.ne(self.config.pad_token_id)
         of_document = real & token_type_ids.eq(1)
         question, document = (

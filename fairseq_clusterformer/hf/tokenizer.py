@@ -9,6 +9,7 @@ can, to who does not have this package.
 import json
 import shutil
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from fairseq.data import Dictionary
@@ -210,28 +211,48 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
     ) -> str:
+        """Readable text. Tokens that do not begin a text, such as what was generated, keep the
+        blank before the first word."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        if self.form == "text" and skip_special_tokens:
-            line_end = None if self.coding.unit == "byte" else self.eos_token_id
-            ids = [i for i in ids if i == line_end or i not in self.all_special_ids]
-            if ids[:1] == [line_end]:  # what a text begins by is no line of its own
-                ids = ids[1:]
-            return self.coding.decode(ids)
-        if not skip_special_tokens:
-            return " ".join(self.target_symbols[i] for i in ids)
-        symbols = [self.target_symbols[i] for i in ids if i not in self.all_special_ids]
+        special, begin = set(self.all_special_ids), self._begin
+        after = self.unk_token_id if self.form == "text" else None
+        if skip_special_tokens:
+            ids = [i for i in ids if i in begin or i not in special]
+            if ids[: len(begin)] == begin:
+                ids, after = ids[len(begin) :], None
+            return self._readable(ids, after)
+        own = self.form in ("text", "masked") and self.coding.unit != "word"
+        found = []
+        for is_special, run in groupby(ids, key=special.__contains__):
+            run = list(run)
+            texts = [self.target_symbols[i] for i in run]
+            found += texts if is_special else [self._readable(run, after)]
+            framed = run[-1] in (self.bos_token_id, self.eos_token_id)
+            after = run[-1] if own and not framed else None
+        return ("" if own else " ").join(found)
+
+    @property
+    def _begin(self) -> list[int]:
+        """What a text begins by, which is also a line's end."""
+        return [self.eos_token_id] if self.form == "text" and self.coding.unit != "byte" else []
+
+    def _readable(self, ids: list[int], after: int | None) -> str:
+        """The text of tokens; see `TextCoding.decode`."""
+        if self.form in ("text", "masked"):
+            return self.coding.decode(ids, after)
+        symbols = [self.target_symbols[i] for i in ids]
         if self.form == "translation":
             return self.pipeline.decode(" ".join(symbols), self.languages[1])
         if self.form == "sentence":
             return " ".join(symbols)
-        if self.form == "reader":
-            texts = dict(zip(self.subwords.symbols, self.subwords.texts, strict=True))
-            return "".join(texts.get(symbol, "") for symbol in symbols).strip()
-        return self.coding.decode(map(self.target_symbols.index, symbols))
+        texts = dict(zip(self.subwords.symbols, self.subwords.texts, strict=True))
+        return "".join(texts.get(symbol, "") for symbol in symbols).strip()
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Readable text of symbols."""
-        return self._decode(self.convert_tokens_to_ids(tokens), skip_special_tokens=True)
+        """Readable text of symbols, as of a whole text."""
+        ids = list(self.convert_tokens_to_ids(tokens))
+        begin = [] if ids[:1] == self._begin else self._begin
+        return self._decode([*begin, *ids], skip_special_tokens=True)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None

@@ -1,5 +1,7 @@
 """``AutoModelForSeq2SeqLM``: a translation model with clustered attention on both sides."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +15,17 @@ from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
 from .cache import ClusterformerCache
 
 
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """As of transformers, and which tokens are real.
+
+    Attributes:
+        attention_mask: 1 at real tokens, bool [B, S].
+    """
+
+    attention_mask: Tensor | None = None
+
+
 class Encoder:
     """fairseq's encoder as transformers' generation calls it.
 
@@ -23,7 +36,7 @@ class Encoder:
     def __init__(self, model: "ClusterformerForConditionalGeneration"):
         self.model = model
 
-    def __call__(self, *args, **kwargs) -> BaseModelOutput:
+    def __call__(self, *args, **kwargs) -> EncoderOutput:
         return self.forward(*args, **kwargs)
 
     def forward(
@@ -33,10 +46,11 @@ class Encoder:
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> BaseModelOutput:
+    ) -> EncoderOutput:
         """States [B, N, D] of source sentences, int64 [B, N]."""
         self.model._begin(output_attentions, None)
-        return BaseModelOutput(self.model._encode(input_ids, attention_mask, [])[0])
+        source, hidden = self.model._encode(input_ids, attention_mask, [])
+        return EncoderOutput(source, attention_mask=~hidden)
 
 
 class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, GenerationMixin):
@@ -77,6 +91,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
@@ -95,6 +110,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             input_ids: source sentences, int64 [B, S]; not needed with ``encoder_outputs``.
             attention_mask: 1 at real tokens of the source, [B, S]; None: all but the padding
                 symbol.
+            position_ids: of the source, from 0 in each row.
             decoder_input_ids: int64 [B, N], beginning with ``</s>``; None: made of the labels.
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
@@ -109,17 +125,17 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         Raises:
             ValueError: what is refused, or nothing to decode.
         """
-        self._begin(output_attentions, inputs_embeds)
+        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids is None; allowed: with labels")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         reports: list = []
         if encoder_outputs is None:
-            source, hidden = self._encode(input_ids, attention_mask, reports)
+            source, hidden = self._encode(input_ids, attention_mask, reports, position_ids)
         else:
             source = encoder_outputs[0]
-            real = attention_mask
+            real = getattr(encoder_outputs, "attention_mask", attention_mask)
             if real is None and input_ids is not None:
                 real = input_ids.ne(self.config.pad_token_id)
             hidden = source.new_zeros(source.shape[:2]).bool() if real is None else real == 0
@@ -152,9 +168,13 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         return as_asked(out, return_dict)
 
     def _encode(
-        self, input_ids: Tensor, attention_mask: Tensor | None, reports: list
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        reports: list,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """States [B, S, D] and the padding mask, bool [B, S]; adds the layers' reports."""
-        out = self.model.encoder(self._masked(input_ids, attention_mask))
+        out = self.model.encoder(self._masked(input_ids, attention_mask, position_ids))
         reports += out["reports"]
         return out["encoder_out"][0].transpose(0, 1), out["encoder_padding_mask"][0]

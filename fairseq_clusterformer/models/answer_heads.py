@@ -2,10 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
-from fairseq_clusterformer.precision import at_least_float32
+from fairseq_clusterformer.precision import ExactLinear
 
 from .encoder_only import masked_mean
 from .reader import Reading
@@ -20,9 +19,9 @@ class AnswerHeads(nn.Module):
 
     def __init__(self, embed_dim: int):
         super().__init__()
-        self.span = nn.Linear(embed_dim, 2)
-        self.paragraph = nn.Linear(embed_dim, 1)
-        self.answer_type = nn.Linear(embed_dim, len(TYPES))
+        self.span = ExactLinear(embed_dim, 2)
+        self.paragraph = ExactLinear(embed_dim, 1)
+        self.answer_type = ExactLinear(embed_dim, len(TYPES))
         for head in (self.span, self.paragraph):
             nn.init.normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
@@ -39,8 +38,8 @@ class AnswerHeads(nn.Module):
             text_mask: bool [B, N], True where a short answer can begin and end.
         """
         real = ~reading.document_padding
-        start, end = in_float32(self.span, reading.document).unbind(-1)
-        paragraph = in_float32(self.paragraph, reading.document).squeeze(-1)
+        start, end = self.span(reading.document).unbind(-1)
+        paragraph = self.paragraph(reading.document).squeeze(-1)
         # "the mean values of the first hidden state of all the chunked sequences"
         first = (reading.question[:, :, :1], reading.question_padding[:, :, :1])
         states, hidden = (x.flatten(1, 2) for x in first)
@@ -48,11 +47,5 @@ class AnswerHeads(nn.Module):
             start=start.masked_fill(~(text_mask & real), -torch.inf),
             end=end.masked_fill(~(text_mask & real), -torch.inf),
             paragraph=paragraph.masked_fill(~(paragraph_mask & real), -torch.inf),
-            type=in_float32(self.answer_type, masked_mean(states, ~hidden)),
+            type=self.answer_type(masked_mean(states, ~hidden)),
         )
-
-
-def in_float32(head: nn.Linear, x: Tensor) -> Tensor:
-    """A linear map, computed in float32 or more."""
-    with torch.autocast(x.device.type, enabled=False):
-        return linear(*map(at_least_float32, (x, head.weight, head.bias)))

@@ -123,15 +123,18 @@ class ClusterformerClassifier(EncoderOnlyModel):
         extra = {"reports": {"encoder": reports}, "encoder_states": out["encoder_states"]}
         return self.classifier(features), extra
 
+    def second(self, tokens: Tensor) -> Tensor:
+        """1 behind the end of a joined pair's first text, 0 elsewhere, int64 [B, N]."""
+        ends = tokens.eq(self.encoder.dictionary.eos())
+        return (ends.cumsum(1) - ends.long()).clamp(max=1)
+
     def _encode(
         self, tokens: Tensor, return_all_hiddens: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """Pooled outputs [B, D], and what the encoder returned."""
         embeddings = None
         if self.segments is not None:
-            ends = tokens.eq(self.encoder.dictionary.eos())
-            second = (ends.cumsum(1) - ends.long()).clamp(max=1)
-            embeddings = self.encoder.embed_tokens(tokens) + self.segments(second)
+            embeddings = self.encoder.embed_tokens(tokens) + self.segments(self.second(tokens))
         out = self.encoder(
             tokens, token_embeddings=embeddings, return_all_hiddens=return_all_hiddens
         )

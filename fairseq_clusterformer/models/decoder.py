@@ -6,7 +6,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
-from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 
 from .stack import ClusteredLayer, ClusteredStack, pack, unpack
@@ -126,11 +126,13 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
+        documents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features [B, N, D] and extra outputs, as fairseq's.
 
         ``extra["reports"]`` are the reports of the layers, as
-        :func:`~fairseq_clusterformer.clustering.summary` takes them.
+        :func:`~fairseq_clusterformer.clustering.summary` takes them. ``documents`` are the
+        numbers of those in each row, int64 [B, N]; None: as ``separate_documents`` says.
 
         Raises:
             ValueError: ``full_context_alignment``; this decoder is causal.
@@ -145,7 +147,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")
         )
-        x, batch = self._embed(prev_output_tokens, incremental_state)
+        x, batch = self._embed(prev_output_tokens, incremental_state, documents)
 
         weights = None
         by_layer: dict[int, list[Report]] = {}
@@ -181,7 +183,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         return x, extra
 
     def _embed(
-        self, tokens: Tensor, incremental_state: IncrementalState | None
+        self,
+        tokens: Tensor,
+        incremental_state: IncrementalState | None,
+        documents: Tensor | None = None,
     ) -> tuple[Tensor, Batch]:
         """Input of the first layer [N, B, D], and what the layers know of its tokens.
 
@@ -190,8 +195,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """
         if not incremental_state:
             incremental_state = None
-        documents = None
-        if self.separate_documents:  # an end-of-sentence symbol stands before what follows it
+        if documents is None and self.separate_documents:
+            # an end-of-sentence symbol stands before what follows it
             documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
         positions = None
         if self.embed_positions is not None:
@@ -219,9 +224,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
         padding_mask = tokens.eq(self.padding_idx)
         # A step on a GPU is too short to wait for its answer.
-        waits = incremental_state is None or not tokens.is_cuda
-        if waits and not padding_mask.any():
-            padding_mask = None
+        if incremental_state is None or not tokens.is_cuda:
+            padding_mask = any_padding(padding_mask)
         return x, Batch(padding_mask, documents)
 
     def _positions_in(self, tokens: Tensor, documents: Tensor, part: slice) -> Tensor:

@@ -1,15 +1,13 @@
 """More tokens for each row, by the layers of our decoder and what they keep of those before."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import embedding
 
-from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention import Batch, any_padding
 
 from .decoder import ClusterformerDecoder
 
@@ -63,7 +61,7 @@ def decode(
         )
     hidden = tokens.eq(decoder.padding_idx)
     # A step on a GPU is too short to wait for its answer.
-    padded = tokens.is_cuda or bool(hidden.any())
+    padded = tokens.is_cuda or any_padding(hidden) is not None
     places, documents = _places(decoder, tokens, ~hidden, padded, cache)
     most = cache.tokens + tokens.size(1)
     if documents is None:
@@ -116,20 +114,10 @@ def _embed(decoder: ClusterformerDecoder, tokens: Tensor, places: Tensor) -> Ten
     if (module := decoder.embed_positions) is not None:
         places = places + module.padding_idx + 1
         learned = isinstance(module, torch.nn.Embedding)
-        x = x + (embedding(places, module.weight) if learned else _sinusoids(module, places))
+        x = x + (embedding(places, module.weight) if learned else module.at(places))
     if decoder.layernorm_embedding is not None:
         x = decoder.layernorm_embedding(x)
     return x.transpose(0, 1)
-
-
-def _sinusoids(module: SinusoidalPositionalEmbedding, places: Tensor) -> Tensor:
-    """What fairseq's module would look up in a table as long as the text, [1 or B, n, D]."""
-    half = module.embedding_dim // 2
-    rate = torch.arange(half, dtype=torch.float32, device=places.device)
-    rate = torch.exp(rate * -(math.log(10_000) / (half - 1)))
-    angle = places.unsqueeze(-1) * rate
-    found = torch.cat([angle.sin(), angle.cos()], dim=-1)
-    return pad(found, (0, module.embedding_dim % 2)).to(module.weights.dtype)
 
 
 def _through(

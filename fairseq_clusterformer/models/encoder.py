@@ -7,7 +7,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor
 
-from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report, initial_centroids
 
 from .stack import ClusteredLayer, ClusteredStack, at_once_in, pack, unpack
@@ -105,16 +105,15 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
             layers.
         """
         padding_mask = src_tokens.eq(self.padding_idx)
-        has_pads = bool(padding_mask.any())
+        batch = Batch(any_padding(padding_mask))
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
-        if has_pads:
+        if not batch.is_plain:
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         x = x.transpose(0, 1)
 
         centroids = self.centroids
         if centroids is not None:
             centroids = centroids.expand(x.size(1), -1, -1)
-        batch = Batch(padding_mask if has_pads else None)
         by_layer: dict[int, list[Report]] = {}
         states = [x] if return_all_hiddens else []
         for layer in self.layers:

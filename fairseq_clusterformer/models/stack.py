@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
 from .options import flagged
+from .positions import Sinusoids
 
 # In tokens: a feed-forward block of 3,072 makes 50 MB of 4,096, and a GPU is kept busy by more.
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
@@ -76,6 +78,10 @@ class ClusteredStack:
     def __init__(self, *args, plan: AttentionPlan, **kwargs):
         self.plan, self._planned = plan, 0
         super().__init__(*args, **kwargs)
+        table = getattr(self, "embed_positions", None)
+        if isinstance(table, SinusoidalPositionalEmbedding):
+            size = len(table.weights)
+            self.embed_positions = Sinusoids(table.embedding_dim, table.padding_idx, size)
 
     def build_layer(self, layer: type[ClusteredLayer], cfg: TransformerConfig, *args) -> nn.Module:
         """The next layer, as fairseq wraps it for activation checkpointing and FSDP."""

@@ -19,10 +19,9 @@ from torch.nn.functional import dropout
 
 from fairseq_clusterformer.answers import WordLogits
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.models.answer_heads import in_float32
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.models.word_vectors import first_word_vectors
-from fairseq_clusterformer.precision import at_least_float32
+from fairseq_clusterformer.precision import ExactLinear, at_least_float32
 
 from .words import Speller, VectorTable, Words
 
@@ -258,9 +257,9 @@ class SpanHeads(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.begin, self.end = (nn.Linear(width, 1) for _ in range(2))
-        self.others = nn.ModuleList(nn.Linear(width, 3) for _ in range(2))  # yes, no, long
-        self.paragraph = nn.Linear(width, 1)
+        self.begin, self.end = (ExactLinear(width, 1) for _ in range(2))
+        self.others = nn.ModuleList(ExactLinear(width, 3) for _ in range(2))  # yes, no, long
+        self.paragraph = ExactLinear(width, 1)
 
     def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> WordLogits:
         """See :class:`WordLogits`.
@@ -277,12 +276,12 @@ class SpanHeads(nn.Module):
         for side, (head, others, x) in enumerate(
             zip((self.begin, self.end), self.others, (reading.begin, reading.end), strict=True)
         ):
-            of_words = in_float32(head, x).squeeze(-1)
-            slots.append(torch.cat([in_float32(others, x[:, 0]), of_words[:, :1]], dim=-1))
+            of_words = head(x).squeeze(-1)
+            slots.append(torch.cat([others(x[:, 0]), of_words[:, :1]], dim=-1))
             own = bounds[..., side].eq(places) & text_mask & real
             logits.append(words.at_tokens(of_words).masked_fill(~own, -torch.inf))
         begin, end = logits
-        paragraph = words.at_tokens(in_float32(self.paragraph, reading.begin).squeeze(-1))
+        paragraph = words.at_tokens(self.paragraph(reading.begin).squeeze(-1))
         slots = torch.stack(slots, dim=1)
         best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
         if begin.size(1):

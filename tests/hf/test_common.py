@@ -131,6 +131,54 @@ def test_embedded_inputs_refused_with_a_reason(auto: type) -> None:
         make(auto)(**given)
 
 
+NOT_READ = {
+    "head_mask": torch.tensor([1.0, 0.0]),
+    "token_type_ids": torch.tensor([[0, 1]]),
+    "position_ids": torch.arange(11).flip(0)[None],
+    "cu_seq_lens_q": torch.tensor([0, 11]),
+    "attention_masks": torch.ones(3, 11),
+    "is_causal": False,
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_is_not_read_is_refused(auto: type, name: str) -> None:
+    model, given = make(auto), inputs(auto)
+    value = NOT_READ[name]
+    if name == "token_type_ids":
+        value = value.expand(3, 2).repeat_interleave(6, 1)[:, :11]
+    with pytest.raises(ValueError, match=f"{name} .*; allowed: "):
+        model(**given, **{name: value})
+
+
+def test_what_says_nothing_new_is_taken(auto: type) -> None:
+    """Positions from 0 in each row, one type of tokens, a mask of no head, and None."""
+    model, given = make(auto), inputs(auto)
+    ids, mask = padded([tokens(1, length)[0] for length in (9, 4, 11)], "left")
+    given |= {"input_ids": ids, "attention_mask": mask}
+    plain = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "token_type_ids": 0 * ids}
+    plain |= {"head_mask": torch.ones(2, 4), "seq_idx": None}
+    assert torch.equal(model(**given, **plain)[0], model(**given)[0])
+
+
+def test_a_joined_pairs_types_are_the_tokenizers() -> None:
+    kind = AutoModelForSequenceClassification
+    options = config("clusterformer_classifier_tiny")
+    options.form = "joined"
+    model, ids = kind.from_config(options).eval(), tokens(1, 9)
+    ids[0, [0, 4, 8]] = torch.tensor([0, EOS, EOS])
+    types = (torch.arange(9) > 4).long()[None]
+    assert torch.equal(model(ids, token_type_ids=types)[0], model(ids)[0])
+    with pytest.raises(ValueError, match="token_type_ids are others .*; allowed: "):
+        model(ids, token_type_ids=1 - types)
+
+
+def test_packed_documents_of_an_encoder_are_refused() -> None:
+    model = make(AutoModelForMaskedLM)
+    with pytest.raises(ValueError, match="position_ids say that rows hold several documents"):
+        model(tokens(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+
+
 def test_hidden_states(auto: type) -> None:
     out = make(auto)(**inputs(auto), output_hidden_states=True)
     states = out.decoder_hidden_states if auto is AutoModelForSeq2SeqLM else out.hidden_states

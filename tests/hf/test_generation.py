@@ -1,13 +1,16 @@
 """Generation with our bounded cache: the same tokens as without it, and as fairseq writes."""
 
 import copy
+import itertools
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
+import transformers  # noqa: E402
 from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -111,16 +114,42 @@ def test_with_a_cache_as_without(how: str) -> None:
     assert torch.equal(found, written(model, ids, **HOW[how]))  # the same for the same seed
 
 
-@pytest.mark.parametrize("how", ["greedy", "beams"])
-def test_left_padding_changes_nothing(how: str) -> None:
-    model = language_model(decoder_learned_pos=True)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("how", [*itertools.product(["greedy", "beams"], ["left", "right"])])
+@pytest.mark.parametrize("make", [language_model, translator])
+def test_padding_changes_nothing(make: Callable, how: tuple[str, str], masked: bool) -> None:
+    search, side = how
+    model = make(decoder_learned_pos=True)
     rows = [tokens(1, length)[0] for length in (9, 4, 1)]
-    ids, mask = padded(rows, "left")
-    together = written(model, ids, attention_mask=mask, **HOW[how])
-    for row, found in zip(rows, together, strict=True):
-        assert torch.equal(
-            written(model, row[None], **HOW[how])[0], found[len(ids[0]) - len(row) :]
-        )
+    ids, mask = padded(rows, side)
+    for more in ({}, {"use_cache": False}):
+        options = more | HOW[search] | ({"attention_mask": mask} if masked else {})
+        together = written(model, ids, **options)
+        for row, found in zip(rows, together, strict=True):
+            assert torch.equal(written(model, row[None], **HOW[search])[0][-12:], found[-12:])
+
+
+def test_an_encoders_padding_is_the_decoders() -> None:
+    model, (ids, _) = translator(), padded([tokens(1, 7)[0], tokens(1, 2)[0]], "right")
+    encoded, read = model.get_encoder()(ids), tokens(2, 5)
+    found = model(encoder_outputs=encoded, decoder_input_ids=read).logits
+    alone = model(ids[1:, :2], decoder_input_ids=read[1:]).logits
+    torch.testing.assert_close(found[1:], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gated", "routing", "xl"])
+def test_packed_rows_are_rows_alone(kind: str) -> None:
+    """As DataCollatorWithFlattening packs them."""
+    model = language_model(attention=kind)
+    rows = [tokens(1, length)[0] for length in (9, 1, 14)]
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    packed = collate([{"input_ids": row} for row in rows])
+    out = model(**packed)
+    alone = [model(row[None], labels=row[None]) for row in rows]
+    wanted = torch.cat([each.logits for each in alone], dim=1)
+    torch.testing.assert_close(out.logits, wanted, rtol=1e-5, atol=1e-5)
+    losses = [each.loss * (len(row) - 1) for each, row in zip(alone, rows, strict=True)]
+    torch.testing.assert_close(out.loss, (losses[0] + losses[2]) / (8 + 13))
 
 
 def test_documents_in_one_row() -> None:
@@ -240,6 +269,7 @@ def test_a_conversation_goes_on_from_a_cache() -> None:
     more = torch.cat([first.sequences, tokens(1, 3)], dim=1)
     found = model.generate(more, cache=first.cache, max_new_tokens=6, eos_token_id=None)
     assert torch.equal(found, model.generate(more, max_new_tokens=6, eos_token_id=None))
+    assert first.cache.get_seq_length() == 6 + 5 + 3 + 6 - 1  # none was read twice
 
 
 COMPILED = [
@@ -286,3 +316,36 @@ def test_compiled_generation() -> None:
     wanted = model.generate(ids, **how)
     model.compile(backend="aot_eager", dynamic=True)
     assert torch.equal(model.generate(ids, **how), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["translator", "window+neural", "taught(drop_keys=0.3)"])
+def test_quantised(kind: str) -> None:
+    """Every map but those that choose clusters."""
+    model = translator() if kind == "translator" else language_model(attention=kind)
+    small = torch.ao.quantization.quantize_dynamic(model)
+    assert any("quantized" in type(module).__module__ for module in small.modules())
+    ids, read = tokens(2, 9), tokens(2, 5)
+    given = {"decoder_input_ids": read} if kind == "translator" else {}
+    with torch.no_grad():
+        off = (small(ids, **given).logits - model(ids, **given).logits).abs()
+    assert 0 < off.mean() < 0.2
+    assert small.generate(ids, max_new_tokens=2).shape[0] == 2
+
+
+@pytest.mark.parametrize("kind", ["translator", "taught"])
+def test_exported_as_a_graph(kind: str) -> None:
+    """One graph for padded rows and others."""
+    layers = {"encoder_layers": 1, "decoder_layers": 1}
+    model = translator(**layers)
+    if kind != "translator":
+        model = language_model(attention=kind, decoder_layers=1)
+    ids, mask = padded([tokens(1, length)[0] for length in (9, 4, 6)], "right")
+    given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    if kind == "translator":
+        given["decoder_input_ids"] = tokens(3, 5)
+    graph = torch.export.export(model, (), given).module()
+    for more in ({}, {"input_ids": tokens(3, 9), "attention_mask": torch.ones_like(mask)}):
+        found, wanted = (each(**given | more).logits for each in (graph, model))
+        real = slice(None) if more or kind == "translator" else mask.bool()
+        torch.testing.assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)

@@ -1,12 +1,16 @@
 """The tokenizer: the tokens that preparation makes, and the text again."""
 
+import contextlib
+import functools
+import io
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
-from transformers import AutoTokenizer  # noqa: E402
+from transformers import AutoTokenizer, TextStreamer  # noqa: E402
 
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
 from fairseq_clusterformer.hf import ClusterformerTokenizer  # noqa: E402
@@ -59,6 +63,33 @@ def test_a_batch_is_padded_on_the_left(tokenizer: ClusterformerTokenizer) -> Non
         "The cat",
         "The dog ran away .",
     ]
+
+
+def test_symbols_stand_in_readable_text(tokenizer: ClusterformerTokenizer) -> None:
+    """Also where a text is written token by token."""
+    ids = tokenizer("The small cat sat .")["input_ids"]
+    found = tokenizer.decode([tokenizer.pad_token_id, *ids])
+    blank = " " if tokenizer.coding.unit == "word" else ""
+    begins = [] if tokenizer.coding.unit == "byte" else ["</s>"]
+    assert found == blank.join(["<pad>", *begins, "The small cat sat ."])
+    for skip in (False, True):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            streamer = TextStreamer(tokenizer, skip_special_tokens=skip)
+            for token in ids:
+                streamer.put(torch.tensor([token]))
+            streamer.end()
+        assert printed.getvalue() == tokenizer.decode(ids, skip_special_tokens=skip) + "\n"
+
+
+def test_what_is_written_follows_its_prompt(tokenizer: ClusterformerTokenizer) -> None:
+    """As the pipeline joins them; what begins a line has no blank."""
+    ids = tokenizer("The small cat\nran away")["input_ids"]
+    cut = len(tokenizer("The small")["input_ids"])
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
+    assert decode(ids[:cut]) + decode(ids[cut:]) == "The small cat\nran away"
+    symbols = tokenizer.tokenize("The small cat")
+    assert tokenizer.convert_tokens_to_string(symbols) == "The small cat"
 
 
 def test_another_form_is_one_line(data: Path) -> None:

@@ -19,8 +19,10 @@ from fairseq_clusterformer.answers import TYPES  # noqa: E402
 from tests.hf.small import config, language_model, tokens, translator  # noqa: E402
 
 
-def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list[float]:
-    """The losses of a few updates by transformers' Trainer."""
+def fine_tuned(
+    model, rows: list[dict], folder: Path, logged: str = "loss", **options: object
+) -> list[float]:
+    """What transformers' Trainer logs of a few updates."""
     pytest.importorskip("accelerate")
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -35,7 +37,7 @@ def fine_tuned(model, rows: list[dict], folder: Path, **options: object) -> list
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=rows)
     trainer.train()
-    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return [log[logged] for log in trainer.state.log_history if logged in log]
 
 
 def rows_of(model, **more: torch.Tensor) -> list[dict]:
@@ -75,7 +77,7 @@ def test_clusters_follow_once_an_update(accumulated: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["language", "translation", "masked", "classes"])
 def test_an_update_of_several_batches_is_one_of_all_rows(kind: str, tmp_path: Path) -> None:
-    """The same loss, that of the clusters included."""
+    """The same gradient, that of the clusters' losses included."""
     no_dropout = {"dropout": 0.0, "classifier_dropout": 0.0}
     found = []
     for size, accumulated in ((8, 1), (2, 4)):
@@ -94,7 +96,7 @@ def test_an_update_of_several_batches_is_one_of_all_rows(kind: str, tmp_path: Pa
         more = {"labels": torch.tensor(1)} if kind == "classes" else {}
         options = {"per_device_train_batch_size": size, "max_steps": 1}
         options["gradient_accumulation_steps"] = accumulated
-        found += fine_tuned(model, rows_of(model, **more), tmp_path, **options)
+        found += fine_tuned(model, rows_of(model, **more), tmp_path, "grad_norm", **options)
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
@@ -111,7 +113,7 @@ def test_only_the_models_own_optimizer_counts() -> None:
 def test_a_classifier_is_fine_tuned(tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_config(config("clusterformer_classifier_tiny"))
     rows = [{"input_ids": tokens(1, 9)[0], "labels": i % 2} for i in range(8)]
-    losses = fine_tuned(model, rows, tmp_path)
+    losses = fine_tuned(model, rows, tmp_path, max_steps=24)
     assert losses[-1] < losses[0] / 2
 
 
@@ -137,18 +139,21 @@ def test_a_reader_is_fine_tuned(tmp_path: Path) -> None:
         model(**none, output_hidden_states=True)
 
 
-def test_clustering_losses_are_in_the_loss() -> None:
+def test_clustering_losses_teach_and_are_not_logged() -> None:
     given = {"input_ids": tokens(2, 9), "labels": tokens(2, 9)}
     options = config("clusterformer_masked_lm_tiny", dropout=0.0)
     model = AutoModelForMaskedLM.from_config(options).train()
     torch.manual_seed(1)
-    model(**given).loss.backward()
+    with_clusters = model(**given).loss
+    with_clusters.backward()
     assert model.model.encoder.centroids.grad.any()
     model.zero_grad()
     names = ("clustering_loss_weight", "centroid_sorting_loss_weight", "routing_loss_weight")
     model.config.criterion = dict.fromkeys(names, 0.0)
-    model(**given).loss.backward()
+    loss = model(**given).loss
+    loss.backward()
     assert not model.model.encoder.centroids.grad.any()
+    assert loss.item() == with_clusters.item()
 
 
 @pytest.mark.parametrize("target", [["q_proj", "v_proj"], "all-linear"])

@@ -1,0 +1,299 @@
+"""Every command of the pages and of the configurations' comments runs, in order, at tiny size."""
+
+import contextlib
+import gzip
+import importlib
+import io
+import json
+import re
+import runpy
+import shlex
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import yaml
+from fairseq import checkpoint_utils, tasks
+from fairseq.dataclass.initialize import hydra_init
+from fairseq_cli import hydra_train
+from hydra import compose, initialize_config_dir
+
+from tests.cli.towns import squad
+from tests.inference.commands import run
+from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, recipe
+from tests.test_docs import parse_fairseq
+
+#: how the commands begin that cannot run here, and why; test_docs.py parses these, too
+NOT_RUN = {
+    "git|cd|pip|export|echo|. ": "of the reader's shell",
+    "bash scripts/": "set-up, demo and tests themselves",
+    "clusterformer prepare lm (enwik8|wikitext103)": "downloads its corpus",
+    "clusterformer prepare translation (multi30k|iwslt14|wmt14)": "downloads its corpus",
+    "clusterformer prepare (classification mr|keyphrases openkp)": "of others' files",
+    "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop) ": "the same",
+    "clusterformer answer .* --serve": "ends when it is stopped; tests/serve",
+    "python -m scripts.(experiments.(run|distance)|benchmarks)": "takes hours; tests/experiments",
+    "clusterformer prepare qa text raw/distance": "of what the line before makes",
+    "torchrun .*--config-name hotpotqa": "asks for supporting sentences; test_etc_reader.py",
+    "clusterformer draw .*--document": "tests/visual",
+    "clusterformer convert": "takes a minute; tests/cli/test_convert.py",
+    "fairseq-train data-bin/quasar-t": "starts from RoBERTa's weights; tests/cli/test_roberta.py",
+}
+#: pages that go on from what other pages made
+AFTER = {"docs/quickstart.md": "README.md"}
+#: the least that shows that a recipe works
+TINY = {
+    **{"--max-update": 2, "--total-num-update": 2, "--warmup-updates": 1, "--update-freq": 1},
+    **{"--tokens-per-sample": 64, "--max-valid-steps": 1, "--save-interval-updates": 1},
+    **{"--validate-interval-updates": 1, "--validate-after-updates": 0, "--max-blocks": 1},
+    **{"--max-tokens": 200, "--num-clusters": 8, "--sentencepiece": 300, "--workers": 1},
+    **{"--max-epoch": 1, "--eval-bleu-args": '{"beam": 1, "max_len_a": 0, "max_len_b": 5}'},
+    **{"--num-update-checkpoints": 2, "--num-epoch-checkpoints": 1, "--beam": 2, "--max-len-b": 5},
+}
+TINY_CONFIGURATION = {
+    **{"max_update": "2", "update_freq": "[1]", "total_num_update": "2", "warmup_updates": "1"},
+    **{"tokens_per_sample": "64", "max_parts": "16", "min_sentences": "1", "num_workers": "0"},
+    **{"validate_interval_updates": "1", "validate_after_updates": "0", "bf16": "false"},
+    **{"lift": "''", "roberta_checkpoint": "''", "radius": "4", "max_tokens": "200"},
+    **{"encoder_embed_dim": "32", "encoder_ffn_embed_dim": "8", "encoder_attention_heads": "4"},
+    **{"decoder_embed_dim": "32", "decoder_ffn_embed_dim": "8", "decoder_attention_heads": "4"},
+    **{"decoder_input_dim": "32", "decoder_output_dim": "32", "batch_size": "2"},
+    **{"max_epoch": "1", "fp16": "false", "num_clusters": "8", "num_labels": "64"},
+    **{"adaptive_input_cutoff": "'60,120'", "adaptive_softmax_cutoff": "'60,120'"},
+}
+PROGRAMS = {
+    "fairseq-" + name.replace("_", "-"): name
+    for name in "train eval_lm validate generate interactive".split()
+}
+
+
+def reason(words: list[str]) -> str | None:
+    """Why a command is not run."""
+    line = shlex.join(words)
+    return next((why for begin, why in NOT_RUN.items() if re.match(begin, line)), None)
+
+
+def write_inputs(folder: Path) -> None:
+    """What the pages take for given, as little of it as is enough."""
+    (folder / "my-texts").mkdir()
+    sentence = "the cat sees a dog near the old mill and runs away from it at once . "
+    lines = [sentence[i % 40 :] + str(i) for i in range(200)]
+    for name in ("my-texts/a.txt", "my-texts/b.txt", "README.md", "notes.txt"):
+        (folder / name).write_text("\n".join(lines if "/" in name else lines[:20]) + "\n")
+    shutil.copytree(folder / "my-texts", folder / "SOURCE")
+    (folder / "TEXT").mkdir()
+    documents = "".join(f"{line}. {line}.\nLINE\n" for line in lines)
+    (folder / "TEXT" / "books.txt").write_text(documents)
+    (folder / "letters").mkdir()
+    (folder / "letters" / "one.txt").write_text("Ada Lovelace signed the treaty.\n")
+    pairs = [f"{line}\t{line[::-1]}" for line in lines[:60]]
+    (folder / "pairs.tsv").write_text("\n".join(pairs) + "\n")
+    labelled = [f"{'good' if i % 2 else 'bad'}\t{line}" for i, line in enumerate(lines[:80])]
+    (folder / "reviews.tsv").write_text("\n".join(labelled) + "\n")
+    (folder / "DIR").mkdir()
+    for name, seed in (("train", 1), ("dev", 2)):
+        articles = [squad(8, seed + i)["data"][0] | {"title": str(i)} for i in range(8)]
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                paragraph["qas"] = [asked for asked in paragraph["qas"] if asked["answers"]]
+        (folder / "DIR" / f"{name}-v1.1.json").write_text(json.dumps({"data": articles}))
+    asked = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for one in paragraph["qas"]:
+                answers = [answer["text"] for answer in one["answers"]]
+                asked.append({"question": one["question"], "answers": answers})
+                asked[-1]["context"] = paragraph["context"]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    (folder / "mnist").mkdir()
+    draw = np.random.default_rng(1)
+    for name, number in (("train", 200), ("t10k", 60)):
+        images = draw.integers(0, 256, (number, 4, 4), dtype=np.uint8)
+        labels = draw.integers(0, 10, number, dtype=np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            with gzip.open(folder / "mnist" / f"{name}-{kind}-ubyte.gz", "wb") as file:
+                file.write(head + array.tobytes())
+
+
+QUESTIONS = "prepare qa text questions.jsonl {} --sentencepiece 300"
+LABELS = "prepare classification text reviews.tsv {}"
+PAIRS = "prepare translation text {} --train pairs.tsv --source-lang {} --target-lang {}"
+#: what commands that are not run would have made, by its path: the command that makes it
+MADE = {
+    "data-bin/my-texts": "prepare lm text my-texts {}",
+    "data-bin/enwik8": "prepare lm text my-texts {}",
+    "data-bin/wikitext103": "prepare lm text my-texts {} --words",
+    "data-bin/multi30k": PAIRS.format("{}", "en", "de"),
+    "data-bin/iwslt14": PAIRS.format("{}", "de", "en"),
+    "data-bin/wmt14-en-de": PAIRS.format("{}", "en", "de"),
+    "data-bin/20news": LABELS,
+    "data-bin/mr/fold0": LABELS,
+    "data-bin/hotpotqa": QUESTIONS,
+    "data-bin/nq": QUESTIONS,
+    "data-bin/wikihop": QUESTIONS,
+    "data-bin/quasar-t": QUESTIONS,
+    "data-bin/squad": QUESTIONS,
+}
+
+
+def make_what_is_missing(words: list[str]) -> None:
+    """Inputs that an earlier command, which is not run here, would have made."""
+    for word in words:
+        name = next((name for name in MADE if word == name or word.startswith(f"{name}/")), None)
+        if name and not Path(name).exists() and words[1] != "prepare":
+            assert run(*MADE[name].format(name).split()) == 0
+
+
+def tiny(words: list[str]) -> list[str]:
+    """A command with the least of everything; what it asks for besides is as it was."""
+    words = list(words)
+    for i, word in enumerate(words[:-1]):
+        if word in TINY and not words[i + 1].startswith("--"):
+            words[i + 1] = str(TINY[word])
+    if words[:2] == ["clusterformer", "generate"]:
+        words += ["--max-tokens", "20"]
+    if words[0] == "fairseq-train":
+        words = [word for word in words if word != "--fp16"]  # needs a GPU
+        words += [] if "--max-epoch" in words else ["--max-update", "2"]
+        words += "--cpu --num-workers 0 --distributed-world-size 1".split()
+        words += "--log-format none --required-batch-size-multiple 1".split()
+        args = vars(parse_fairseq(words))
+        for side in ("encoder", "decoder"):
+            if f"{side}_attention_heads" in args and not args.get("word_vectors"):
+                heads = args[f"{side}_attention_heads"] or 8
+                words += [f"--{side}-embed-dim", str(4 * heads), f"--{side}-ffn-embed-dim", "8"]
+    elif words[0] in PROGRAMS:
+        words += ["--cpu", "--num-workers", "0"]
+    return words
+
+
+def fairseq(words: list[str]) -> None:
+    """One of fairseq's programs, in this process."""
+    words = [str(ROOT / word) if word == "fairseq_clusterformer" else word for word in words]
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)  # of an earlier one in this process
+    if words[0] == "fairseq-hydra-train":
+        name = words[words.index("--config-name") + 1]
+        hydra_init(name)
+        config = ROOT / words[words.index("--config-dir") + 1] / f"{name}.yaml"
+        given = [word for word in words[1:] if re.match(r"\+?\w+\.\w+=", word)]
+        make_what_is_missing(["", "", yaml.safe_load(config.read_text())["task"]["data"]])
+        with initialize_config_dir(str(config.parent), version_base="1.1"):
+            hydra_train._hydra_main(compose(name, [*given, *tiny_overrides(config)]))
+    else:
+        program = importlib.import_module(f"fairseq_cli.{PROGRAMS[words[0]]}")
+        with mock.patch("sys.argv", words):
+            program.cli_main()
+
+
+def tiny_overrides(config: Path) -> list[str]:
+    """As :func:`tiny`, of a configuration."""
+    sections = yaml.safe_load(config.read_text())
+    return [
+        f"{section}.{option}={TINY_CONFIGURATION[option]}"
+        for section in sections
+        for option in sections[section]
+        if option in TINY_CONFIGURATION
+    ] + ["common.cpu=true", "distributed_training.distributed_world_size=1"]
+
+
+def execute(words: list[str]) -> None:
+    words = words[words.index("--no-python") + 1 :] if words[0] == "torchrun" else words
+    make_what_is_missing(words)
+    if words[0] == "clusterformer":
+        assert run(*tiny(words)[1:]) == 0, words
+    elif words[0] == "python":
+        with mock.patch("sys.argv", [words[2], *tiny(words)[3:]]), ends_well():
+            runpy.run_module(words[2], run_name="__main__")
+    else:
+        fairseq(tiny(words))
+
+
+@contextlib.contextmanager
+def ends_well() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n"))
+    write_inputs(tmp_path)
+    return tmp_path
+
+
+def to_run(page: Path) -> list[list[str]]:
+    return [words for words in commands(page) if not reason(words)]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in (*PAGES, *CONFIGURATIONS) if to_run(page)],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_commands_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = str(page.relative_to(ROOT))
+    for each in [ROOT / AFTER[name], page] if name in AFTER else [page]:
+        for words in to_run(each):
+            monkeypatch.setattr("sys.stdin", io.StringIO("The cat\n"))
+            execute(words)
+
+
+def test_what_is_not_run_is_on_a_page() -> None:
+    lines = [shlex.join(words) for page in (*PAGES, *CONFIGURATIONS) for words in commands(page)]
+    for begin in NOT_RUN:
+        assert any(re.match(begin, line) for line in lines), begin
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda config: config.stem)
+def test_overrides_are_options_of_their_configuration(config: Path) -> None:
+    """Whatever its comments name can be given behind the command as it is written."""
+    hydra_init(config.stem)
+    found = [line for line in overrides(config) if "/G]" not in line]
+    assert found
+    for line in found:
+        with initialize_config_dir(str(config.parent), version_base="1.1"):
+            compose(config.stem, [re.sub("='.*", "=any", line).rstrip(".")])
+
+
+def test_a_classifier_starts_from_the_page_s_masked_language_model(world: Path) -> None:
+    """With the options that stand in the sentence behind the command."""
+    page = ROOT / "docs" / "classification.md"
+    _, section = page.read_text().split("## Start from a masked language model")
+    options = re.findall(r"`(--[^`]+)`", section.split("```")[-1])[:2]
+    for words in commands(page):
+        if "masked_lm" in words:
+            execute(words)
+    line = shlex.join(recipe("checkpoints/reviews")).replace("reviews", "20news")
+    sizes = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 8"  # of the tiny one
+    execute([*shlex.split(line), *shlex.split(" ".join([*options, sizes]))])
+    assert Path("checkpoints/20news/checkpoint_best.pt").is_file()
+
+
+def test_the_log_scores_words_of_own_pairs(world: Path) -> None:
+    """With what the page says of sentencepiece, what is scored is the text that was given."""
+    page = (ROOT / "docs" / "translation.md").read_text()
+    given = re.search(r"`(--eval-bleu-remove-bpe \w+)`, without `--eval-tokenized-bleu`", page)
+    assert run(*PAIRS.format("data-bin/pairs", "en", "fr").split()) == 0
+    words = shlex.join(recipe("checkpoints/multi30k")).replace("multi30k", "pairs").split()
+    words = [word for word in words if word != "--eval-tokenized-bleu"]
+    args = parse_fairseq(
+        [*shlex.split(" ".join(words)), "-s", "en", "-t", "fr", *given[1].split()]
+    )
+    task = tasks.setup_task(args)
+    task.load_dataset("train")
+    texts = {
+        task.target_dictionary.string(row, args.eval_bleu_remove_bpe)
+        for row in task.dataset("train").tgt
+    }
+    pairs = (world / "pairs.tsv").read_text().splitlines()
+    assert texts <= {" ".join(pair.split("\t")[1].split()) for pair in pairs}
+    assert not args.eval_tokenized_bleu
