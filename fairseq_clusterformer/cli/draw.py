@@ -19,8 +19,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, check_claim, claim
+from fairseq_clusterformer.cli.common import Parser, add_places, check_claim, claim, number
 from fairseq_clusterformer.errors import bad_option, write_aside
+from fairseq_clusterformer.ranges import Range
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,7 +65,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, metavar="FOLDER", required=True, help="folder for the files")
     add_places(parser)
     layer = "to draw, from 0 (default: that which divides the text most evenly)"
-    add("--layer", type=int, metavar="N", help=layer)
+    add("--layer", type=number(Range(whole=True)), metavar="N", help=layer)
     args = parser.parse_args(arguments)
     given = [name for name, value in vars(args).items() if value is not None and name != "out"]
     if args.centroids is not None:

@@ -4,8 +4,8 @@ import pickle
 import re
 import struct
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -17,8 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our models, allows fairseq's types
+from fairseq_clusterformer.compat import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
+from fairseq_clusterformer.ranges import strays
 
 PLUGIN = "and the plug-in (--user-dir)"
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
@@ -83,6 +85,11 @@ def load_checkpoint(
         given = f"{folder}{', as the checkpoint says' if data is None else ''}"
         raise bad_option("--data", given, allowed, "no such folder")
     try:
+        _check_types(cfg)
+    except ValueError as error:
+        problem = f"its options are damaged ({reason_of(error)})"
+        raise bad_option(option, path, ALLOWED, problem) from None
+    try:
         loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
         loaded_task.load_state_dict(state.get("task_state", {}))
     except Exception as error:
@@ -98,11 +105,36 @@ def load_checkpoint(
             own = model.state_dict()
             state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
+        _check_weights(model, state["model"])
     except (ValueError, RuntimeError) as error:
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
         problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
         raise bad_option(option, path, allowed, problem) from error
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
+
+
+def _check_types(cfg: DictConfig) -> None:
+    """Raises ValueError: an option of the task or the model has another type or range than the
+    dataclass that declares it. What argparse declared has no types."""
+    for name in ("task", "model"):
+        section, kind = cfg[name], dataclass_of(name, cfg[name])
+        if kind is not None and isinstance(section, DictConfig):
+            known = {item.name for item in fields(kind)} & section.keys()
+            OmegaConf.merge(kind(), {key: section._get_node(key) for key in known})
+        for problem in strays(section, kind):
+            raise ValueError(problem)
+
+
+def _check_weights(model: BaseFairseqModel, given: Mapping[str, Tensor]) -> None:
+    """Raises ValueError: a tensor that is not finite, or is of whole numbers where the model's is
+    not."""
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        if name in given and not given[name].is_floating_point():
+            raise ValueError(f"{name} is of {given[name].dtype}; allowed: floating point")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite; allowed: finite ones")
 
 
 def read_tensors(path: Path, option: str) -> dict:
