@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils, models, options, registry, tasks, utils
 from fairseq.data import Dictionary, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass import utils as dataclass_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
@@ -92,6 +93,7 @@ def apply() -> None:
     """Apply all changes. Calling it again changes nothing."""
     allow_checkpoint_types()
     restore_numpy_compat()
+    refuse_lists()
     mend_ngram_blocking()
     keep_last_batches()
     gather_without_cuda()
@@ -121,6 +123,23 @@ def restore_numpy_compat() -> None:
         np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
     if not hasattr(np.compat, "long"):
         np.compat.long = int
+
+
+def refuse_lists() -> None:
+    """Lets a list of numbers that Python cannot read, such as ``--lr abc``, be one line."""
+    read = dataclass_utils.eval_str_list
+    if hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def eval_str_list(x, x_type=float):
+        try:
+            return read(x, x_type)
+        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+            allowed = f"one {x_type.__name__} or several, separated by commas"
+            raise argparse.ArgumentTypeError(f"is {x}; allowed: {allowed}") from None
+
+    dataclass_utils.eval_str_list = eval_str_list
 
 
 def mend_ngram_blocking() -> None:
@@ -300,6 +319,7 @@ def name_damaged_data() -> None:
     for owner, method, files in (
         (Dictionary, "add_from_file", "{}"),
         (MMapIndexedDataset, "_do_init", "{}.idx, .bin"),
+        (IndexedDataset, "read_index", "{}.idx, .bin"),
     ):
         _name_file(owner, method, files)
     for owner in (MMapIndexedDataset, MMapIndexedDataset.Index):

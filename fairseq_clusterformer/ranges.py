@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 LARGEST = 2**31 - 1  # of whole numbers: what torch, numpy and fairseq's C code all take
@@ -89,7 +89,8 @@ def strays(values: Mapping[str, Any] | Namespace, options: type | None = None) -
     for name, given in (vars(values) if isinstance(values, Namespace) else values).items():
         item = declared.get(name) if options else None
         known = (item and item.metadata.get("range")) or _of_fairseq(str(name))
-        for value in given if isinstance(given, (list, tuple)) else [given]:
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        for value in given if several else [given]:
             if item and value == item.default:  # which may mean what no number says
                 continue
             if known.forbids(value) if known else _is_no_number(value):

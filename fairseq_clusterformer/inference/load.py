@@ -153,6 +153,14 @@ def read_tensors(path: Path, option: str) -> dict:
         raise bad_option(option, path, ALLOWED, f"cannot be read ({reason_of(error)})") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise bad_option(option, path, ALLOWED, "holds no model")
+    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
+    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
+        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
+    updates = history[-1].get("num_updates", 0)
+    if not isinstance(updates, int):
+        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
+    if not all(isinstance(state.get(name, {}), dict) for name in ("extra_state", "task_state")):
+        raise bad_option(option, path, ALLOWED, "its extra_state or task_state is damaged")
     return state
 
 
@@ -166,16 +174,12 @@ def _read_file(path: Path, option: str) -> dict:
         _check_sections(state["cfg"], path, option)
     elif not isinstance(state.get("args"), Namespace):
         raise bad_option(option, path, ALLOWED, "holds no options of a training")
-    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
-    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
-        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
     try:
         checkpoint_utils._upgrade_state_dict(state)
     except KeyError as error:
         raise bad_option(option, path, ALLOWED, f"has no {error}") from None
-    updates = state["optimizer_history"][-1]["num_updates"]
-    if not isinstance(updates, int):
-        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
+    except (TypeError, AttributeError) as error:
+        raise bad_option(option, path, ALLOWED, f"is damaged ({reason_of(error)})") from None
     if state.get("args") is not None:  # fairseq before version 1.0
         state["cfg"] = convert_namespace_to_omegaconf(state["args"])
     state["args"] = None
