@@ -23,6 +23,25 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
 
 
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Lets a damaged file be one line that names it.
+
+    Args:
+        what: it is to be, such as "a sentencepiece model".
+
+    Raises:
+        UserError: instead of what a library raises, or exits with, while it reads the file.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise bad_option("the file", path, what, f"cannot be read ({reason})") from None
+
+
 def check_holds_only(option: str, folder: Path, own: Collection[str]) -> None:
     """Refuse to replace a folder with files that are not ours.
 

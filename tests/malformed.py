@@ -176,7 +176,9 @@ def _flipped(data: bytes, draw: random.Random) -> bytes:
 def _lines(data: bytes, draw: random.Random) -> bytes:
     lines = data.split(b"\n")
     place = draw.randrange(len(lines))
-    new = draw.choice((lines[place], b"", b"\xff\xfe", b"<pad> 1", b"a b c", b"\x00", b"x " * 9000))
+    new = draw.choice(
+        (lines[place], b"", b"\xff\xfe", b"<pad> 1", b"a b c", b"\x00", b"x " * 9000)
+    )
     return b"\n".join([*lines[:place], new, *lines[place + draw.randrange(2) :]])
 
 
@@ -213,7 +215,9 @@ def _edit(tree: object, draw: random.Random) -> object:
 
 
 def _edit_tensors(tensors: dict, draw: random.Random) -> None:
-    name = draw.choice([name for name, value in tensors.items() if isinstance(value, torch.Tensor)])
+    name = draw.choice(
+        [name for name, value in tensors.items() if isinstance(value, torch.Tensor)]
+    )
     tensor = tensors[name]
     changes = ("nan", "inf", "int", "flat", "gone", "bool", "empty")
     what = draw.choice(changes)

@@ -208,7 +208,8 @@ def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:
     """Refuse options that name no task or no model."""
     for name in ("task", "model"):
         section = cfg.get(name)
-        if not isinstance(section, (DictConfig, Namespace)) or "_name" not in section:
+        is_section = isinstance(section, (DictConfig, Namespace)) and "_name" in section
+        if not is_section or not isinstance(section._name, str):
             raise bad_option(option, path, ALLOWED, f"its options name no {name}")
 
 
