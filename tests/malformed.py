@@ -244,7 +244,7 @@ def spoil_file(path: Path, draw: random.Random) -> str:
             path.symlink_to("nowhere")
         return kind
     if path.suffix in (".json", ".yaml") and place < 0.8:
-        read, write = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load,) * 2
+        read = json.loads if path.suffix == ".json" else yaml.safe_load
         write = json.dumps if path.suffix == ".json" else yaml.safe_dump
         tree = _edit(read(path.read_text()), draw)
         if path.suffix == ".yaml" and draw.random() < 0.2:
@@ -371,8 +371,6 @@ def one(number: int, inputs: Path) -> Result:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         printed = (place / "printed").read_text(errors="replace")
-        if os.environ.get("SHOW"):
-            print(printed)
         lost = before != content(place / "in")
     said = (printed.strip().splitlines() or [""])[-1]
     if status is None:

@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, text: str):
         """As `argparse` does; a path is not empty, which Python would take for this folder."""
-        if action.type is Path and not text:
+        if not text and (action.type is Path or action.metavar in ("FILE", "FOLDER", "PATH")):
             raise argparse.ArgumentError(action, "is empty; allowed: a path")
         return super()._get_value(action, text)
 

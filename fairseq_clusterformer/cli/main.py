@@ -84,7 +84,9 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
     module = importlib.import_module(f"fairseq_clusterformer.cli.{'.'.join(words)}")
     try:
         return module.main(arguments)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("Symlink loop"):
+            raise  # of Path.resolve, which is no OSError before Python 3.13
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1

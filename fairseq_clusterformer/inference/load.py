@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Optional
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
@@ -106,7 +107,7 @@ def load_checkpoint(
             state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
         _check_weights(model, state["model"])
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, ImportError) as error:
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
         problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
         raise bad_option(option, path, allowed, problem) from error
@@ -119,7 +120,10 @@ def _check_types(cfg: DictConfig) -> None:
     for name in ("task", "model"):
         section, kind = cfg[name], dataclass_of(name, cfg[name])
         if kind is not None and isinstance(section, DictConfig):
-            known = {item.name for item in fields(kind)} & section.keys()
+            known = {item.name: item for item in fields(kind) if item.name in section}
+            for key, item in known.items():  # omegaconf takes any number for text
+                if item.type in (str, Optional[str]) and isinstance(section[key], (int, float)):  # noqa: UP045
+                    raise ValueError(f"{key} is {section[key]}; allowed: text")
             OmegaConf.merge(kind(), {key: section._get_node(key) for key in known})
         for problem in strays(section, kind):
             raise ValueError(problem)
