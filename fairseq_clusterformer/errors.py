@@ -1,5 +1,9 @@
 """One form for a user's mistake."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class UserError(Exception):
     """A mistake of the user's, reported in one line without a traceback."""
@@ -15,6 +19,25 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
         problem: what is wrong with it, where the value alone does not show it.
     """
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Lets a damaged file be one line that names it.
+
+    Args:
+        what: it is to be, such as "a sentencepiece model".
+
+    Raises:
+        UserError: instead of what a library raises, or exits with, while it reads the file.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise bad_option("the file", path, what, f"cannot be read ({reason})") from None
 
 
 def __getattr__(name: str) -> object:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.data.unicode import FORM, composed
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import bad_option, reading
 
 TOKENIZERS = ("moses", "none")
 VOCABULARIES = {
@@ -166,7 +166,11 @@ class TextPipeline:
     def _subword_nmt(self):
         from subword_nmt.apply_bpe import BPE
 
-        with open(self._model_file(), encoding="utf-8", newline="\n") as codes:
+        path = self._model_file()
+        with (
+            reading(path, "codes of subword-nmt"),
+            open(path, encoding="utf-8", newline="\n") as codes,
+        ):
             return BPE(codes)
 
     def _language_code(self, tokens: str) -> tuple[list[str], str]:
@@ -185,13 +189,13 @@ class TextPipeline:
     @cached_property
     def _sentencepieces(self) -> list:
         """Of the first language and of the second."""
-        from sentencepiece import SentencePieceProcessor
+        from fairseq_clusterformer.data.subwords import load_sentencepiece
 
         first = self._model_file()
         own = first.with_name(TARGETS_OWN)
-        models = [SentencePieceProcessor(model_file=str(first))]
+        models = [load_sentencepiece(first)]
         if own.is_file():
-            return [*models, SentencePieceProcessor(model_file=str(own))]
+            return [*models, load_sentencepiece(own)]
         return models * 2
 
     @cached_property

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
+from fairseq_clusterformer.ranges import Range
+
 
 class OptionError(ValueError):
     """An option's value that is not allowed.
@@ -46,8 +48,8 @@ def option(
         at_least, at_most, above, below: limits of a number; None as a value is not held to them.
         choices: allowed values.
     """
-    limits = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
-    metadata = {"help": help, "flag": flag, "choices": choices, **limits}
+    limits = Range(at_least, at_most, above, below, choices)
+    metadata = {"help": help, "flag": flag, "choices": choices, "range": limits}
     return field(default=default, metadata=metadata)
 
 
@@ -89,10 +91,9 @@ class Options:
 
     def __post_init__(self):
         for item in fields(self):
-            value, limits = getattr(self, item.name), item.metadata
-            allowed = _allowed(limits)
-            if value is not None and allowed and not _within(value, limits):
-                raise OptionError(item.name, value, allowed)
+            value, allowed = getattr(self, item.name), item.metadata.get("range")
+            if allowed is not None and allowed.forbids(value):
+                raise OptionError(item.name, value, allowed.allowed(value))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
@@ -126,32 +127,4 @@ class ClusterOptions(WindowOptions):
         "all by cluster",
         flag="cluster_gap",
         at_least=0,
-    )
-
-
-def _allowed(limits: Mapping[str, Any]) -> str:
-    if limits.get("choices"):
-        return ", ".join(limits["choices"])
-    parts = []
-    if limits.get("at_least") is not None:
-        parts.append(f"{limits['at_least']} or more")
-    if limits.get("above") is not None:
-        parts.append(f"above {limits['above']}")
-    if limits.get("at_most") is not None:
-        parts.append(f"up to {limits['at_most']}")
-    if limits.get("below") is not None:
-        parts.append(f"below {limits['below']}")
-    return ", ".join(parts)
-
-
-def _within(value: Any, limits: Mapping[str, Any]) -> bool:
-    if limits["choices"]:
-        return value in limits["choices"]
-    names = ("at_least", "at_most", "above", "below")
-    at_least, at_most, above, below = (limits[name] for name in names)
-    return (
-        (at_least is None or value >= at_least)
-        and (at_most is None or value <= at_most)
-        and (above is None or value > above)
-        and (below is None or value < below)
     )

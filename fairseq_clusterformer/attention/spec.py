@@ -149,6 +149,8 @@ def _heads(text: str, where: str, defaults: Mapping[str, Any]) -> Heads:
             raise ValueError(
                 f"{where}: {name} has no option {option!r}; allowed: {', '.join(own) or 'none'}"
             )
+        if option in given:
+            raise ValueError(f"{where}: {name}: {option} is given twice; allowed: once")
         given[option] = value
     try:
         parsed = {flag_of(own[o]): parse(own[o], kind, value) for o, value in given.items()}

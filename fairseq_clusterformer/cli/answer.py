@@ -35,7 +35,6 @@ who can reach the page can read the documents.
 
 import argparse
 import io
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -50,11 +49,13 @@ from fairseq_clusterformer.cli.common import (
     add_force,
     add_model,
     encoding,
+    finite,
     inputs_of,
     number,
 )
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import check_output, write_text
+from fairseq_clusterformer.ranges import Range
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.found import Ranking
@@ -201,8 +202,7 @@ def _parser() -> Parser:
     add("--interactive", action="store_true", help="read questions from stdin")
     add("--top", default=3, help="answers to print (default: %(default)s)", **NUMBER)
     about = 'least margin of an answer over "no answer" (default: %(default)s)'
-    margin = number("that is finite", math.isfinite)
-    add("--no-answer-margin", type=margin, default=0.0, metavar="M", help=about)
+    add("--no-answer-margin", type=finite, default=0.0, metavar="M", help=about)
     about = "keep encodings of documents in this folder (models of words: bidaf_reader, "
     add("--index", type=Path, metavar="DIR", help=about + "qanet_reader)")
     add("--html", type=Path, metavar="FILE", help="page to write, of the latest question")
@@ -214,7 +214,7 @@ def _parser() -> Parser:
     at_once = "subwords of a document that are read at once (default: 100000; for a model of "
     add("--tokens-at-once", help=at_once + "words, --max-positions of its training)", **NUMBER)
     about = "parts of the documents to read, those that share most words with the question "
-    some = number("0 or more, without a fraction", lambda value: value >= 0 == value % 1)
+    some = number(Range(at_least=0, whole=True))
     add("--windows", type=some, default=32, metavar="N", help=about + "(default: 32; 0: all)")
     add("--serve", action="store_true", help="open a page to ask in")
     add("--host", default="127.0.0.1", help="of the page (default: %(default)s, this computer)")

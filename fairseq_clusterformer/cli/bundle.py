@@ -9,7 +9,6 @@ commands of clusterformer, and fairseq_clusterformer.load in Python, take a bund
 fairseq's own commands take checkpoints alone.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from fairseq_clusterformer.cli.common import (
     Parser,
     add_output,
     add_places,
+    finite,
     megabytes,
-    number,
     read_card,
     whole_number,
 )
@@ -44,7 +43,6 @@ def main(arguments: Sequence[str]) -> int:
     about = "so many words of it, the first ones (default: 50000)"
     add("--max-words", metavar="N", type=whole_number, help=about)
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
-    finite = number("that is finite", math.isfinite)
     add("--no-answer-bias", metavar="B", type=finite, help=about)
     args = parser.parse_args(arguments)
     if args.max_words is not None and args.word_vectors is None:

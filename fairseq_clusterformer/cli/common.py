@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output
+from fairseq_clusterformer.ranges import LARGEST, Range
 
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
@@ -35,6 +36,12 @@ class Parser(argparse.ArgumentParser):
             option, value, allowed = (part.replace("'", "") for part in found.groups())
             message = f"{option} is {value}; allowed: {allowed}"
         self.exit(2, f"{self.prog}: error: {message}; {usage}\n")
+
+    def _get_value(self, action: argparse.Action, text: str):
+        """As `argparse` does; a path is not empty, which Python would take for this folder."""
+        if not text and (action.type is Path or action.metavar in ("FILE", "FOLDER", "PATH")):
+            raise argparse.ArgumentError(action, "is empty; allowed: a path")
+        return super()._get_value(action, text)
 
     def parse_known_args(self, *given, **options):
         """As `argparse` does, but a parser of one corpus reports what it does not know itself."""
@@ -143,26 +150,28 @@ def read_lines(path: Path | None, option: str) -> Iterator[str]:
         raise bad_option(option, name, "a file of UTF-8 text", problem) from None
 
 
-def whole_number(text: str) -> int:
-    """Return an option's value, a whole number of 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: a whole number, 1 or more")
-    return int(text)
-
-
-def number(allowed: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return a type of option: numbers that fit."""
+def number(limits: Range) -> Callable[[str], float]:
+    """Return a type of option: the numbers of a range."""
 
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = int(text) if limits.whole else float(text)
         except ValueError:
             value = math.nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"is {text}; allowed: a number {allowed}")
+        if value != value or limits.forbids(value):
+            kind = "a whole number" if limits.whole else "a finite number"
+            allowed = limits.allowed(value)
+            allowed = kind if allowed == kind else f"{kind.replace(' finite', '')}, {allowed}"
+            raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
         return value
 
     return read
+
+
+whole_number = number(Range(at_least=1, whole=True))
+fraction = number(Range(above=0, below=1))
+finite = number(Range())
+seed = number(Range(at_least=-LARGEST, whole=True))
 
 
 def encoding(text: str) -> str:
@@ -182,9 +191,6 @@ def line_encoding(text: str) -> str:
         allowed = "an encoding whose line end is one byte, such as utf-8, latin-1, cp1252"
         raise argparse.ArgumentTypeError(f"is {text}; allowed: {allowed}")
     return text
-
-
-fraction = number("above 0 and below 1", lambda value: 0 < value < 1)
 
 
 NUMBER = {"metavar": "N", "type": whole_number}

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.ranges import Range
 
-_SHARE = number("from 0 to 1", lambda value: 0 <= value <= 1)
+_SHARE = number(Range(0, 1))
 _LENGTH = 2048  # short texts are enough to teach a router
 
 
@@ -78,18 +79,20 @@ def _parser() -> Parser:
     about = "to read, the first 8,192 to measure on (default: 262144)"
     add("--tokens", **whole, default=1 << 18, help=about)
     about = "of the routers, a batch of 2,048 tokens each; 0: as they begin (default: 300)"
-    add("--updates", metavar="N", type=_count, default=300, help=about)
-    rate = {"metavar": "F", "type": number("above 0", lambda value: value > 0)}
+    add(
+        "--updates",
+        metavar="N",
+        type=number(Range(at_least=0, whole=True)),
+        default=300,
+        help=about,
+    )
+    rate = {"metavar": "F", "type": number(Range(above=0))}
     add("--lr", **rate, default=0.02, help="of the routers (default: 0.02)")
     about = "of heads that cluster, queries that teach in the training that follows (default: 16)"
     add("--scouts", **whole, help=about)
     add("--seed", **whole, default=1, help="of what is drawn (default: 1)")
     add("--force", action="store_true", help="replace what convert has written, nothing else")
     return parser
-
-
-def _count(text: str) -> int:
-    return 0 if text == "0" else whole_number(text)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,9 +19,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_force, add_places, check_files, inputs_of
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_force,
+    add_places,
+    check_files,
+    inputs_of,
+    number,
+)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import whole_file, write_text
+from fairseq_clusterformer.ranges import Range
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +73,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add_force(parser)
     add_places(parser)
     layer = "to draw, from 0 (default: that which divides the text most evenly)"
-    add("--layer", type=int, metavar="N", help=layer)
+    add("--layer", type=number(Range(whole=True)), metavar="N", help=layer)
     args = parser.parse_args(arguments)
     given = [
         name

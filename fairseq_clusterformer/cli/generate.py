@@ -8,12 +8,19 @@ follows it as it is written, a token at a time: bytes, pieces or words, as the m
 Where training saw texts of N tokens, what goes beyond N tokens is new to the model.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, number, whole_number
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_model,
+    input_lines,
+    number,
+    seed,
+    whole_number,
+)
+from fairseq_clusterformer.ranges import Range
 
 
 def _parser() -> Parser:
@@ -23,14 +30,14 @@ def _parser() -> Parser:
     add_model(parser, "a language model's, a bundle, or an installed one: python-code, books-en")
     add("--input", metavar="FILE", type=Path, help="a file with the prompt")
     add("--max-tokens", metavar="N", type=whole_number, default=200, help="default: %(default)s")
-    kind = number("of 0 or more", lambda value: 0 <= value < math.inf)
+    kind = number(Range(at_least=0))
     about = "0: always the most likely token; 1: as often as the model says (default: 1)"
     add("--temperature", metavar="T", type=kind, default=1.0, help=about)
     add("--top-k", metavar="K", type=whole_number, help="draw among the K most likely tokens")
-    kind = number("above 0, up to 1", lambda value: 0 < value <= 1)
+    kind = number(Range(above=0, at_most=1))
     about = "draw among the most likely tokens that have this probability together (default: 1)"
     add("--top-p", metavar="P", type=kind, default=1.0, help=about)
-    add("--seed", metavar="N", type=int, help="the same text each time (default: another one)")
+    add("--seed", metavar="N", type=seed, help="the same text each time (default: another one)")
     add("--num-samples", metavar="N", type=whole_number, help="texts, each after a line of dashes")
     return parser
 

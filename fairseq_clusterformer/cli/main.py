@@ -89,7 +89,9 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
         status = module.main(arguments)
         sys.stdout.flush()  # here, where a full disk is one line
         return status
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("Symlink loop"):
+            raise  # of Path.resolve, which is no OSError before Python 3.13
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
             _forget_output()
             return 1

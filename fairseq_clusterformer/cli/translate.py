@@ -11,12 +11,12 @@ anything is translated: a line longer than the model allows is an error, which n
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, number, whole_number
+from fairseq_clusterformer.ranges import LENGTH_PENALTY
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator
@@ -31,7 +31,7 @@ def add_translator(parser: Parser) -> None:
     add("-s", "--source-lang", metavar="LANG", help=about)
     add("-t", "--target-lang", metavar="LANG")
     add("--beam", type=whole_number, default=5, help="default: %(default)s")
-    kind = number("that is finite", math.isfinite)
+    kind = number(LENGTH_PENALTY)
     add("--lenpen", type=kind, default=1.0, help="length penalty (default: %(default)s)")
 
 

@@ -14,10 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, Parser
+from fairseq_clusterformer.cli.common import NUMBER, Parser, number
 from fairseq_clusterformer.corpora.vectors import METHODS, learn_vectors
+from fairseq_clusterformer.ranges import Range
 
 _FLAG = {"action": "store_true"}
+# gensim looks at all words of a window, and reads 10,000 words at once
+_WINDOW = {"metavar": "N", "type": number(Range(1, 10_000, whole=True))}
 
 
 def _parser() -> Parser:
@@ -27,10 +30,10 @@ def _parser() -> Parser:
     add("sources", f"{text} unpacked", metavar="SOURCE", nargs="+", type=Path)
     add("out", "the file to write", metavar="OUT", type=Path)
     add("--method", "what learns the vectors", choices=METHODS, default="word2vec")
-    add("--width", "numbers of a vector", **NUMBER, default=300)
-    add("--window", "words on either side that a word is to predict", **NUMBER, default=5)
+    add("--width", "numbers of a vector", default=300, **_WINDOW)
+    add("--window", "words on either side that a word is to predict", default=5, **_WINDOW)
     add("--cbow", "predict a word from its window: faster, and worse for rare words", **_FLAG)
-    add("--negative", "words drawn against each right one", **NUMBER, default=5)
+    add("--negative", "words drawn against each right one", default=5, **_WINDOW)
     add("--epochs", "passes over the text", **NUMBER, default=5)
     add("--min-count", "rarer words have no vector", **NUMBER, default=5)
     add("--max-words", "write only as many, the most frequent ones", **NUMBER)

@@ -21,9 +21,12 @@ import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
-from fairseq import checkpoint_utils, options, utils
-from fairseq.data import data_utils
+from fairseq import checkpoint_utils, models, options, registry, tasks, utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.dataclass import utils as dataclass_utils
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.models.ema.ema import EMA
@@ -31,6 +34,8 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
+
+from fairseq_clusterformer.ranges import strays
 
 from .one_line import report_in_one_line
 from .processes import train_in_several_processes
@@ -92,6 +97,7 @@ def apply() -> None:
     """Apply all changes. Calling it again changes nothing."""
     allow_checkpoint_types()
     restore_numpy_compat()
+    refuse_lists()
     mend_ngram_blocking()
     keep_last_batches()
     gather_without_cuda()
@@ -99,6 +105,8 @@ def apply() -> None:
     keep_whole_numbers()
     announce_epochs()
     announce_saving()
+    check_numbers()
+    name_damaged_data()
     know_user_dir()
     show_help_of_models()
     silence_known_warnings()
@@ -122,6 +130,23 @@ def restore_numpy_compat() -> None:
         np.compat = types.ModuleType("numpy.compat", "Put back for fairseq.")
     if not hasattr(np.compat, "long"):
         np.compat.long = int
+
+
+def refuse_lists() -> None:
+    """Lets a list of numbers that Python cannot read, such as ``--lr abc``, be one line."""
+    read = dataclass_utils.eval_str_list
+    if hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def eval_str_list(x, x_type=float):
+        try:
+            return read(x, x_type)
+        except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+            allowed = f"one {x_type.__name__} or several, separated by commas"
+            raise argparse.ArgumentTypeError(f"is {x}; allowed: {allowed}") from None
+
+    dataclass_utils.eval_str_list = eval_str_list
 
 
 def mend_ngram_blocking() -> None:
@@ -258,6 +283,105 @@ def announce_saving() -> None:
         return save(cfg, trainer, *args, **kwargs)
 
     checkpoint_utils.save_checkpoint = save_checkpoint
+
+
+def check_numbers() -> None:
+    """Refuses options outside of their range before anything is built, trained or generated.
+
+    Every program of fairseq's, hydra's and ours sets up its task first. Of a checkpoint, only what
+    its model and its task need is checked.
+    """
+    setup = tasks.setup_task
+    if hasattr(setup, "__wrapped__"):
+        return
+
+    @functools.wraps(setup)
+    def setup_task(cfg, **kwargs):
+        root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
+        for name in ("task", "model") if kwargs.get("from_checkpoint") else root:
+            section = root.get(name)
+            if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
+                for problem in strays(section, dataclass_of(name, section)):
+                    raise ValueError(problem)
+        return setup(cfg, **kwargs)
+
+    tasks.setup_task = setup_task
+
+
+def dataclass_of(section: str, options) -> type | None:
+    """The dataclass that declares a section's options; None: argparse does."""
+    if section in FairseqConfig.__dataclass_fields__ and section not in ("task", "model"):
+        if section in registry.REGISTRIES:
+            known = registry.REGISTRIES[section]["dataclass_registry"]
+            return known.get(getattr(options, "_name", None))
+        return FairseqConfig.__dataclass_fields__[section].type
+    if section == "task":
+        return tasks.TASK_DATACLASS_REGISTRY.get(getattr(options, "_name", None))
+    name = getattr(options, "_name", None)
+    return models.MODEL_DATACLASS_REGISTRY.get(models.ARCH_MODEL_NAME_REGISTRY.get(name, name))
+
+
+def name_damaged_data() -> None:
+    """Lets one line name a dictionary or an indexed file that cannot be read."""
+    for owner, method, files in (
+        (Dictionary, "add_from_file", "{}"),
+        (MMapIndexedDataset, "_do_init", "{}.idx, .bin"),
+        (IndexedDataset, "read_index", "{}.idx, .bin"),
+    ):
+        _name_file(owner, method, files)
+    for owner in (MMapIndexedDataset, MMapIndexedDataset.Index):
+        _end_quietly(owner)
+
+
+def _end_quietly(owner: type) -> None:
+    """What was not begun has nothing to close; Python would print a traceback."""
+    end = owner.__del__
+    if hasattr(end, "__wrapped__"):
+        return
+
+    @functools.wraps(end)
+    def quiet(self):
+        with contextlib.suppress(AttributeError):
+            end(self)
+
+    owner.__del__ = quiet
+
+
+def _name_file(owner: type, method: str, files: str) -> None:
+    read = getattr(owner, method)
+    if hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def named(self, path, *args, **kwargs):
+        try:
+            result = read(self, path, *args, **kwargs)
+            if isinstance(self, MMapIndexedDataset):
+                _check_whole(self, path)
+            return result
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # of every kind, from AssertionError to struct.error
+            if not isinstance(path, str) or isinstance(error, NamedError):
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise NamedError(f"{files.format(path)}: damaged ({reason})") from None
+
+    setattr(owner, method, named)
+
+
+class NamedError(ValueError):
+    """A damaged file, which the message names."""
+
+
+def _check_whole(data: MMapIndexedDataset, path: str) -> None:
+    """Raises ValueError: an index whose items are not those of the file of data."""
+    size, there = data._index.dtype().itemsize, os.path.getsize(f"{path}.bin")
+    sizes, places = data._index._sizes, data._index._pointers
+    ends = np.cumsum(sizes, dtype=np.int64) * size
+    whole = (sizes >= 0).all() and (places + sizes.astype(np.int64) * size == ends).all()
+    if len(sizes) and (not whole or ends[-1] != there):
+        raise ValueError(f"the index wants {ends[-1]:,} bytes of data, and there are {there:,}")
 
 
 def know_user_dir() -> None:

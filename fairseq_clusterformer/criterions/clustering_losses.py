@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.clustering import LOSSES, summary
+from fairseq_clusterformer.ranges import Range
 
 STATISTICS = (
     *LOSSES,
@@ -17,7 +18,7 @@ STATISTICS = (
 
 def weight(default: float, meaning: str) -> float:
     """A dataclass field for a loss's weight."""
-    return field(default=default, metadata={"help": meaning})
+    return field(default=default, metadata={"help": meaning, "range": Range(at_least=0)})
 
 
 @dataclass
@@ -44,16 +45,7 @@ class ClusteringLosses:
     side_statistics: tuple[str, ...] = ()
 
     def set_weights(self, config: ClusteringLossConfig) -> None:
-        """Take the weights from the options.
-
-        Raises:
-            ValueError: a weight below 0.
-        """
-        for name in ("clustering_loss", "centroid_sorting_loss", "routing_loss", "task_loss"):
-            value = getattr(config, f"{name}_weight")
-            if not value >= 0:
-                option = "--" + name.replace("_", "-") + "-weight"
-                raise ValueError(f"{option} is {value}; allowed: 0 or more")
+        """Take the weights from the options."""
         self.clustering_loss_weight = config.clustering_loss_weight
         self.centroid_sorting_loss_weight = config.centroid_sorting_loss_weight
         self.routing_loss_weight = config.routing_loss_weight

@@ -23,7 +23,7 @@ from torch import Tensor
 from fairseq_clusterformer.errors import UserError
 
 from . import bytes as byte_coding
-from .subwords import GPT2_FILES, GPT2Subwords
+from .subwords import GPT2_FILES, GPT2Subwords, load_sentencepiece
 from .unicode import FORM, composed, form_of
 
 SUBWORD_MODEL = "sentencepiece.model"
@@ -218,10 +218,8 @@ class PieceCoding(_LineCoding):
     unit = "piece"
 
     def __init__(self, dictionary, model: Path) -> None:
-        from sentencepiece import SentencePieceProcessor
-
         super().__init__(dictionary)
-        self._model = SentencePieceProcessor(model_file=str(model))
+        self._model = load_sentencepiece(model)
         ids = range(self._model.get_piece_size())
         self._index_of = np.array([dictionary.index(self._model.id_to_piece(i)) for i in ids])
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from fairseq_clusterformer.errors import reading
+
 from .unicode import READ_FORM, form_of, with_places
 
 if TYPE_CHECKING:
@@ -63,6 +65,18 @@ class Tokens:
                 f"tokens [{first}, {last}) of {len(self)}; allowed: 1 or more of them"
             )
         return text[self.starts[first] : self.ends[last - 1]].strip()
+
+
+def load_sentencepiece(path: Path):
+    """A sentencepiece model.
+
+    Raises:
+        UserError: a file that is missing or damaged.
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    with reading(path, "a sentencepiece model"):
+        return SentencePieceProcessor(model_file=str(path))
 
 
 class Subwords(Protocol):

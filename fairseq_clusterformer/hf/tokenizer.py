@@ -20,6 +20,7 @@ from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.errors import reading
 from fairseq_clusterformer.text import TARGETS_OWN, TextPipeline
 
 from .fast import LINE_ENDS, fast
@@ -126,14 +127,19 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         """Whether a reader's paragraphs are led by the title of their document."""
         if not (self.folder / RECORD).is_file():
             return False
-        record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-        return bool(record["recipe"].get("titles"))
+        with reading(self.folder / RECORD, "what a prepare command wrote"):
+            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+            return bool(record["recipe"].get("titles"))
 
     @cached_property
     def words(self) -> dict:
         """How the texts of a classifier become words: the arguments of `split_words`."""
-        record = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))
-        return {"tokenised": record["tokenised"], "max_length": record["settings"]["max_length"]}
+        with reading(self.folder / "data.json", "what a prepare command wrote"):
+            record = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))
+            return {
+                "tokenised": record["tokenised"],
+                "max_length": record["settings"]["max_length"],
+            }
 
     @property
     def vocab_size(self) -> int:

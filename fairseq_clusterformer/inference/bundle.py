@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ def copy_data(source: Path, folder: Path) -> None:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
     if (source / RECORD).is_file():
-        recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]
+        with reading(source / RECORD, "what a prepare command wrote"):
+            recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]
         text = json.dumps({"recipe": recipe}, indent=1) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8")
 
@@ -232,7 +233,7 @@ def read_bundle(folder: Path, option: str) -> dict:
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
         sections = _with_data(record["cfg"], str(folder))
         sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _damaged(option, folder, error) from None
     history = [{"num_updates": record["updates"]}]
     cfg = OmegaConf.create(sections, flags={"allow_objects": True})
@@ -258,7 +259,7 @@ def _read_record(folder: Path, option: str) -> dict:
         for name in record["namespaces"]:
             if not isinstance(record["cfg"][name], dict):
                 raise ValueError(f"{name} of cfg in {MARK} is no JSON object")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(option, folder, error) from None
     return record
 

@@ -4,10 +4,11 @@ import pickle
 import re
 import struct
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from typing import Optional
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
@@ -17,8 +18,10 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from fairseq_clusterformer.compat import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
+from fairseq_clusterformer.ranges import strays
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
@@ -84,6 +87,11 @@ def load_checkpoint(
         given = f"{folder}{', as the checkpoint says' if data is None else ''}"
         raise bad_option("--data", given, allowed, "no such folder")
     try:
+        _check_types(cfg)
+    except ValueError as error:
+        problem = f"its options are damaged ({reason_of(error)})"
+        raise bad_option(option, path, ALLOWED, problem) from None
+    try:
         loaded_task = tasks.setup_task(cfg.task, from_checkpoint=True)
         loaded_task.load_state_dict(state.get("task_state", {}))
     except Exception as error:
@@ -99,11 +107,39 @@ def load_checkpoint(
             own = model.state_dict()
             state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
-    except (ValueError, RuntimeError) as error:
+        _check_weights(model, state["model"])
+    except (ValueError, RuntimeError, ImportError) as error:
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
         problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
         raise bad_option(option, path, allowed, problem) from error
     return Loaded(model.eval(), loaded_task, cfg, folder, path, updates)
+
+
+def _check_types(cfg: DictConfig) -> None:
+    """Raises ValueError: an option of the task or the model has another type or range than the
+    dataclass that declares it. What argparse declared has no types."""
+    for name in ("task", "model"):
+        section, kind = cfg[name], dataclass_of(name, cfg[name])
+        if kind is not None and isinstance(section, DictConfig):
+            known = {item.name: item for item in fields(kind) if item.name in section}
+            for key, item in known.items():  # omegaconf takes any number for text
+                if item.type in (str, Optional[str]) and isinstance(section[key], (int, float)):  # noqa: UP045
+                    raise ValueError(f"{key} is {section[key]}; allowed: text")
+            OmegaConf.merge(kind(), {key: section._get_node(key) for key in known})
+        for problem in strays(section, kind):
+            raise ValueError(problem)
+
+
+def _check_weights(model: BaseFairseqModel, given: Mapping[str, Tensor]) -> None:
+    """Raises ValueError: a tensor that is not finite, or is of whole numbers where the model's is
+    not."""
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        if name in given and not given[name].is_floating_point():
+            raise ValueError(f"{name} is of {given[name].dtype}; allowed: floating point")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite; allowed: finite ones")
 
 
 def read_tensors(path: Path, option: str) -> dict:
@@ -122,6 +158,14 @@ def read_tensors(path: Path, option: str) -> dict:
         raise bad_option(option, path, ALLOWED, f"cannot be read ({reason_of(error)})") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise bad_option(option, path, ALLOWED, "holds no model")
+    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
+    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
+        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
+    updates = history[-1].get("num_updates", 0)
+    if not isinstance(updates, int):
+        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
+    if not all(isinstance(state.get(name, {}), dict) for name in ("extra_state", "task_state")):
+        raise bad_option(option, path, ALLOWED, "its extra_state or task_state is damaged")
     return state
 
 
@@ -135,16 +179,12 @@ def _read_file(path: Path, option: str) -> dict:
         _check_sections(state["cfg"], path, option)
     elif not isinstance(state.get("args"), Namespace):
         raise bad_option(option, path, ALLOWED, "holds no options of a training")
-    history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
-    if not (isinstance(history, list) and history and isinstance(history[-1], dict)):
-        raise bad_option(option, path, ALLOWED, "its optimizer_history is empty or damaged")
     try:
         checkpoint_utils._upgrade_state_dict(state)
     except KeyError as error:
         raise bad_option(option, path, ALLOWED, f"has no {error}") from None
-    updates = state["optimizer_history"][-1]["num_updates"]
-    if not isinstance(updates, int):
-        raise bad_option(option, path, ALLOWED, f"its num_updates is {updates}")
+    except (TypeError, AttributeError) as error:
+        raise bad_option(option, path, ALLOWED, f"is damaged ({reason_of(error)})") from None
     if state.get("args") is not None:  # fairseq before version 1.0
         state["cfg"] = convert_namespace_to_omegaconf(state["args"])
     state["args"] = None
@@ -173,7 +213,8 @@ def _check_sections(cfg: DictConfig, path: Path, option: str) -> None:
     """Refuse options that name no task or no model."""
     for name in ("task", "model"):
         section = cfg.get(name)
-        if not isinstance(section, (DictConfig, Namespace)) or "_name" not in section:
+        is_section = isinstance(section, (DictConfig, Namespace)) and "_name" in section
+        if not is_section or not isinstance(section._name, str):
             raise bad_option(option, path, ALLOWED, f"its options name no {name}")
 
 

@@ -41,7 +41,8 @@ def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]
             help_text, choices = item.metadata["help"], item.metadata["choices"]
             if choices:
                 help_text += f": {', '.join(choices)}"
-            yield flag, hint, field(default=item.default, metadata={"help": help_text})
+            metadata = {"help": help_text, "range": item.metadata.get("range")}
+            yield flag, hint, field(default=item.default, metadata=metadata)
 
 
 @dataclass

@@ -61,24 +61,27 @@ class Run:
         return f"{'-'.join(parts)}@{self.seed}".replace("/", "-")
 
 
-def load_grid(path: Path) -> dict:
-    """Read a grid.
+def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
+    """Read a grid, which the files `of` are like.
 
     Raises:
         UserError: if it is something else.
     """
     try:
-        grid = _read(path)
+        grid = _read(path, of)
         runs_of(grid)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError):
         raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
     return grid
 
 
-def _read(path: Path) -> dict:
-    grid = yaml.safe_load(path.read_text())
+def _read(path: Path, of: tuple[Path, ...]) -> dict:
+    grid = yaml.safe_load(path.read_text(encoding="utf-8"))
     if other := grid.pop("like", None):
-        base = load_grid(path.parent / other)
+        of = (*of, path.absolute())
+        if (path.parent / other).absolute() in of or len(of) > 20:
+            raise bad_option("like", other, "another grid", f"in {path}, which is like itself")
+        base = load_grid(path.parent / other, of)
         for row in (row for row, own in grid["rows"].items() if not own):
             if row not in base["rows"]:
                 raise bad_option("rows", row, f"{', '.join(base['rows'])}; others have options")

@@ -42,9 +42,9 @@ def _parser() -> Parser:
     about = "for questions that may have no answer (default: %(default)s)"
     add("--no-answer-threshold", **FRACTION, default=0.5, help=about)
     add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
-    add("--max-positions-inference", type=int, metavar="N", help="default: as in training")
-    add("--max-answer-length", type=int, metavar="N", help="default: as in training")
     add_force(parser)
+    add("--max-positions-inference", help="default: as in training", **NUMBER)
+    add("--max-answer-length", help="default: as in training", **NUMBER)
     return parser
 
 

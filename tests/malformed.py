@@ -1,0 +1,421 @@
+"""Malformed inputs of commands: no traceback, no hang, nothing of the user's lost.
+
+    python -m tests.malformed --runs 2000 [--first N] [--only WORD] [--json report.json]
+
+A run is a command line of `COMMANDS` in a process that begins with everything imported, in which
+either a file was damaged or an option got a value that it may not take. Number and seed decide
+which, so a run can be made again: ``--first 1234 --runs 1``.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import lzma
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import fairseq_cli.train
+import torch
+import yaml
+
+import fairseq_clusterformer.plugin  # noqa: F401
+from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.inference.bundle import SHIPPED
+from tests.inference.papers import pdf
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+SECONDS = 60  # that a run may take on two busy cores
+#: values that few options can take; INPUT stands for the path of an input
+VALUES = ("", "nan", "inf", "-inf", "-1", "0", "-0.5", "1e400", "9" * 30, "-" + "9" * 30, "0.5")
+VALUES += ("3000000000", "abc", "ü", "\udcff", "a,b", "None", "{}", "../..", "/dev/null", "INPUT")
+_TRAIN = (
+    "fairseq-train {data} --task language_modeling --arch clusterformer_lm --cpu --optimizer adam"
+    " --lr 0.01 --max-update 1 --batch-size 2 --tokens-per-sample 16 --decoder-layers 1"
+    " --decoder-embed-dim 8 --decoder-input-dim 8 --decoder-output-dim 8 --num-workers 0"
+    " --decoder-ffn-embed-dim 8 --decoder-attention-heads 2 --disable-validation"
+    " --save-dir out --criterion clusterformer_cross_entropy --distributed-world-size 1"
+)
+#: each with the options that may get a value, an output's first
+COMMANDS = {
+    "generate --checkpoint {model} --cpu --max-tokens 2 --input {text}": (
+        "--temperature --top-k --top-p --seed --num-samples --max-tokens --data --input"
+    ),
+    "perplexity --checkpoint {model} --cpu --max-blocks 1 --text {text} --tokens-per-sample 8": (
+        "--out --tokens-per-sample --max-blocks --rare --gen-subset --text"
+    ),
+    "perplexity {data} --checkpoint {checkpoint} --cpu --max-blocks 1 --teacher-forced": (
+        "--out --tokens-per-sample --gen-subset --max-blocks"
+    ),
+    "translate --checkpoint {translator} --cpu --beam 1 --input {lines}": (
+        "--beam --lenpen --batch-size --nbest --source-lang --target-lang --input"
+    ),
+    "answer --cpu --document {document} --question Who": (
+        "--html --top --no-answer-margin --encoding --windows --port --index --upload-limit"
+    ),
+    "draw --checkpoint {model} --text {text} --out out": "--out --layer --text --question",
+    "bundle {checkpoint} out --data {data}": "--card --dtype --max-words --word-vectors",
+    "export {model} out --to transformers": "--card --dtype --to",
+    "average --inputs {checkpoint} {checkpoint} --output out.pt": "--output",
+    "convert {checkpoint} out --data {data} --updates 0": (
+        "--clusters --near-window --far-window --lr --probes --tokens --seed --attention"
+    ),
+    "vectors {text} out.txt --width 4 --epochs 1 --min-count 1 --workers 1": (
+        "--window --width --epochs --negative --min-count --max-words --seed --pattern"
+    ),
+    "prepare lm text {text} out --words": "--valid-fraction --test-fraction --train-bytes --dict",
+    "prepare lm text {text} out --sentencepiece 60": "--sentencepiece --pattern --encoding",
+    "prepare translation text out --source-lang de --target-lang en --train {pair}": (
+        "--bpe --max-length --valid-fraction --train --source-lang --valid"
+    ),
+    "prepare classification text {table} out": (
+        "--vocabulary-size --min-count --max-length --label-field --labels --format --encoding"
+    ),
+    "prepare qa text {questions} out --words": "--valid-fraction --max-length --workers --format",
+    "grid {grid} --out out --table": "--only --out --data --workers",
+    _TRAIN: (
+        "--dropout --num-clusters --attention-window --lr --clustering-loss-weight --max-update"
+        " --attention --cluster-temperature --label-smoothing --clip-norm --seed --update-freq"
+        " --decoder-layers --decoder-embed-dim --decoder-attention-heads --batch-size"
+    ),
+}
+DOCUMENTS = ("page.html", "document.pdf", "files.zip", "notes.txt.xz", "text.txt")
+
+
+@dataclass
+class Result:
+    """What came of a run.
+
+    Attributes:
+        number: with which it can be made again.
+        words: its command line.
+        spoilt: what was done to it.
+        verdict: done, line, traceback, hang, lost or killed.
+        said: the last line that it printed.
+    """
+
+    number: int
+    words: list[str]
+    spoilt: str
+    verdict: str
+    said: str
+
+    @property
+    def is_right(self) -> bool:
+        """It ended, with one line where it failed, and all files are as they were."""
+        return self.verdict in ("done", "line")
+
+
+def make_inputs(folder: Path) -> None:
+    """Good inputs of every kind."""
+    text = "\n".join(topics[name] for name in sorted(topics))[:6000]
+    (folder / "text.txt").write_text(text)
+    (folder / "lines.txt").write_text("Ein Hund.\nZwei Katzen\n")
+    (folder / "page.html").write_text(f"<h1>Title</h1><p>{text[:500]}</p><ul><li>Bob</ul>")
+    (folder / "document.pdf").write_bytes(pdf("The author is Alice.", "And Bob."))
+    (folder / "notes.txt.xz").write_bytes(lzma.compress(text[:500].encode()))
+    with zipfile.ZipFile(folder / "files.zip", "w") as archive:
+        archive.writestr("a.txt", "The author is Alice.")
+    for language in ("de", "en"):
+        (folder / f"pair.{language}").write_text("ein Hund\nzwei\n" * 20)
+    rows = [f"{label}\tsome {label} text {n}" for n in range(20) for label in ("good", "bad")]
+    (folder / "table.tsv").write_text("\n".join(rows) + "\n")
+    answers = [{"text": "Alice", "answer_start": 14}]
+    qas = [{"id": f"q{n}", "question": "Who?", "answers": answers} for n in range(10)]
+    paragraph = {"context": "The author is Alice.", "qas": qas}
+    data = {"data": [{"title": str(n), "paragraphs": [paragraph]} for n in range(3)]}
+    (folder / "questions.json").write_text(json.dumps(data))
+    rows = {"dense": {"arch": "a"}, "window": {"arch": "b", "seeds": [1]}}
+    grid = {"score": "language_model", "shared": {"lr": 0.5}, "rows": rows, "columns": {"x": 1}}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
+    with contextlib.redirect_stdout(io.StringIO()):
+        given = "prepare lm text {0}/text.txt {0}/data --bytes"
+        assert main(given.format(folder).split()) == 0
+    packed = (CHECKPOINTS / "language_model.pt.xz").read_bytes()
+    (folder / "checkpoint.pt").write_bytes(lzma.decompress(packed))
+    given = f"bundle {folder}/checkpoint.pt {folder}/model --data {folder}/data"
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(given.split()) == 0
+    shutil.copytree(SHIPPED / "multi30k-de-en", folder / "translator")
+
+
+def files_of(name: str, draw: random.Random) -> list[str]:
+    """The input that a word of a command stands for."""
+    known = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv", "grid": "grid.yaml"}
+    known |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "pair": "pair"}
+    return draw.choice(DOCUMENTS) if name == "document" else known.get(name, name)
+
+
+# ---- damage: each takes the bytes of a file and a generator, and returns other bytes
+
+
+def _cut(data: bytes, draw: random.Random) -> bytes:
+    return data[: draw.randrange(max(1, len(data)))]
+
+
+def _flipped(data: bytes, draw: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 3, 50)) if data else 0):
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def _lines(data: bytes, draw: random.Random) -> bytes:
+    lines = data.split(b"\n")
+    place = draw.randrange(len(lines))
+    new = draw.choice(
+        (lines[place], b"", b"\xff\xfe", b"<pad> 1", b"a b c", b"\x00", b"x " * 9000)
+    )
+    return b"\n".join([*lines[:place], new, *lines[place + draw.randrange(2) :]])
+
+
+def _other(data: bytes, draw: random.Random) -> bytes:
+    return draw.choice((b"", b"\n", b"\xef\xbb\xbf", draw.randbytes(200), "ü".encode("utf-16"),
+                        b"{}", b"[[[[" * 500, b"null", b"PK\3\4", b"%PDF-1.7\n", b"\x1f\x8b",
+                        b"<a <a" * 200, b"<![foo", b"<svg>" * 3000, b"\xfd7zXZ\0"))  # fmt: skip
+
+
+DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (_cut, _flipped, _lines, _other)
+STRANGE = (None, -1, 0, 0.5, 10**30, math.nan, math.inf, "", "x", [], {}, True, [1, [2]], {"a": 1})
+
+
+def _edit(tree: object, draw: random.Random) -> object:
+    """A tree of JSON with one key changed, removed or added."""
+    holder = tree
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        if not keys:
+            return tree
+        key = draw.choice(keys)
+        below = holder[key]
+        if not isinstance(below, (dict, list)) or not below or draw.random() < 0.15:
+            break
+        holder = below
+    what = draw.randrange(4)
+    if what == 0 and isinstance(holder, dict):
+        holder["unknown"] = draw.choice(STRANGE)
+    elif what == 1:
+        del holder[key]
+    else:
+        holder[key] = draw.choice(STRANGE)
+    return tree
+
+
+def _edit_tensors(tensors: dict, draw: random.Random) -> None:
+    name = draw.choice(
+        [name for name, value in tensors.items() if isinstance(value, torch.Tensor)]
+    )
+    tensor = tensors[name]
+    changes = ("nan", "inf", "int", "flat", "gone", "bool", "empty")
+    what = draw.choice(changes)
+    if what == "gone":
+        del tensors[name]
+    elif what in ("nan", "inf"):
+        tensors[name] = torch.full_like(tensor, 0) + float(what)
+    else:
+        kinds = {"int": tensor.long(), "flat": tensor.flatten()[1:], "bool": tensor > 0}
+        tensors[name] = kinds.get(what, torch.empty(0))
+
+
+def spoil_file(path: Path, draw: random.Random) -> str:
+    """Damage a file, by what it is; returns what was done."""
+    place = draw.random()
+    if place < 0.06:
+        path.unlink()
+        kind = draw.choice(("missing", "folder", "loop", "dangling"))
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "loop":
+            path.symlink_to(path.name)
+        elif kind == "dangling":
+            path.symlink_to("nowhere")
+        return kind
+    if path.suffix in (".json", ".yaml") and place < 0.8:
+        read = json.loads if path.suffix == ".json" else yaml.safe_load
+        write = json.dumps if path.suffix == ".json" else yaml.safe_dump
+        tree = _edit(read(path.read_text()), draw)
+        if path.suffix == ".yaml" and draw.random() < 0.2:
+            tree["like"] = draw.choice((path.name, "./" + path.name, "nope", ".", 3))
+        path.write_text(write(tree))
+        return "a key edited"
+    if path.suffix == ".pt" and place < 0.7:
+        state = torch.load(path, weights_only=True)
+        if draw.random() < 0.5:
+            _edit_tensors(state["model"], draw)
+        else:
+            model = state.pop("model")
+            state = {"model": model, **_edit(state, draw)}
+        torch.save(state, path)
+        return "a key or tensor edited"
+    if path.suffix == ".safetensors" and place < 0.6:
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(path)
+        _edit_tensors(tensors, draw)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, path)
+        return "a tensor edited"
+    damage = draw.choice(DAMAGE)
+    path.write_bytes(damage(path.read_bytes(), draw))
+    return damage.__name__.strip("_")
+
+
+def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
+    """The command line of a run, and what is spoilt, in the folder `place`."""
+    draw = random.Random(f"malformed {number}")
+    command = list(COMMANDS)[number % len(COMMANDS)]
+    words, used = [], []
+    for word in command.split():
+        name = word.strip("{}")
+        if name != word:
+            used.append(files_of(name, draw))
+            word = f"in/{used[-1]}"
+        words.append(word)
+    (place / "in").mkdir()
+    for name in dict.fromkeys(used):
+        if (inputs / name).is_dir():
+            shutil.copytree(inputs / name, place / "in" / name)
+        else:
+            for file in inputs.glob(f"{name}*" if name == "pair" else name):
+                shutil.copyfile(file, place / "in" / file.name)
+    options = COMMANDS[command].split()
+    if draw.random() < 0.4:
+        option, value = draw.choice(options), draw.choice(VALUES)
+        value = words[words.index(f"in/{used[0]}")] if value == "INPUT" else value
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+        return [*words, f"{option}={value}"], f"{option} is {value[:20]!r}"
+    files = sorted(file for file in (place / "in").rglob("*") if file.is_file())
+    file = draw.choice(files)
+    return words, f"{file.relative_to(place)}: {spoil_file(file, draw)}"
+
+
+def run_words(words: list[str]) -> int:
+    """What the command line does; returns its exit status."""
+    if words[0] == "fairseq-train":
+        sys.argv = words
+        return fairseq_cli.train.cli_main() or 0
+    if words[0] == "grid":
+        from scripts.experiments import run
+
+        try:
+            return run.main(words[1:])
+        except SystemExit as ended:
+            return ended.code
+    return main(words)
+
+
+def _in_child(words: list[str], place: Path) -> int:
+    """Never returns to the caller: the exit status of the process is that of the command."""
+    import traceback
+
+    status = 1
+    out = os.open(place / "printed", os.O_WRONLY | os.O_CREAT)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", errors="backslashreplace")  # as Python opens it
+    os.chdir(place)
+    try:
+        status = run_words(words)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status or 0)
+
+
+def content(folder: Path) -> dict[str, str]:
+    """What each file of a folder holds."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = os.readlink(path)
+        elif path.is_file():
+            found[str(path)] = hashlib.sha1(path.read_bytes()).hexdigest()
+    return found
+
+
+def one(number: int, inputs: Path) -> Result:
+    """Make a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        words, spoilt = make_run(number, inputs, place)
+        before = content(place / "in")
+        child = os.fork()
+        if child == 0:
+            _in_child(words, place)
+        end, status = time.monotonic() + SECONDS, None
+        while status is None and time.monotonic() < end:
+            ended, value = os.waitpid(child, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(value) if ended else time.sleep(0.005)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        printed = (place / "printed").read_text(errors="replace")
+        lost = before != content(place / "in")
+    said = (printed.strip().splitlines() or [""])[-1]
+    if status is None:
+        verdict = "hang"
+    elif lost:
+        verdict = "lost"
+    elif status < 0:
+        verdict = "killed"
+    elif "Traceback (most recent" in printed or "Exception ignored" in printed:
+        verdict = "traceback"
+    else:
+        verdict = "line" if status else "done"
+        if status and not said:
+            verdict = "traceback"
+    return Result(number, words, spoilt, verdict, said)
+
+
+def runs(first: int, count: int, inputs: Path, only: str = "") -> Iterator[Result]:
+    """Make runs, those alone whose command holds `only`."""
+    for number in range(first, first + count):
+        if only in list(COMMANDS)[number % len(COMMANDS)]:
+            yield one(number, inputs)
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--only", default="", help="commands that hold this")
+    parser.add_argument("--json", type=Path, help="every run that was not right")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    wrong, counts = [], Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        make_inputs(Path(folder))
+        for result in runs(args.first, args.runs, Path(folder), args.only):
+            counts[result.verdict] += 1
+            if not result.is_right or args.runs == 1:
+                wrong.append(vars(result))
+                print(*vars(result).values(), sep=" | ", flush=True)
+    print(dict(counts))
+    if args.json:
+        args.json.write_text(json.dumps(wrong, indent=1))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
