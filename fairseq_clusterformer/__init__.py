@@ -5,6 +5,8 @@ registers the models, criterions and tasks with fairseq; in Python, ``import
 fairseq_clusterformer.plugin`` does.
 """
 
+from importlib import import_module
+
 __version__ = "0.1.0"
 
 
@@ -34,8 +36,7 @@ def load(path, *, device=None, dtype=None, data=None):
 
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    from .inference.pretrained import load as load_pretrained
-
+    load_pretrained = import_module(f"{__name__}.inference.pretrained").load
     root.handlers[:] = handlers
     root.setLevel(level)  # one of fairseq's modules asks for DEBUG
     return load_pretrained(path, device=device, dtype=dtype, data=data)
@@ -43,6 +44,4 @@ def load(path, *, device=None, dtype=None, data=None):
 
 def shipped():
     """Names of the trained models that are installed with this package, for :func:`load`."""
-    from .inference import bundle
-
-    return bundle.shipped()
+    return import_module(f"{__name__}.inference.bundle").shipped()

@@ -38,12 +38,3 @@ def reading(path: Path, what: str) -> Iterator[None]:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise bad_option("the file", path, what, f"cannot be read ({reason})") from None
-
-
-def __getattr__(name: str) -> object:
-    """What has moved to :mod:`fairseq_clusterformer.outputs`, under its former name."""
-    if name in ("check_holds_only", "check_new", "whole_folder", "write_aside"):
-        from fairseq_clusterformer import outputs
-
-        return getattr(outputs, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

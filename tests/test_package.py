@@ -107,6 +107,46 @@ def test_the_trunk_imports_no_wing_and_no_wing_another() -> None:
     assert found == []
 
 
+def test_no_circle_of_imports_and_none_back_up() -> None:
+    """Files import no file that imports them, and rooms no room above; only what fairseq imports
+    first leads up, to the plug-in."""
+    files = {name: {m for m in _modules(name, path) if m != name} for name, path in FILES.items()}
+    del files[f"{NAME}.tasks.entry"]
+    assert _in_circles(files) == set()
+    rooms: dict[str, set[str]] = {}
+    for name, found in files.items():
+        room = name.split(".")[1:2]
+        others = {module.split(".")[1] for module in found if module != NAME}
+        rooms.setdefault(*(room or [""]), set()).update(others - {*room})
+    assert _in_circles(rooms) == set()
+
+
+def _modules(name: str, path: Path) -> set[str]:
+    """Our modules that a file imports; a name of a module stands for the module."""
+    found = imported_modules(name, path)
+    ours = {module if module in FILES else module.rpartition(".")[0] for module in found}
+    return {module for module in ours if module in FILES and not name.startswith(f"{module}.")}
+
+
+def _in_circles(graph: dict[str, set[str]]) -> set[str]:
+    """What leads to itself: that which is left when what imports nothing is taken away."""
+    left = {name: {other for other in found if other in graph} for name, found in graph.items()}
+    while free := [name for name, found in left.items() if not found & left.keys()]:
+        for name in free:
+            del left[name]
+    return {name for name in left if _reaches(name, left)}
+
+
+def _reaches(name: str, graph: dict[str, set[str]]) -> bool:
+    seen: set[str] = set()
+    ahead = [*graph[name]]
+    while ahead:
+        if (other := ahead.pop()) not in seen:
+            seen.add(other)
+            ahead += graph.get(other, ())
+    return name in seen
+
+
 def test_imported_modules_are_seen(tmp_path: Path) -> None:
     path = tmp_path / "window.py"
     path.write_text("def f():\n    import fairseq.utils\n    from ..models import decoder\n")

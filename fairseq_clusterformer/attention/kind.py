@@ -16,115 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..clustering.report import Report, State
-from .batch import Batch
+from ..clustering.report import State
+from .assignment import Assignment, Shape, Tokens
 from .options import OptionError, Options, flag_of
-from .scouts import Scouts
-
-
-class Shape(NamedTuple):
-    """What a kind is built for.
-
-    Attributes:
-        embed_dim: D.
-        num_heads: H, heads of this kind.
-        head_dim: E.
-        causal: a query sees no later token.
-    """
-
-    embed_dim: int
-    num_heads: int
-    head_dim: int
-    causal: bool
-
-
-class Tokens:
-    """What a kind may read: a batch, or in decoding one more token of each row, or several.
-
-    Attributes:
-        x: input of the attention layer [B, N, D].
-        batch: which tokens are real, and of which document; in decoding, padding alone.
-        positions: of each token among the real ones of its document, int64 [1 or B, N].
-        centroids: handed on by the layer before, [B, K, D], or None.
-        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        decoding: these are single tokens, and nobody reads a report.
-    """
-
-    def __init__(
-        self,
-        x: Tensor,
-        heads: Callable[[], tuple[Tensor, Tensor]],
-        batch: Batch,
-        positions: Callable[[], Tensor],
-        centroids: Tensor | None = None,
-        impl: str = "auto",
-        decoding: bool = False,
-    ):
-        self.x, self.batch, self.centroids = x, batch, centroids
-        self.impl, self.decoding = impl, decoding
-        self._heads, self._positions = heads, positions
-        self._q_and_k: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def padding_mask(self) -> Tensor | None:
-        """Bool [B, N], True where a token is padding; None: none is."""
-        return self.batch.padding_mask
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions()
-
-    @property
-    def q(self) -> Tensor:
-        """Queries [B, H, N, E] as ``Kind.project`` returned them, without positions, in full
-        float32 or float64: what is assigned must not depend on how a product was rounded."""
-        return self._both()[0]
-
-    @property
-    def k(self) -> Tensor:
-        """Keys, likewise."""
-        return self._both()[1]
-
-    def _both(self) -> tuple[Tensor, Tensor]:
-        if self._q_and_k is None:
-            self._q_and_k = self._heads()
-        return self._q_and_k
-
-
-class Assignment(NamedTuple):
-    """To which cluster each token belongs, as a query and as a key.
-
-    Attributes:
-        query: int64 [B, G, N] in [0, K), anything at padding; several of them, in a tuple, where
-            tokens are assigned several times; None: all tokens are in one cluster.
-        key: the same of the keys; None: as the queries.
-        key_bias: added to the logits of a key that is seen by its cluster, floating point
-            [B, G, N].
-        similarity: of keys and clusters [B, G, N, K], for the rule by which a query sees the
-            nearest keys of its cluster.
-        scouts: queries that see every key, for training.
-        latest: how many of the latest keys a query sees, if fewer than W, int64 [1 or B, N]; read
-            in decoding, by a kind that has layouts of its own.
-        probes: further clusters whose keys each query sees, like ``query`` and different from it
-            and from each other at every token; for kinds that assign tokens once.
-        report: for the losses, the log and the layer above.
-    """
-
-    query: Tensor | tuple[Tensor, ...] | None = None
-    key: Tensor | None = None
-    key_bias: Tensor | None = None
-    similarity: Tensor | None = None
-    scouts: Scouts | None = None
-    latest: Tensor | None = None
-    probes: tuple[Tensor, ...] = ()
-    report: Report = Report()
-
-    def rounds(self) -> tuple[tuple[tuple[Tensor | None, ...], Tensor | None], ...]:
-        """For each time that tokens are assigned: the clusters whose keys a query sees, and the
-        cluster of each key; None: the query's."""
-        if isinstance(self.query, tuple):
-            return tuple(((clusters,), None) for clusters in self.query)
-        return (((self.query, *self.probes), self.key),)
+from .rules import Routing, route
 
 
 class Kind(nn.Module, ABC):
@@ -255,10 +150,8 @@ class Kind(nn.Module, ABC):
             The assignment, and the state for the next tokens: tensors with the batch first.
         """
 
-    def forward(self, tokens: Tokens):
-        """Who sees whom in a batch: :class:`~fairseq_clusterformer.attention.rules.Routing`."""
-        from .rules import route
-
+    def forward(self, tokens: Tokens) -> Routing:
+        """Who sees whom in a batch."""
         assignment, state = self.assign(tokens, {})
         if state and self.alone:
             raise ValueError(

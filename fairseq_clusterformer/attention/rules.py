@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..clustering.report import Report
 from ..kernels import Layout
-from .kind import Assignment, Kind, Tokens
+from .assignment import Assignment, Seeing, Tokens
 from .layout import (
     chunk_layout,
     own_chunk_layout,
@@ -64,12 +64,12 @@ class Routing(NamedTuple):
     summaries: Summaries | None = None
 
 
-def own_bias(kind: Kind) -> float:
+def own_bias(kind: Seeing) -> float:
     """Bias of the query's own key where it is seen besides others."""
     return LAST_RESORT if kind.own == "last" else 0.0
 
 
-def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
+def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Routing:
     """The layouts of a batch.
 
     Raises:
@@ -91,7 +91,7 @@ def route(kind: Kind, tokens: Tokens, assignment: Assignment) -> Routing:
     return Routing(layouts, own, assignment.report, scouts, of_scouts, summaries=summaries)
 
 
-def check_clusters(kind: Kind, tokens: Tokens, assignment: Assignment) -> None:
+def check_clusters(kind: Seeing, tokens: Tokens, assignment: Assignment) -> None:
     """Clusters that the kind does not have would show keys of others, or memory that is no key.
 
     Raises:
@@ -115,7 +115,7 @@ def check_clusters(kind: Kind, tokens: Tokens, assignment: Assignment) -> None:
 _Seen = tuple[Sequence[Layout], Sequence[Layout], Own | None]  # by cluster, by position, itself
 
 
-def recent(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int) -> _Seen:
+def recent(kind: Seeing, tokens: Tokens, assignment: Assignment, num_clusters: int) -> _Seen:
     """The latest keys of its cluster that are ``gap`` tokens back or more, and those that are
     nearer by position; not causal: on either side.
 
@@ -156,7 +156,7 @@ def recent(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int
     return layouts, sides[:1] if kind.causal else sides, Own(LAST_RESORT)
 
 
-def _chunk(kind: Kind, tokens: Tokens, assignment: Assignment, num_clusters: int) -> _Seen:
+def _chunk(kind: Seeing, tokens: Tokens, assignment: Assignment, num_clusters: int) -> _Seen:
     """A chunk of the tokens sorted by cluster: not causal, for where it begins depends on all."""
     layouts: list[Layout] = []
     options = {"padding_mask": tokens.padding_mask, "impl": tokens.impl}

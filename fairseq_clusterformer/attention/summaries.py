@@ -24,7 +24,7 @@ from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
 from ..precision import at_least_float32, full_float32
-from .kind import Assignment, Kind
+from .assignment import Assignment, Seeing
 
 
 class Summaries(NamedTuple):
@@ -45,7 +45,7 @@ class Summaries(NamedTuple):
     gap: int
 
 
-def summaries_of(kind: Kind, assignment: Assignment) -> Summaries | None:
+def summaries_of(kind: Seeing, assignment: Assignment) -> Summaries | None:
     """What a kind with the option ``summaries`` shows of the clusters that it assigned."""
     every = getattr(kind.options, "summaries", 0)
     if not every:

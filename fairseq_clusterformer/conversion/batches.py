@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.inference.perplexity import blocks_of, tokens_of
-from fairseq_clusterformer.text import TextPipeline
 
 Inputs = dict[str, Tensor]
 AT_ONCE = 2048  # tokens of a batch, or one text

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
-from fairseq_clusterformer.corpora.folder import RECORD
-from fairseq_clusterformer.text import TARGETS_OWN, VOCABULARIES, TextPipeline
+from fairseq_clusterformer.data import RECORD
+from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
 
 from .dense_parts import (
     NEVER,

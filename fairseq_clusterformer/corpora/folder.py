@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_holds_only, digest
 
-RECORD = "prepared.json"
 # In the working folder: what marks it as ours, its lock, and what outlasts an interruption.
 _MARK, _LOCK = ".clusterformer", ".clusterformer.lock"
 _KEPT = ("download", "parts")

@@ -1,1 +1,4 @@
-"""Data sets, what their symbols are, and how text becomes symbols and they become text again."""
+"""Prepared data as fairseq reads it."""
+
+#: what a prepared folder says of itself
+RECORD = "prepared.json"

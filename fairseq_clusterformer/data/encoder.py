@@ -18,7 +18,7 @@ from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_clusterformer.text import TextPipeline
+from fairseq_clusterformer.data.text import TextPipeline
 
 from .coding import TextCoding
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import combining, is_normalized, normalize
 
+from . import RECORD
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -22,7 +24,7 @@ _RUN = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]+")
 def form_of(folder: Path, default: str = FORM) -> str:
     """The form that a prepared folder or a bundle was trained with; older ones do not say it."""
     try:
-        recipe = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))["recipe"]
+        recipe = json.loads((folder / RECORD).read_text(encoding="utf-8"))["recipe"]
         return str(recipe.get("unicode", default))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return default

@@ -27,12 +27,12 @@ from tokenizers import (
 
 from fairseq_clusterformer.data.coding import SUBWORD_MODEL, ByteCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.data.text import TARGETS_OWN
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.data.words import UNSPACED
-from fairseq_clusterformer.text import TARGETS_OWN
 
 if TYPE_CHECKING:
-    from .tokenizer import ClusterformerTokenizer
+    from transformers import PreTrainedTokenizer
 
 _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
 _LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
@@ -54,7 +54,7 @@ _TEMPLATES = {
 }
 
 
-def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
+def fast(slow: "PreTrainedTokenizer") -> Tokenizer | None:
     """What ``tokenizer.json`` holds; None: it would give other tokens.
 
     Raises:
@@ -111,7 +111,7 @@ def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
     return made
 
 
-def _form(slow: "ClusterformerTokenizer") -> str:
+def _form(slow: "PreTrainedTokenizer") -> str:
     """Of Unicode, in which a text becomes tokens."""
     if slow.form == "reader":
         return slow.subwords.form

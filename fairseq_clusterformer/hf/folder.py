@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.data.text import TARGETS_OWN
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.bundle import (
     CARD,
@@ -36,7 +37,6 @@ from fairseq_clusterformer.inference.bundle import (
 )
 from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
 from fairseq_clusterformer.outputs import check_new, whole_folder
-from fairseq_clusterformer.text import TARGETS_OWN
 
 from .base import ClusterformerPreTrainedModel
 from .causal import ClusterformerForCausalLM

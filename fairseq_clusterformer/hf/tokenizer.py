@@ -16,12 +16,11 @@ from fairseq.data import Dictionary
 from transformers import AddedToken, PreTrainedTokenizer
 
 from fairseq_clusterformer.corpora.classification.tokenise import split_words
-from fairseq_clusterformer.corpora.folder import RECORD
-from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import GPT2_FILES
+from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.errors import reading
-from fairseq_clusterformer.text import TARGETS_OWN, TextPipeline
 
 from .fast import LINE_ENDS, fast
 

@@ -5,7 +5,7 @@ import re
 
 from sacrebleu.metrics import BLEU
 
-from fairseq_clusterformer.text import TextPipeline
+from fairseq_clusterformer.data.text import TextPipeline
 
 BOOTSTRAPS = 1000
 

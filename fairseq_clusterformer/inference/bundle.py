@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from fairseq.dataclass import configs
@@ -23,16 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.outputs import check_new, whole_folder
-
-if TYPE_CHECKING:
-    from .load import Loaded
 
 FORMAT = 1
 MARK = "bundle.json"
 WEIGHTS = "model.safetensors"
-RECORD = "prepared.json"
 CARD = "MODEL_CARD.md"
 SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
@@ -94,7 +91,7 @@ def located(path: Path | str) -> Path:
 
 
 def write_bundle(
-    loaded: "Loaded",
+    loaded: Loaded,
     out: Path | str,
     *,
     dtype: str = "float32",
@@ -141,7 +138,7 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: boo
     check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
 
 
-def _write(loaded: "Loaded", folder: Path, dtype: str) -> None:
+def _write(loaded: Loaded, folder: Path, dtype: str) -> None:
     tensors, shared = distinct(loaded.model.state_dict())
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     for name, tensor in tensors.items():
@@ -204,7 +201,7 @@ def distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str
     return tensors, shared
 
 
-def plain_options(loaded: "Loaded") -> tuple[dict[str, dict], list[str]]:
+def plain_options(loaded: Loaded) -> tuple[dict[str, dict], list[str]]:
     """The options as JSON has them, and which sections are namespaces, as of argparse."""
     cfg = OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True)
     sections, namespaces = {}, []

@@ -5,7 +5,7 @@ import re
 import struct
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Optional
@@ -14,12 +14,13 @@ import torch
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_clusterformer.compat import dataclass_of
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
 from fairseq_clusterformer.ranges import strays
 
@@ -30,27 +31,6 @@ ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
 #: what torch.load ends in where a file is something else; no code of ours runs in it
 _UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
 _UNREADABLE += (struct.error, pickle.UnpicklingError)
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A model that is ready for inference.
-
-    Attributes:
-        model: in evaluation mode, on the CPU.
-        task: fairseq's task, set up on `folder`.
-        cfg: all options of the training.
-        folder: the data folder, or the bundle itself.
-        path: the checkpoint or the bundle.
-        updates: how many the training had made.
-    """
-
-    model: BaseFairseqModel
-    task: FairseqTask
-    cfg: DictConfig
-    folder: Path
-    path: Path
-    updates: int
 
 
 def load_checkpoint(

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.corpora.folder import RECORD
 from fairseq_clusterformer.corpora.question_answering.encode import (
     led_by_start,
     symbols_of,
     token_span,
 )
 from fairseq_clusterformer.corpora.question_answering.records import Paragraph, sentences_of
-from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import bad_option

@@ -13,8 +13,8 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 from tqdm import tqdm
 
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.text import TextPipeline
 
 from .load import Loaded
 from .perplexity import leaks_future

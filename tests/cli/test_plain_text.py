@@ -6,9 +6,9 @@ from pydoc_data.topics import topics
 import pytest
 
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.models.clusterformer import ClusterformerModel
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
-from fairseq_clusterformer.text import TextPipeline
 from tests.cli.in_process import (
     CLUSTERED_TRANSLATION,
     CLUSTERFORMER,

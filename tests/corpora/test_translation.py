@@ -16,8 +16,8 @@ from fairseq_clusterformer.corpora import parallel
 from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.translation import corpora
 from fairseq_clusterformer.corpora.translation.build import prepare
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.text import TextPipeline
 from tests.corpora.commands import record_of
 from tests.corpora.commands import run as run_command
 

@@ -11,8 +11,8 @@ from fairseq_clusterformer.corpora.classification.tokenise import split_words
 from fairseq_clusterformer.corpora.lines import read_lines
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import load_prepared
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.data.unicode import composed, form_of, with_places
-from fairseq_clusterformer.text import TextPipeline
 from tests.conftest import REPO_ROOT
 
 #: letters and marks that compose, reorder, expand, or are in one form already

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from fairseq_clusterformer.corpora.binarize import train_sentencepiece  # noqa: E402
 from fairseq_clusterformer.data.bytes import byte_symbols  # noqa: E402
+from fairseq_clusterformer.data.text import TextPipeline  # noqa: E402
 from fairseq_clusterformer.hf import ClusterformerConfig, ClusterformerTokenizer  # noqa: E402
 from fairseq_clusterformer.hf.folder import _tokenizer as tokenizer_of  # noqa: E402
-from fairseq_clusterformer.text import TextPipeline  # noqa: E402
 
 # of equal signs in a row, the two split some in other places
 PAGE = "".join(topics[name] for name in ("assignment", "strings", "calls", "with"))

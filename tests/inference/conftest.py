@@ -11,9 +11,9 @@ from fairseq_cli import preprocess
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.inference.bundle import write_bundle
 from fairseq_clusterformer.inference.load import load_checkpoint
-from fairseq_clusterformer.text import TextPipeline
 from tests.cli.conftest import (  # noqa: F401  fixtures
     byte_data,
     checkpoint,

@@ -10,10 +10,10 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.inference.bleu import score, split_compounds, table
 from fairseq_clusterformer.inference.bundle import write_bundle
 from fairseq_clusterformer.inference.load import load_checkpoint
-from fairseq_clusterformer.text import TextPipeline
 from tests.cli.in_process import generate
 from tests.inference.commands import error as refused
 from tests.inference.commands import run as run_command

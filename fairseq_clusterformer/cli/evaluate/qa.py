@@ -23,10 +23,10 @@ from fairseq_clusterformer.cli.common import (
     add_model,
     check_files,
 )
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_text
 
-RECORD = "prepared.json"
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
 

@@ -29,14 +29,13 @@ from fairseq_clusterformer.cli.common import (
     whole_number,
 )
 from fairseq_clusterformer.cli.translate import add_translator, load_translator
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator
-
-RECORD = "prepared.json"
 
 
 def _parser() -> Parser:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.folder import RECORD, make_folder
+from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 

@@ -25,8 +25,8 @@ from fairseq_clusterformer.corpora.translation.pairs import (
     pair_files,
     pairs_of,
 )
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.text import TextPipeline
 
 Counts = dict[str, dict[str, int]]
 

@@ -20,8 +20,8 @@ from fairseq_clusterformer.corpora.translation.pairs import (
     read_segments,
     read_talks,
 )
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.text import TextPipeline
 
 GERMAN_ENGLISH = ("de", "en")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.text import TextPipeline
 
 LANGUAGES = ("de", "en")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.folder import RECORD
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option, reading
 
