@@ -1,8 +1,11 @@
 """The pages of the documentation, and the commands in them."""
 
+import argparse
 import re
 import shlex
 from pathlib import Path
+
+from fairseq import options
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -14,6 +17,13 @@ PAGES = sorted(
 )
 
 CONFIGURATIONS = sorted(ROOT.glob("examples/*/config/*.yaml"))
+PARSERS = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-generate": options.get_generation_parser,
+    "fairseq-interactive": options.get_interactive_generation_parser,
+    "fairseq-validate": options.get_validation_parser,
+}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -67,3 +77,9 @@ def recipe(save_dir: str) -> list[str]:
     assert found, save_dir
     assert all(words == found[0] for words in found), f"{save_dir}: two recipes differ"
     return found[0]
+
+
+def parse_fairseq(words: list[str]) -> argparse.Namespace:
+    folder = str(ROOT / "fairseq_clusterformer")
+    words = [folder if word == "fairseq_clusterformer" else word for word in words]
+    return options.parse_args_and_arch(PARSERS[words[0]](), words[1:])

@@ -24,8 +24,7 @@ from hydra import compose, initialize_config_dir
 
 from tests.cli.towns import squad
 from tests.inference.commands import run
-from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, recipe
-from tests.test_docs import parse_fairseq
+from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, parse_fairseq, recipe
 
 #: how the commands begin that cannot run here, and why; test_docs.py parses these, too
 NOT_RUN = {

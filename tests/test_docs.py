@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 import torch
 import yaml
-from fairseq import options
 from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
@@ -24,16 +23,9 @@ from fairseq_clusterformer.attention import MultiheadAttention, attention_kinds,
 from fairseq_clusterformer.attention import kind as kinds
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.main import COMMANDS
-from tests.pages import PAGES, ROOT, blocks, commands, recipe
+from tests.pages import PAGES, PARSERS, ROOT, blocks, commands, parse_fairseq, recipe
 
 EXTENDING = ROOT / "docs" / "extending.md"
-PARSERS = {
-    "fairseq-train": options.get_training_parser,
-    "fairseq-eval-lm": options.get_eval_lm_parser,
-    "fairseq-generate": options.get_generation_parser,
-    "fairseq-interactive": options.get_interactive_generation_parser,
-    "fairseq-validate": options.get_validation_parser,
-}
 #: a configuration, and where the recipe saves that is the same by options
 CONFIGURATIONS = {
     "language_model/config/enwik8.yaml": "checkpoints/enwik8",
@@ -120,12 +112,6 @@ def test_fairseq_commands_parse() -> None:
                     assert model.startswith("fairseq_clusterformer."), words
                 seen += 1
     assert seen >= 15
-
-
-def parse_fairseq(words: list[str]) -> argparse.Namespace:
-    folder = str(ROOT / "fairseq_clusterformer")
-    words = [folder if word == "fairseq_clusterformer" else word for word in words]
-    return options.parse_args_and_arch(PARSERS[words[0]](), words[1:])
 
 
 def parser_of_module(name: str) -> argparse.ArgumentParser:

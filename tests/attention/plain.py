@@ -9,6 +9,15 @@ from torch import Tensor
 from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
 
 BATCH, HEADS, WIDTH = 2, 2, 8  # each head is 4 wide
+LENGTHS = [[9, 1, 7], [4, 13], [17]]  # of the documents of each row
+TOTAL = 17
+
+
+def documents() -> Tensor:
+    """The number of each token's document, int64 [B, N]."""
+    return torch.stack(
+        [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in LENGTHS]
+    )
 
 
 def layer(kind: str, *, causal: bool, **options) -> MultiheadAttention:

@@ -6,7 +6,7 @@ import torch
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 
 from ..kinds import WIDTH, build
-from .test_documents import documents
+from .plain import documents
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,13 @@ from torch import Tensor
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 
 from ..kinds import CARRIED_ON, CAUSAL, WIDTH, build, every_causal_kind, every_kind, pads
+from .plain import LENGTHS, TOTAL, documents
 
-LENGTHS = [[9, 1, 7], [4, 13], [17]]  # of the documents of each row
-TOTAL = 17
 ALL = {"rotary": True, "short_convolution": 3}
 
 PLAIN = {}
 #: rotary positions, a convolution, and shared keys
 WHOLE = {**ALL, "kv_heads": 2}
-
-
-def documents() -> Tensor:
-    """The number of each token's document, int64 [B, N]."""
-    return torch.stack(
-        [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in LENGTHS]
-    )
 
 
 def inputs() -> Tensor:

@@ -23,7 +23,6 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     get,
     json_lines,
 )
-from fairseq_clusterformer.metrics.natural_questions import is_answer
 
 # As <P>, </Table>, <Th_colspan="2">: the simplified data has it among the words.
 _MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
@@ -113,6 +112,8 @@ def _record(item: Mapping) -> Record:
             short.append(answers)
         if (word := get(annotation, "yes_no_answer").lower()) != "none":
             yes_no.append(word)
+
+    from fairseq_clusterformer.metrics.natural_questions import is_answer  # not for --help
 
     has_long = is_answer(len(long), len(annotations))
     has_short = is_answer(len(short) + len(yes_no), len(annotations))
