@@ -11,6 +11,7 @@ from fairseq_clusterformer.cli.common import (
     claim,
     read_lines,
 )
+from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 
 
@@ -82,3 +83,32 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     with pytest.raises(SystemExit):
         parser.parse_args(["--user-dir", str(tmp_path / "no")])
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["answer", "--document", "x", "--question", "y", "--html", ""], "--html is empty"),
+        (["generate", "--checkpoint", "x", "--data", ""], "--data is empty"),
+        (["generate", "--checkpoint", "x", "--seed", 30 * "9"], "up to 2147483647"),
+        (["generate", "--checkpoint", "x", "--temperature", "1e400"], "allowed: a number, 0 or"),
+        (["generate", "--checkpoint", "x", "--top-k", "-1"], "allowed: a whole number, 1 or mo"),
+        (["translate", "--checkpoint", "x", "--lenpen", "1000"], "-10 or more, up to 10"),
+        (["translate", "--checkpoint", "x", "--beam", 30 * "9"], "up to 2147483647"),
+        (["vectors", "x", "y", "--window", "3000000000"], "1 or more, up to 10000"),
+        (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a number, above 0"),
+    ],
+)
+def test_numbers_have_ranges(line: list[str], says: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line)
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert says in said
+
+
+def test_a_loop_of_links_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["prepare", "lm", "text", str(tmp_path / "loop"), str(tmp_path / "out")]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "loop" in said
