@@ -34,7 +34,7 @@ class Range:
             return value is not None and value not in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        if not self._within(value) or (self.whole and value != int(value)):
+        if not self._within(value) or (self.whole and value % 1 != 0):
             return True
         return abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value)
 
@@ -66,13 +66,15 @@ LENGTH_PENALTY = Range(-10, 10)  # a length to the power of it is to be a float3
 #: default, such as -1 for none, is allowed as well.
 OF_FAIRSEQ: Mapping[str, Range] = {
     r".*dropout(_[a-z]+)?|.*layerdrop|.*drop_?path(_rate)?|quant_noise_pq": _SHARE,
-    r"label_smoothing|end_learning_rate|weight_decay|clip_norm": _WEIGHT,
+    r"label_smoothing": Range(at_least=0, below=1),
+    r"end_learning_rate|weight_decay|clip_norm": _WEIGHT,
     r"max_update|max_epoch|warmup_updates|num_workers|curriculum|seed": _COUNT,
     r"(encoder|decoder)_(embed_dim|ffn_embed_dim|attention_heads|input_dim|output_dim)": _SIZE,
     r"(encoder|decoder)_layers|tokens_per_sample|max_(source|target)_positions": _SIZE,
     r"batch_size(_valid)?|max_tokens(_valid)?|log_interval|save_interval|update_freq": _SIZE,
     r"required_batch_size_multiple|validate_interval|num_shards|beam|nbest": _SIZE,
     r"lr|power|ema_decay|adam_eps|lr_shrink|max_len_a|min_lr|total_num_update": _WEIGHT,
+    r"num_classes": _SIZE,
     r"temperature": _POSITIVE,
     r"lenpen": LENGTH_PENALTY,
 }

@@ -31,6 +31,7 @@ from fairseq_clusterformer.inference.bundle import (
     DTYPES,
     RECORD,
     WEIGHTS,
+    copy_recipe,
     distinct,
     plain_options,
     write_bundle,
@@ -104,11 +105,7 @@ def export(
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         for name, source in _files(loaded, config).items():
             shutil.copyfile(source, new / name)
-        record = loaded.folder / RECORD
-        if record.is_file():
-            recipe = json.loads(record.read_text(encoding="utf-8"))["recipe"]
-            text = json.dumps({"recipe": recipe}, indent=1) + "\n"
-            (new / RECORD).write_text(text, encoding="utf-8")
+        copy_recipe(loaded.folder, new)
         tokenizer = _tokenizer(new, form, config)
         tokenizer.save_pretrained(new)
         config.save_pretrained(new)

@@ -176,6 +176,11 @@ def copy_data(source: Path, folder: Path) -> None:
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
+    copy_recipe(source, folder)
+
+
+def copy_recipe(source: Path, folder: Path) -> None:
+    """Copy the recipe of a data folder, if it has one."""
     if (source / RECORD).is_file():
         with reading(source / RECORD, "what a prepare command wrote"):
             recipe = json.loads((source / RECORD).read_text(encoding="utf-8"))["recipe"]

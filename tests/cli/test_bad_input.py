@@ -52,6 +52,16 @@ BAD_OPTIONS = {
     "--clustering-loss-weight -1": "--clustering-loss-weight is -1.0; allowed: 0 or more",
     "--centroid-sorting-loss-weight -0.1": "-weight is -0.1; allowed: 0 or more",
     "--task-loss-weight nan": "--task-loss-weight is nan; allowed: 0 or more",
+    "--routing-loss-weight inf": "--routing-loss-weight is inf; allowed: 0 or more",
+    "--attention window(4,window=8)": "window: window is given twice; allowed: once",
+    "--attention-window " + 30 * "9": f"--attention-window is {30 * '9'}; allowed: 1 or more, up",
+    "--cluster-temperature inf": "--cluster-temperature is inf; allowed: above 0",
+    "--dropout nan": "--dropout is nan; allowed: 0 or more, up to 1",
+    "--attention-dropout -1": "--attention-dropout is -1.0; allowed: 0 or more, up to 1",
+    "--decoder-layers 0": "--decoder-layers is 0; allowed: 1 or more",
+    "--lr 1e999": "--lr is inf; allowed: 0 or more",
+    "--clip-norm inf": "--clip-norm is inf; allowed: 0 or more",
+    "--update-freq 0": "--update-freq is 0; allowed: 1 or more",
 }
 
 

@@ -146,3 +146,32 @@ def test_what_stdout_does_not_take(text: str, stdout: str, error: str) -> None:
         found = subprocess.run(command, stdout=file, text=True, **how)
     assert found.stderr == error
     assert found.returncode == bool(error)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["answer", "--document", "x", "--question", "y", "--html", ""], "--html is empty"),
+        (["generate", "--checkpoint", "x", "--data", ""], "--data is empty"),
+        (["generate", "--checkpoint", "x", "--seed", 30 * "9"], "up to 2147483647"),
+        (["generate", "--checkpoint", "x", "--temperature", "1e400"], "allowed: a number, 0 or"),
+        (["generate", "--checkpoint", "x", "--top-k", "-1"], "allowed: a whole number, 1 or mo"),
+        (["translate", "--checkpoint", "x", "--lenpen", "1000"], "-10 or more, up to 10"),
+        (["translate", "--checkpoint", "x", "--beam", 30 * "9"], "up to 2147483647"),
+        (["vectors", "x", "y", "--window", "3000000000"], "1 or more, up to 10000"),
+        (["convert", "x", "y", "--lr", "inf"], "--lr is inf; allowed: a number, above 0"),
+    ],
+)
+def test_numbers_have_ranges(line: list[str], says: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line)
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert says in said
+
+
+def test_a_loop_of_links_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["prepare", "lm", "text", str(tmp_path / "loop"), str(tmp_path / "out")]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "loop" in said

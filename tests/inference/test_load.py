@@ -1,14 +1,20 @@
 """The loader: what is wrong with a checkpoint or its data is one line; our own defects are not."""
 
+import contextlib
+import json
+import math
 import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 import fairseq_clusterformer
+from fairseq_clusterformer.data.subwords import load_sentencepiece
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.bundle import SHIPPED, write_bundle
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 
@@ -66,6 +72,81 @@ def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
         (lambda s: s["optimizer_history"][-1].update(num_updates=None), "num_updates is None"),
     ):
         assert says in refused(edited(checkpoint, path, edit))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1])
+def test_weights_that_are_no_weights(value: float, checkpoint: Path, tmp_path: Path) -> None:
+    def edit(state: dict) -> None:
+        name = "decoder.layers.0.fc1.weight"
+        state["model"][name] = torch.full_like(state["model"][name], value)
+        if value == 1:
+            state["model"][name] = state["model"][name].long()
+
+    line = refused(edited(checkpoint, tmp_path / "bad.pt", edit))
+    assert "decoder.layers.0.fc1.weight" in line
+    assert "allowed: f" in line
+
+
+@pytest.mark.parametrize("name", ["extra_state", "task_state", "optimizer_history", "cfg"])
+@pytest.mark.parametrize("value", [3, [1.5], "text", {"train_iterator": 1}])
+def test_parts_of_other_types(name: str, value: object, checkpoint: Path, tmp_path: Path) -> None:
+    """They are one line, or of no matter."""
+    with contextlib.suppress(UserError):
+        load_checkpoint(edited(checkpoint, tmp_path / "x.pt", lambda s: s.update({name: value})))
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *[("model.decoder_layers", value) for value in ("x", None, [], {}, -1, 10**30, math.nan)],
+        *[("model.dropout", value) for value in ("x", -1, math.inf, [1])],
+        *[("model.attention", value) for value in (None, 3, {"a": 1})],
+        *[("model._name", value) for value in (3, [], None)],
+        *[("task._name", value) for value in (3, {"a": 1}, "x")],
+        *[("shared", value) for value in ([], {"a": []}, {"a": "b"})],
+        *[("namespaces", value) for value in ([[]], [None], 3)],
+        *[("cfg", value) for value in ({}, [], None)],
+        ("updates", "x"),
+    ],
+)
+def test_a_bundle_edited(where: str, value: object, bundle: Path) -> None:
+    file = bundle / "bundle.json"
+    text = file.read_text()
+    record = json.loads(text)
+    *path, key = where.split(".")
+    place = record["cfg"][path[0]] if path else record
+    place[key] = value
+    file.write_text(json.dumps(record))
+    try:
+        refused(bundle)
+    finally:
+        file.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(load_checkpoint(checkpoint), tmp_path_factory.mktemp("b") / "bundle")
+
+
+def test_damaged_files_of_data(byte_data: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """Of a model, and of fairseq's data sets: one line names the file."""
+    (tmp_path / "dict.txt").write_text((byte_data / "dict.txt").read_text() + "<00> 1\n")
+    assert f"{tmp_path}/dict.txt: damaged (Duplicate word" in refused(checkpoint, data=tmp_path)
+    (tmp_path / "dict.txt").write_text("only\n")
+    assert f"{tmp_path}/dict.txt: damaged" in refused(checkpoint, data=tmp_path)
+    model = tmp_path / "sentencepiece.model"
+    model.write_bytes((SHIPPED / "books-en" / model.name).read_bytes()[:5000])
+    with pytest.raises(
+        UserError, match=rf"the file is {model}: cannot be read .*; allowed: a sen"
+    ):
+        load_sentencepiece(model)
+    for end, size in (("bin", 100), ("idx", 40), ("idx", 12), ("idx", 0)):
+        for name in ("train.bin", "train.idx"):
+            shutil.copy(byte_data / name, tmp_path / name)
+        with open(tmp_path / f"train.{end}", "r+b") as file:
+            file.truncate(size)
+        with pytest.raises(ValueError, match=rf"{tmp_path}/train\.idx, \.bin: damaged"):
+            MMapIndexedDataset(str(tmp_path / "train"))
 
 
 def test_another_task(checkpoint: Path) -> None:
