@@ -3,11 +3,12 @@
   clusterformer perplexity --checkpoint checkpoint_best.pt --data DATA --gen-subset test
   clusterformer perplexity --checkpoint BUNDLE --text novel.txt
 
-It scores a split of a prepared folder, in the blocks of fairseq-eval-lm, or a text file, in blocks
-of the training's length. Step by step, each token is predicted from a state that has seen the
-tokens before it and nothing else. For an honest model both numbers agree. A model that cannot
-decode step by step (--cluster-rule leaking-chunk, the mask of CF22's appendix B) reads every
-prefix anew instead: what it gains from later tokens in one pass shows as the difference.
+It scores a split of a prepared folder, or a text file, in the blocks of fairseq-eval-lm: cut as
+the training's texts were, by lines or by length. Step by step, each token is predicted from a
+state that has seen the tokens before it and nothing else. For an honest model both numbers agree.
+A model that cannot decode step by step (--cluster-rule leaking-chunk, the mask of CF22's appendix
+B) reads every prefix anew instead: what it gains from later tokens in one pass shows as the
+difference.
 """
 
 import json
@@ -100,8 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     if length and length > longest:
         raise bad_option("--tokens-per-sample", length, f"{longest} or less")
     if args.text:
-        tokens = perplexity.tokens_of(coding, args.text.read_bytes(), f"--text is {args.text}")
-        blocks = perplexity.blocks_of(tokens, length or longest, coding.dictionary.eos())
+        blocks = perplexity.text_blocks(loaded, args.text, f"--text is {args.text}")
     else:
         blocks = perplexity.split_blocks(loaded, args.gen_subset or "valid")
     breakdown = None

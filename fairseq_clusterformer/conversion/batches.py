@@ -15,9 +15,9 @@ from torch import Tensor
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.perplexity import blocks_of, tokens_of
+from fairseq_clusterformer.inference.perplexity import text_blocks
 
 Inputs = dict[str, Tensor]
 AT_ONCE = 2048  # tokens of a batch, or one text
@@ -93,12 +93,16 @@ def batches_of_text(
     dictionary = coding.dictionary
     rows: list[Tensor] = []
     for file in files:
-        found = tokens_of(coding, file.read_bytes(), f"--text is {file}")
-        if task == "masked_lm":
-            inside = found[found != dictionary.eos()].split(length - 2)
-            rows += [framed(row, dictionary, length) for row in inside]
-        else:
-            rows += [source for source, _ in blocks_of(found, length, dictionary.eos())]
+        name = f"--text is {file}"
+        if task != "masked_lm":
+            blocks = text_blocks(loaded, file, name, tokens_per_sample=length)
+            rows += [source for source, _ in blocks]
+            continue
+        found = coding.encode(file.read_bytes(), name)
+        inside = found[found != dictionary.eos()]
+        if not len(inside):
+            raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
+        rows += [framed(row, dictionary, length) for row in inside.split(length - 2)]
     sized = ((len(row), row) for row in rows)
     return [_padded(part, dictionary.pad()) for part in _cut(sized, tokens)]
 

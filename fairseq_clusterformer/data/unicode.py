@@ -58,7 +58,7 @@ def with_places(text: str, form: str) -> "tuple[str, np.ndarray, np.ndarray] | N
         add(text[position : run.start()], position, run.start())
         begin = run.start()
         for place in range(begin + 1, run.end() + 1):
-            if place < run.end() and _joins(text[begin:place], text[place], form):
+            if place < run.end() and _joins(text, begin, place, form):
                 continue
             add(normalize(form, text[begin:place]), begin, place)
             begin = place
@@ -67,8 +67,10 @@ def with_places(text: str, form: str) -> "tuple[str, np.ndarray, np.ndarray] | N
     return "".join(parts), *(np.concatenate(x).astype(np.int32) for x in (starts, ends))
 
 
-def _joins(before: str, letter: str, form: str) -> bool:
+def _joins(text: str, begin: int, place: int, form: str) -> bool:
     """Whether a letter may change with what stands before it, as marks and Hangul's parts do."""
-    if combining(letter):
+    letter = text[place]
+    if combining(normalize(form.replace("C", "D"), letter)[0]):  # such as U+0F73, of class 0
         return True
+    before = text[begin:place]
     return normalize(form, before + letter) != normalize(form, before) + normalize(form, letter)

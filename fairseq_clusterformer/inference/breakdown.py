@@ -35,13 +35,13 @@ class Breakdown:
         self._count: dict[str, Counter] = {"position": Counter(), "repeats": Counter()}
 
     def add(self, source: Tensor, target: Tensor, log_probs: Tensor) -> None:
-        """Count a block: inputs and targets int64 [N], and log-probabilities of these [N]."""
+        """Count a block: inputs int64 [M], the last targets int64 [N], their log-probabilities."""
         nats = -log_probs.double().cpu().numpy()
         self._tally("position", np.arange(len(nats)), nats)
         if self.of_bytes:
             found = repeats.repeated_identifiers(self._text(target), self.known, self.rare)
         else:
-            tokens = [int(source[0]), *target.tolist()]
+            tokens = [int(source[-len(target)]), *target.tolist()]
             found = repeats.repeated_pairs(tokens, self.known, self.rare)[1:]
         distances = np.array(found)
         self._tally("repeats", distances[distances > 0], nats[distances > 0])

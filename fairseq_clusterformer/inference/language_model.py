@@ -12,7 +12,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import Loaded
-from .perplexity import blocks_of, compare, leaks_future, tokens_of
+from .perplexity import begin_of, compare, leaks_future, text_blocks
 from .pretrained import Pretrained
 
 
@@ -91,10 +91,8 @@ class LanguageModel(Pretrained):
         return texts if num_samples else texts[0]
 
     def _begin(self, tokens: Tensor) -> Tensor:
-        """Tokens with what a text begins by: ``</s>``, which among bytes is rare."""
-        if self.coding.unit == "byte" and len(tokens):
-            return tokens
-        return torch.cat([torch.tensor([self.dictionary.eos()]), tokens])
+        """Tokens with what a text begins by."""
+        return torch.cat([begin_of(self.loaded, self.coding, empty=not len(tokens)), tokens])
 
     def _check(self, given: int, more: int) -> None:
         """Refuse a model that cannot write, and texts of more tokens than it has positions."""
@@ -142,13 +140,12 @@ class LanguageModel(Pretrained):
             yield token
 
     def perplexity(self, text: str) -> float:
-        """Perplexity per token of a text, in blocks of the training's length.
+        """Perplexity per token of a text, which is cut as the training's texts were.
 
         Raises:
             UserError: if there is no text.
         """
-        tokens = tokens_of(self.coding, text)
-        blocks = blocks_of(tokens, self.model.max_positions(), self.dictionary.eos())
+        blocks = text_blocks(self.loaded, text)
         return compare(self.model, blocks, stepwise=False)["teacher-forced perplexity"]
 
     @torch.no_grad()

@@ -1,12 +1,21 @@
 """How likely a language model holds a text, in one pass and token by token as it would write."""
 
+import copy
 import math
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 
+import numpy as np
 import torch
+from fairseq import tasks
+from fairseq.data import MonolingualDataset
+from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
+from fairseq_clusterformer.corpora.binarize import write_dataset
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.decoder import ClusterformerDecoder
@@ -15,7 +24,7 @@ from fairseq_clusterformer.models.decoding import DecoderState, decode
 from .breakdown import Breakdown
 from .load import Loaded
 
-#: inputs and targets, int64 [N]
+#: inputs int64 [M], and the targets of the last N of them, int64 [N]
 Block = tuple[Tensor, Tensor]
 
 TOKENS_AT_ONCE = 2048
@@ -25,6 +34,19 @@ def leaks_future(model: nn.Module) -> bool:
     """Whether later tokens change a model's earlier outputs (--cluster-rule leaking-chunk)."""
     decoder = model.decoder
     return isinstance(decoder, ClusterformerDecoder) and decoder.leaks_future
+
+
+def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tensor:
+    """What stands in front of a text, int64 [N]: ``<s>`` where the training had --add-bos-token,
+    and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes has it."""
+    tokens = [coding.dictionary.bos()] * _begins_by_bos(loaded)
+    if coding.unit != "byte" or empty:
+        tokens.append(coding.dictionary.eos())
+    return torch.tensor(tokens, dtype=torch.int64)
+
+
+def _begins_by_bos(loaded: Loaded) -> bool:
+    return bool(loaded.cfg.task.get("add_bos_token"))
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
@@ -41,39 +63,62 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
             )
         raise bad_option("--gen-subset", split, ", ".join(there), f"not in {loaded.folder}")
     loaded.task.load_dataset(split)
-    dataset = loaded.task.dataset(split)
-    if not len(dataset):
+    if not len(loaded.task.dataset(split)):
         raise bad_option("--gen-subset", split, "a split with text", "it is empty")
-    samples = (dataset[index] for index in range(len(dataset)))
-    return ((sample["source"], sample["target"]) for sample in samples)
+    return _blocks(loaded, loaded.task.dataset(split), f"--gen-subset is {split}")
+
+
+def text_blocks(
+    loaded: Loaded, text: Path | str, name: str = "the text", **overrides: object
+) -> Iterator[Block]:
+    """Yield the blocks of a text, which are those of a split that is prepared from it.
+
+    Args:
+        text: a file, or what would stand in it.
+        name: what an error calls the text.
+        overrides: options of the task that should differ from the training's.
+
+    Raises:
+        UserError: if it is empty, or not UTF-8 where that matters.
+    """
+    coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+    section = copy.deepcopy(loaded.cfg.task)
+    with tempfile.TemporaryDirectory() as folder:  # its files stay mapped
+        file = text
+        if isinstance(text, str):
+            file = Path(folder, "text.txt")
+            file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        if not file.stat().st_size:
+            raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
+        try:
+            write_dataset({"text": file}, Path(folder), coding.dictionary, coding.items)
+        except UnicodeDecodeError:
+            coding.encode(file.read_bytes(), name)  # says it
+            raise
+        overwrite_args_by_name(section, {"data": folder, "dataset_impl": None, **overrides})
+        task = tasks.setup_task(section, from_checkpoint=True)
+        task.load_dataset("text")
+    return _blocks(loaded, task.dataset("text"), name)
+
+
+def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[Block]:
+    """As fairseq-eval-lm has them: ``<s>`` is not scored, and lines that are too long for the
+    model's positions are left out."""
+    most = loaded.model.max_positions()
+    fitting = np.flatnonzero(dataset.sizes <= most).tolist()
+    if left := len(dataset) - len(fitting):
+        problem = f"{left:,} of {len(dataset):,} blocks are longer than {most:,} tokens"
+        if not fitting:
+            raise UserError(f"{name}: {problem}; allowed: lines of {most:,} tokens or fewer")
+        print(f"{name}: {problem}: left out, as by fairseq-eval-lm", file=sys.stderr)
+    samples = map(dataset.__getitem__, fitting)
+    first = int(_begins_by_bos(loaded))
+    return ((sample["source"], sample["target"][first:]) for sample in samples)
 
 
 def training_items(loaded: Loaded) -> Iterator[Tensor]:
     """Yield the training split of the data folder, which must be there, block by block."""
     return (target for _, target in split_blocks(loaded, "train"))
-
-
-def tokens_of(coding: TextCoding, text: str | bytes, name: str = "the text") -> Tensor:
-    """The tokens of a text, int64 [N]; its last line is ended where line ends are tokens.
-
-    Args:
-        name: what an error calls the text.
-
-    Raises:
-        UserError: if it is empty, or not UTF-8 where that matters.
-    """
-    if not text:
-        raise UserError(f"{name}: it is empty; allowed: a text of one token or more")
-    tokens = coding.encode(text, name)
-    if coding.unit == "byte" or text.endswith("\n" if isinstance(text, str) else b"\n"):
-        return tokens
-    return torch.cat([tokens, torch.tensor([coding.dictionary.eos()])])
-
-
-def blocks_of(tokens: Tensor, length: int, eos: int) -> Iterator[Block]:
-    """Yield a text [N] in blocks; the first token is predicted from ``</s>``."""
-    source = torch.cat([torch.tensor([eos]), tokens[:-1]])
-    return zip(source.split(length), tokens.split(length), strict=True)
 
 
 @torch.no_grad()
@@ -152,7 +197,7 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
     for source, target in islice(blocks, most):
         source, target = source[None].to(device), target[None].to(device)
         out = decoder.output_layer(decode(decoder, source, state)), None
-        probs = model.get_normalized_probs(out, log_probs=True)
+        probs = model.get_normalized_probs(out, log_probs=True)[:, -target.size(1) :]
         total -= probs.gather(-1, target.unsqueeze(-1)).double().sum().item()
         tokens += target.numel()
     kept = [t for module in state.state.values() for t in module.values() if t is not None]
@@ -165,7 +210,7 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
 
 
 def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield neighbours of one length together, [B, N] each."""
+    """Yield neighbours of one length together, [B, M] and [B, N]."""
     rows: list[Block] = []
     for block in blocks:
         length = len(block[0])
@@ -178,17 +223,18 @@ def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def in_one_pass(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
-    """Log-probabilities of the targets [B, N] in one pass over inputs [B, N]."""
-    probs = model.get_normalized_probs(model(tokens), log_probs=True)
+    """Log-probabilities of the targets [B, N] in one pass over inputs [B, M], M >= N."""
+    probs = model.get_normalized_probs(model(tokens), log_probs=True)[:, -target.size(1) :]
     return probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 def step_by_step(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
     """The same, one token at a time through the incremental state, or from each prefix."""
     state = None if leaks_future(model) else {}
-    columns = []
+    columns, before = [], tokens.size(1) - target.size(1)
     for t in range(tokens.size(1)):
         out = model.decoder(tokens[:, : t + 1], incremental_state=state)
-        probs = model.get_normalized_probs(out, log_probs=True)[:, -1]
-        columns.append(probs.gather(-1, target[:, t : t + 1]))
+        if t >= before:
+            probs = model.get_normalized_probs(out, log_probs=True)[:, -1]
+            columns.append(probs.gather(-1, target[:, t - before, None]))
     return torch.cat(columns, dim=1)

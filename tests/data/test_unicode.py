@@ -1,6 +1,7 @@
 """What looks the same becomes the same tokens, and offsets stay those of the original."""
 
 import random
+import time
 import unicodedata
 from unicodedata import normalize
 
@@ -18,7 +19,8 @@ from tests.conftest import REPO_ROOT
 #: letters and marks that compose, reorder, expand, or are in one form already
 ALPHABET = (
     "aeq DZ.1é\u0301\u0323\u0327\u0345ﬁﬃ５²½Åﷺ한"
-    "\u1112\u1161\u11ab\u0915\u093c\U0001d400\u0f71\u0f72"
+    "\u1112\u1161\u11ab\u0915\u093c\U0001d400\u0f71\u0f72\u0f73\u0f75\u0f81\u0f74"
+    "か\u3099\u309a\uff9e\u0344\u09c7\u09be\u0dd9\u0dcf\u0dca\u1dfa"
 )
 
 
@@ -42,6 +44,16 @@ def test_the_form_and_the_place_of_each_character(form: str) -> None:
             own = [c for c, s in zip(whole, starts, strict=True) if s == start]
             assert normalize(form, text[start:end]) == "".join(own)
     assert changed > 300
+
+
+def test_many_marks_on_a_letter_take_linear_time() -> None:
+    text = "e" + "\u0301" * 600_000
+    begun = time.process_time()
+    whole, starts, ends = with_places(text, "NFKC")
+    assert whole == normalize("NFKC", text)
+    assert (starts == 0).all()
+    assert (ends == len(text)).all()
+    assert time.process_time() - begun < 1
 
 
 def test_old_folders_do_not_say_their_form(tmp_path) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.language_model import LanguageModel
 from fairseq_clusterformer.inference.load import load_checkpoint
-from fairseq_clusterformer.inference.perplexity import in_one_pass, split_blocks, tokens_of
+from fairseq_clusterformer.inference.perplexity import in_one_pass, split_blocks, text_blocks
 from tests.cli.in_process import CLUSTERFORMER, eval_lm, train
 from tests.inference.commands import error, run, usage_error
 
@@ -90,12 +91,62 @@ def test_a_stream_is_one_pass_over_all_of_it(
 
 
 @pytest.mark.parametrize("text", ["a b\nc", "a b\nc\n", "a", "\n"])
-def test_a_text_is_the_prepared_file_with_it(tmp_path: Path, word_data: Path, text: str) -> None:
-    coding = TextCoding.from_folder(word_data)
+def test_a_text_is_the_prepared_file_with_it(word_data, word_checkpoint, tmp_path, text) -> None:
+    loaded = load_checkpoint(word_checkpoint)
     (tmp_path / "text.txt").write_text(text)
-    file = torch.cat(list(coding.items(tmp_path / "text.txt")))
-    assert torch.equal(tokens_of(coding, text), file)
-    assert torch.equal(tokens_of(coding, text.encode()), file)
+    file = torch.cat(list(TextCoding.from_folder(word_data).items(tmp_path / "text.txt")))
+    for given in (text, tmp_path / "text.txt"):
+        assert torch.equal(torch.cat([target for _, target in text_blocks(loaded, given)]), file)
+
+
+def with_options(checkpoint: Path, out: Path, **options: object) -> Path:
+    """A checkpoint that was trained with other options of the task."""
+    state = torch.load(checkpoint, weights_only=False)
+    state["cfg"]["task"].update(options)
+    torch.save(state, out)
+    return out
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("mode", ["none", "complete", "eos"])
+def test_texts_are_cut_as_fairseq_cuts_them(
+    tmp_path: Path, word_data: Path, byte_data: Path, word_checkpoint: Path, mode: str, bos: bool
+) -> None:
+    """A text, a split and fairseq-eval-lm say the same; one pass and steps do."""
+    how = {"sample_break_mode": mode, "add_bos_token": bos, "tokens_per_sample": 16}
+    model = with_options(word_checkpoint, tmp_path / "model.pt", **how)
+    line = f"--sample-break-mode {mode} --tokens-per-sample 16{' --add-bos-token' * bos}"
+    wanted = eval_lm(word_data, model, f"{line} --batch-size 1")["loss"]
+    text = byte_data.parent / "text" / "test.txt"
+    split = numbers(tmp_path, "--checkpoint", model, "--gen-subset", "test")
+    assert split["stepwise bits"] == pytest.approx(wanted, abs=1e-5)
+    written = numbers(tmp_path, "--checkpoint", model, "--text", text, "--breakdown", "--stream")
+    for found in (split, written):
+        assert found["teacher-forced bits"] == pytest.approx(wanted, abs=1e-5)
+    language = LanguageModel(load_checkpoint(model), device="cpu")
+    assert language.perplexity(text.read_text()) == pytest.approx(2**wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_text_begins_as_in_training(tmp_path, word_checkpoint, checkpoint, bos) -> None:
+    """Of words by </s>, of bytes by nothing unless it is empty; <s> before it where trained so."""
+    for path, begin, of_nothing in ((word_checkpoint, [2], [2]), (checkpoint, [], [2])):
+        model = with_options(path, tmp_path / "model.pt", add_bos_token=bos)
+        language = LanguageModel(load_checkpoint(model), device="cpu")
+        tokens, first = language.coding.encode("a"), [0] * bos
+        assert language._begin(tokens).tolist() == first + begin + tokens.tolist()
+        assert language._begin(tokens[:0]).tolist() == first + of_nothing
+        assert language.encode("a")[0].size(0) == bos + len(begin) + 1
+
+
+def test_lines_that_are_too_long_are_left_out(tmp_path, word_checkpoint, capsys) -> None:
+    model = with_options(word_checkpoint, tmp_path / "model.pt", sample_break_mode="eos")
+    loaded = load_checkpoint(model)
+    long = "a " * loaded.model.max_positions()
+    assert len(list(text_blocks(loaded, f"a b\n{long}\nc"))) == 2
+    assert "the text: 1 of 3 blocks are longer than 64 tokens: left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="longer than 64 tokens; allowed: lines of 64 tokens"):
+        text_blocks(loaded, long)
 
 
 def test_mistakes(
