@@ -5,14 +5,15 @@ Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and va
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from ..clustering import Report, State
-from ..kernels import join, ranged_attention
-from ..precision import full_float32, is_exact
+from ..kernels import Layout, join, ranged_attention
+from ..precision import at_least_float32, full_float32, is_exact
 from .batch import Batch
 from .kind import Assignment, Kind, Shape, Tokens, registered
 from .options import OptionError
@@ -227,12 +228,15 @@ class MultiheadAttention(nn.Module):
         if routing.scouts is not None:
             gain = routing_gain(q, k, routing.of_scouts, routing.scouts, impl=self.impl)
         dropout = self.dropout if self.training else 0.0
+        layouts = [as_kept(layout, k) for layout in routing.layouts]
+        more = (routing.own, routing.summaries, *routing.memory)
+        joins = len(layouts) + sum(part is not None for part in more) > 1
+        wide = to_join(q, k, v) if joins else (q, k, v)
         parts = [
-            ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
-            for layout in routing.layouts
+            ranged_attention(*wide, layout, dropout=dropout, impl=self.impl) for layout in layouts
         ]
         if routing.own is not None:
-            parts.append(own_part(q, k, v, routing.own, batch.padding_mask, dropout))
+            parts.append(own_part(*wide, routing.own, batch.padding_mask, dropout))
         if (of := routing.summaries) is not None:
             at = batch.once(  # for all layers
                 ("summaries", of.every, of.gap),
@@ -246,11 +250,12 @@ class MultiheadAttention(nn.Module):
         if routing.memory:
             k, v = (self._share(i, self._repeated(t)) for t in past())
             _, k, v = self._placed(i, k, router.project(k, k)[1], v, batch.positions(x))
+            wide = to_join(q, k, v)
             parts += [
-                ranged_attention(q, k, v, layout, dropout=dropout, impl=self.impl)
+                ranged_attention(*wide, layout, dropout=dropout, impl=self.impl)
                 for layout in routing.memory
             ]
-        out = join(parts)[0][..., : self.head_dim]
+        out = join(parts)[0][..., : self.head_dim].to(q.dtype)
         if gain is not None:
             out, gain = weighed(out, gain)
             report = report._replace(routing_loss=routing_loss(gain))
@@ -528,6 +533,19 @@ class MultiheadAttention(nn.Module):
 def _by_tokens(router: Kind) -> bool:
     """Whether a kind looks at tokens, and not at whole rows."""
     return router.rule == "recent" and router.alone
+
+
+def as_kept(layout: Layout, k: Tensor) -> Layout:
+    """A layout whose biases are rounded as decoding keeps them: with their keys."""
+    if layout.key_bias is None:
+        return layout
+    return replace(layout, key_bias=layout.key_bias.to(k.dtype))
+
+
+def to_join(*heads: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values of parts that :func:`join` is given: a step, which has one part,
+    rounds once. A CPU's kernels compute in float32 anyway; a GPU's would be slower by far."""
+    return heads if heads[0].is_cuda else tuple(map(at_least_float32, heads))
 
 
 def _places(assignment: Assignment, x: Tensor) -> Iterator[Ring]:

@@ -23,7 +23,7 @@ from ..kernels.sorting import sort_by_cluster
 from ..precision import is_exact
 from .batch import Batch
 from .kind import Assignment, Kind, Tokens
-from .multihead import PROJECTIONS, MultiheadAttention, under
+from .multihead import PROJECTIONS, MultiheadAttention, to_join, under
 from .rules import check_clusters, own_bias, own_part, recent
 from .summaries import attend, means, places, summaries_of
 
@@ -128,7 +128,9 @@ def _read(
         else:
             hidden = None
         parts += _attended(
-            attention, router, q, k, v, hidden, probed, written, bias, assignment.latest, number
+            *(attention, router, q, k, v, hidden, probed, written, bias, assignment.latest),
+            number,
+            more=len(rounds) > 1 or of is not None,
         )
         states.append(
             filled(
@@ -151,7 +153,7 @@ def _read(
         values, lse = attend(q, sums, of, at)
         past = parts[0][0].size(2) - x.size(1)
         parts.append((pad(values, (0, 0, past, 0)), pad(lse, (past, 0), value=-torch.inf)))
-    out = join(parts)[0][..., -x.size(1) :, : attention.head_dim]
+    out = join(parts)[0][..., -x.size(1) :, : attention.head_dim].to(q.dtype)
     by_layout = ("kept", "ring", "seen", "near.ring")
     for name, t in states[0].items():
         t = torch.cat([each[name] for each in states], dim=2) if name in by_layout else t
@@ -171,8 +173,11 @@ def _attended(
     bias: Tensor | None,
     latest: Tensor | None,
     number: int,
+    *,
+    more: bool,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Parts of the attention of P + N tokens, of which the first P ask for nothing."""
+    """Parts of the attention of P + N tokens, of which the first P ask for nothing; more: there
+    are others besides."""
     past, times = k.size(2) - q.size(2), q.size(1) // k.size(1)
     k, v = (t.repeat_interleave(times, dim=1) if times > 1 else t for t in (k, v))
     q = torch.cat([q.new_zeros(*q.shape[:2], past, q.size(-1)), q], dim=2)
@@ -192,6 +197,8 @@ def _attended(
     if number:
         near, own = (), None
     parts = []
+    if more or own is not None or len(layouts) + len(near) > 1:
+        q, k, v = to_join(q, k, v)
     for one in (*layouts, *near):
         one = replace(one, hi=torch.where(_at(asks, one), one.hi, one.lo)) if past else one
         parts.append(ranged_attention(q, k, v, one, impl=attention.impl))

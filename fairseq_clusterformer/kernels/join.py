@@ -13,7 +13,8 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
             nothing was seen.
 
     Returns:
-        The same of all parts together; 0 and about -inf (the least finite number) where none saw
+        The same of all parts together, weighed in at least float32 and in the dtype of the first
+        result; 0 and about -inf (the least finite number) where none saw
         anything.
     """
     if len(parts) == 1:
@@ -21,6 +22,6 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     outs, lses = zip(*parts, strict=True)
     lse = torch.stack(lses)
     lse = lse.clamp(min=torch.finfo(lse.dtype).min)  # the softmax of -inf alone would be NaN
-    shares = torch.softmax(lse, dim=0).to(outs[0].dtype).unsqueeze(-1)
-    out = sum(o * share for o, share in zip(outs, shares, strict=True))
+    shares = torch.softmax(lse, dim=0).unsqueeze(-1)
+    out = sum(o * share for o, share in zip(outs, shares, strict=True)).to(outs[0].dtype)
     return out, torch.logsumexp(lse, dim=0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens, parse_layer
+from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.clustering import cluster_use
 
 from ..kinds import pads
@@ -203,3 +204,23 @@ def test_exploration_is_causal_and_of_training_alone():
         outputs.append(module.train()(given)[0])
     torch.testing.assert_close(outputs[0][:, :9], outputs[1][:, :9], rtol=0, atol=1e-12)
     assert not torch.allclose(outputs[0], plain(x)[0])
+
+
+@pytest.mark.parametrize("spec", ["gated", "gated(gap=4)", "lsh"])
+@torch.no_grad()
+def test_steps_round_what_the_parallel_pass_rounds(spec):
+    """In half precision: a layer behind this one would move what differs to other clusters."""
+    torch.manual_seed(0)
+    kinds = parse_layer(spec, window=8, clusters=4)
+    module = MultiheadAttention(32, 4, kinds=kinds, causal=True).bfloat16().eval()
+    for name in ("q", "k", "v", "out"):  # nothing else rounds
+        projection = getattr(module, f"{name}_proj")
+        torch.nn.init.eye_(projection.weight)
+        torch.nn.init.zeros_(projection.bias)
+    x, state, steps = torch.randn(2, 64, 32).bfloat16(), {}, []
+    for t in range(x.size(1)):
+        out, state = module.step(x[:, t : t + 1], state)
+        steps.append(out)
+    for parallel in (module(x)[0], prefill(module, x)[0]):
+        share = (torch.cat(steps, dim=1) != parallel).double().mean()
+        assert share < 0.02
