@@ -21,7 +21,15 @@ from tests.packaging import build_wheel
 
 NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
-WITHOUT_FAIRSEQ = ("answers", "attention", "kernels", "clustering", "metrics", "precision")
+WITHOUT_FAIRSEQ = (
+    "answers",
+    "attention",
+    "kernels",
+    "clustering",
+    "metrics",
+    "precision",
+    "ranges",
+)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

@@ -90,7 +90,6 @@ def test_plugin_of_a_users_own(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     [
         (["answer", "--document", "x", "--question", "y", "--html", ""], "--html is empty"),
         (["generate", "--checkpoint", "x", "--data", ""], "--data is empty"),
-        (["generate", "--checkpoint", "x", "--seed", 30 * "9"], "up to 2147483647"),
         (["generate", "--checkpoint", "x", "--temperature", "1e400"], "allowed: a number, 0 or"),
         (["generate", "--checkpoint", "x", "--top-k", "-1"], "allowed: a whole number, 1 or mo"),
         (["translate", "--checkpoint", "x", "--lenpen", "1000"], "-10 or more, up to 10"),

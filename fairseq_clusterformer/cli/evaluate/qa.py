@@ -22,8 +22,10 @@ from fairseq_clusterformer.cli.common import (
     add_model,
     check_claim,
     claim,
+    number,
 )
 from fairseq_clusterformer.errors import UserError, bad_option, write_aside
+from fairseq_clusterformer.ranges import Range
 
 RECORD = "prepared.json"
 #: files in the folder of --out
@@ -41,8 +43,9 @@ def _parser() -> Parser:
     about = "for questions that may have no answer (default: %(default)s)"
     add("--no-answer-threshold", **FRACTION, default=0.5, help=about)
     add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
-    add("--max-positions-inference", help="default: as in training", **NUMBER)
-    add("--max-answer-length", help="default: as in training", **NUMBER)
+    whole = {"metavar": "N", "type": number(Range(whole=True))}
+    add("--max-positions-inference", help="default: as in training", **whole)
+    add("--max-answer-length", help="default: as in training", **whole)
     return parser
 
 
