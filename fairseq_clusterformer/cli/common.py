@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output
-from fairseq_clusterformer.ranges import LARGEST, Range
+from fairseq_clusterformer.ranges import Range
 
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
@@ -171,7 +171,6 @@ def number(limits: Range) -> Callable[[str], float]:
 whole_number = number(Range(at_least=1, whole=True))
 fraction = number(Range(above=0, below=1))
 finite = number(Range())
-seed = number(Range(at_least=-LARGEST, whole=True))
 
 
 def encoding(text: str) -> str:

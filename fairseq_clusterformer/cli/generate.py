@@ -17,7 +17,6 @@ from fairseq_clusterformer.cli.common import (
     add_model,
     input_lines,
     number,
-    seed,
     whole_number,
 )
 from fairseq_clusterformer.ranges import Range
@@ -37,7 +36,7 @@ def _parser() -> Parser:
     kind = number(Range(above=0, at_most=1))
     about = "draw among the most likely tokens that have this probability together (default: 1)"
     add("--top-p", metavar="P", type=kind, default=1.0, help=about)
-    add("--seed", metavar="N", type=seed, help="the same text each time (default: another one)")
+    add("--seed", metavar="N", type=int, help="the same text each time (default: another one)")
     add("--num-samples", metavar="N", type=whole_number, help="texts, each after a line of dashes")
     return parser
 

@@ -1,11 +1,11 @@
 """The total loss of CF22 eq. 17, on top of any fairseq criterion."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.clustering import LOSSES, summary
-from fairseq_clusterformer.ranges import Range
+from fairseq_clusterformer.ranges import Range, strays
 
 STATISTICS = (
     *LOSSES,
@@ -45,7 +45,15 @@ class ClusteringLosses:
     side_statistics: tuple[str, ...] = ()
 
     def set_weights(self, config: ClusteringLossConfig) -> None:
-        """Take the weights from the options."""
+        """Take the weights from the options.
+
+        Raises:
+            ValueError: a weight outside of its range.
+        """
+        names = [item.name for item in fields(ClusteringLossConfig) if item.name[0] != "_"]
+        given = {name: getattr(config, name) for name in names}
+        for problem in strays(given, ClusteringLossConfig):
+            raise ValueError(problem)
         self.clustering_loss_weight = config.clustering_loss_weight
         self.centroid_sorting_loss_weight = config.centroid_sorting_loss_weight
         self.routing_loss_weight = config.routing_loss_weight

@@ -112,13 +112,15 @@ def _check_types(cfg: DictConfig) -> None:
 
 def _check_weights(model: BaseFairseqModel, given: Mapping[str, Tensor]) -> None:
     """Raises ValueError: a tensor that is not finite, or is of whole numbers where the model's is
-    not."""
+    not. A buffer may hold the logarithm of 0."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         if name in given and not given[name].is_floating_point():
             raise ValueError(f"{name} is of {given[name].dtype}; allowed: floating point")
-        if not tensor.isfinite().all():
+        numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
+        if not numbers.isfinite().all():
             raise ValueError(f"{name} holds numbers that are not finite; allowed: finite ones")
 
 

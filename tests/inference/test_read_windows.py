@@ -462,7 +462,7 @@ class TestInstalledReader:
         ("--serve --question Who?", "--serve and --question are given; allowed: one of the two"),
         ("--serve --html a", "--serve and --html a are given; allowed: one of the two"),
         ("--serve --port 70000", "--port is 70000; allowed: 1 to 65,535"),
-        ("--document x --question y --no-answer-margin nan", "is nan; allowed: a number that is"),
+        ("--document x --question y --no-answer-margin nan", "is nan; allowed: a finite number"),
     ],
 )
 def test_options_that_do_not_fit(words: str, message: str, capsys) -> None:

@@ -22,10 +22,12 @@ from fairseq_clusterformer.cli.common import (
     add_force,
     add_model,
     check_files,
+    number,
 )
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_text
+from fairseq_clusterformer.ranges import Range
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
@@ -43,8 +45,9 @@ def _parser() -> Parser:
     add("--no-answer-threshold", **FRACTION, default=0.5, help=about)
     add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
     add_force(parser)
-    add("--max-positions-inference", help="default: as in training", **NUMBER)
-    add("--max-answer-length", help="default: as in training", **NUMBER)
+    whole = {"metavar": "N", "type": number(Range(whole=True))}
+    add("--max-positions-inference", help="default: as in training", **whole)
+    add("--max-answer-length", help="default: as in training", **whole)
     return parser
 
 
