@@ -69,12 +69,18 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
 
 
 def count_words(text: Path, form: str = FORM) -> Counter:
-    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line."""
-    counts = Counter()
+    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line.
+
+    What a text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``.
+    """
+    counts, lines = Counter(), 0
     with open(text, encoding="utf-8", newline="\n") as file:
-        for line in _progress(file, "counting words"):
+        for lines, line in enumerate(_progress(file, "counting words"), 1):  # noqa: B007
             counts.update(composed(line, form).split())
-            counts["</s>"] += 1
+    for symbol in ("<s>", "<pad>", "</s>"):
+        if written := counts.pop(symbol, 0):
+            counts["<unk>"] += written
+    counts["</s>"] = lines
     return counts
 
 
