@@ -13,9 +13,10 @@ base 2 is bits per token. Bits per byte are ``loss * tokens / bytes``, with both
 ``prepared.json``.
 """
 
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -69,12 +70,18 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
 
 
 def count_words(text: Path, form: str = FORM) -> Counter:
-    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line."""
-    counts = Counter()
+    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line.
+
+    What a text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``.
+    """
+    counts, lines = Counter(), 0
     with open(text, encoding="utf-8", newline="\n") as file:
-        for line in _progress(file, "counting words"):
+        for lines, line in enumerate(_progress(file, "counting words"), 1):  # noqa: B007
             counts.update(composed(line, form).split())
-            counts["</s>"] += 1
+    for symbol in ("<s>", "<pad>", "</s>"):
+        if written := counts.pop(symbol, 0):
+            counts["<unk>"] += written
+    counts["</s>"] = lines
     return counts
 
 
@@ -96,6 +103,8 @@ def word_dictionary(
 
 
 _PART = 1 << 14  # characters, of at most 4 bytes each
+#: of text that sentencepiece learns from, which takes about 20 times as much memory
+SAMPLE_BYTES = 1 << 25
 
 
 def _text_lines(text: Path, form: str) -> Iterator[str]:
@@ -106,8 +115,16 @@ def _text_lines(text: Path, form: str) -> Iterator[str]:
             yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))
 
 
+def _sample(texts: Sequence[Path], form: str) -> Iterator[str]:
+    """Yield the lines of all texts, or of a large corpus as many as `SAMPLE_BYTES` are, drawn."""
+    draw = random.Random(1).random
+    share = SAMPLE_BYTES / max(1, sum(text.stat().st_size for text in texts))
+    lines = chain.from_iterable(_text_lines(text, form) for text in texts)
+    return (line for line in lines if share >= 1 or draw() < share)
+
+
 def train_sentencepiece(
-    texts: Iterable[Path],
+    texts: Sequence[Path],
     vocab: int,
     model: Path,
     option: str = "--sentencepiece",
@@ -118,7 +135,8 @@ def train_sentencepiece(
     """Train a unigram model of `vocab` pieces and write it to the file `model`.
 
     The model is lossless, so that bits per byte can be computed: text in that form is not changed,
-    blanks are kept, and what has no piece is spelled in bytes.
+    blanks are kept, and what has no piece is spelled in bytes. Of more than `SAMPLE_BYTES` it
+    learns from a sample, always the same.
 
     Args:
         option: the user's option that `vocab` comes from.
@@ -133,7 +151,7 @@ def train_sentencepiece(
     try:
         with open(model, "wb") as file:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=chain.from_iterable(_text_lines(t, form) for t in texts),
+                sentence_iterator=_sample(texts, form),
                 model_writer=file,
                 vocab_size=vocab,
                 normalization_rule_name="identity",

@@ -15,6 +15,10 @@ from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import UserError
 
 
+class WrongEncoding(UserError):
+    """A file of text that has another encoding."""
+
+
 @contextmanager
 def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
     with zipfile.ZipFile(path) as archive:
@@ -49,7 +53,7 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
                     line.decode(encoding)
                 yield line
     except UnicodeDecodeError as error:
-        raise UserError(
+        raise WrongEncoding(
             f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
             f"{encoding.upper()}; allowed: text in this encoding"
         ) from None

@@ -278,13 +278,16 @@ class GPT2Coding(TextCoding):
 
 
 class WordCoding(_LineCoding):
-    """Words with white space between them; one that the dictionary lacks is ``<unk>``."""
+    """Words with white space between them; what the dictionary lacks is ``<unk>``, and so is what
+    a text writes like one of its special symbols, such as ``</s>``."""
 
     unit = "word"
 
     def _lines(self, lines: list[str]) -> list[list[int]]:
         indices, unknown = self.dictionary.indices, self.dictionary.unk()
-        return [[indices.get(word, unknown) for word in line.split()] for line in lines]
+        first = self.dictionary.nspecial
+        found = ([indices.get(word, unknown) for word in line.split()] for line in lines)
+        return [[i if i >= first else unknown for i in line] for line in found]
 
     def _chunk(self, symbol: str, begins_line: bool) -> bytes:
         return symbol.encode() if begins_line else b" " + symbol.encode()

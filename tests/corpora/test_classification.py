@@ -507,6 +507,10 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
             (),
             "a.csv: line 1: no other line has the label 'mood'; allowed: a label that comes again",
         ),
+        *(
+            ("a.tsv", [f"{label}\tx", "b\ty"] * 3, (), f"a.tsv: a label is {label}, a special")
+            for label in ("<unk>", "</s>", "<pad>", "<s>", "madeupword0000", "madeupword0012")
+        ),
         (
             "a.jsonl",
             ['{"label": "a", "text": "\\ud83d"}'],

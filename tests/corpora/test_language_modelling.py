@@ -13,6 +13,7 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_clusterformer.corpora import binarize
+from fairseq_clusterformer.corpora.binarize import count_words
 from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_enwik8,
@@ -381,6 +382,34 @@ def test_words_are_those_of_train(tmp_path):
     assert found == [*train, "the <unk> sat </s>", "end </s>"]
 
 
+def test_what_is_written_like_a_special_symbol_is_an_unknown_word(tmp_path):
+    (tmp_path / "source").mkdir()
+    for split in SPLITS:
+        (tmp_path / "source" / f"{split}.txt").write_text("a <pad> </s> <s>\n<unk> b\n")
+    dest = tmp_path / "dest"
+    assert run("prepare lm text", tmp_path / "source", dest, "--words") == 0
+    for split in SPLITS:
+        found = [" ".join(item) for item in symbols_of(dest, split)]
+        assert found == ["a <unk> <unk> <unk> </s>", "<unk> b </s>"]
+    counts = count_words(tmp_path / "source" / "train.txt")
+    assert counts == {"a": 1, "b": 1, "<unk>": 4, "</s>": 2}
+
+
+@pytest.mark.parametrize("unit", ["--bytes", "--words"])
+def test_text_of_another_encoding_becomes_utf8(tmp_path, unit):
+    text = "café — naïve\n"
+    for name, encoding in (("a", "utf-8"), ("b", "cp1252")):
+        (tmp_path / name).mkdir()
+        for split in SPLITS:
+            (tmp_path / name / f"{split}.txt").write_text(text, encoding=encoding)
+        options = [] if encoding == "utf-8" else ["--encoding", encoding]
+        assert (
+            run("prepare lm text", tmp_path / name, tmp_path / f"{name}.out", unit, *options) == 0
+        )
+    for file in ("train.bin", "valid.bin", "dict.txt"):
+        assert (tmp_path / "a.out" / file).read_bytes() == (tmp_path / "b.out" / file).read_bytes()
+
+
 # enwik8 and WikiText-103, made small
 
 
@@ -468,7 +497,17 @@ MISTAKES = {
         "notext/b.png {dest}",
         r"SOURCE is .*b\.png: not a text file; allowed: text",
     ),
-    "Latin-1": ("latin {dest}", r"a\.txt: line 2: byte 0xE9 cannot be read as UTF-8; allowed"),
+    "Latin-1": (
+        "latin {dest}",
+        r"a\.txt: line 2: byte 0xE9 cannot be read as UTF-8, \S*c\.txt: line 1: byte 0xFC cannot "
+        r"be read as UTF-8; allowed: text in this encoding, --encoding NAME for another",
+    ),
+    "no encoding": ("good {dest} --encoding utf-99", r"--encoding is utf-99; allowed: "),
+    "wide encoding": ("good {dest} --encoding utf-16", r"--encoding is utf-16; allowed: "),
+    "binary in an encoding": (
+        "good {dest} --bytes --allow-binary --encoding latin-1",
+        r"--encoding is iso8859-1; allowed: none together with --allow-binary",
+    ),
     "broken xz": ("broken {dest}", r"a\.txt\.xz: cannot be read after line \d+"),
     "cut gz": ("cut {dest}", r"a\.txt\.gz: cannot be read after line \d+"),
     "two of three": ("two {dest}", r"files for train and valid but none for test; allowed"),
@@ -509,6 +548,8 @@ def mistaken(tmp_path_factory):
         "blank/test.txt": b"t\n",
         **{f"equal/{name}.txt": b"the only document\n" for name in "abc"},
         "nul/a.txt": b"good\n",
+        "latin/b.txt": b"good\n",
+        "latin/c.txt": "für\n".encode("latin-1"),
         "latin/a.txt": "first\ncafé\n".encode("latin-1"),
         "broken/a.txt.xz": b"this is no xz file",
         "cut/a.txt.gz": gzip.compress(b"text\n" * 100)[:20],

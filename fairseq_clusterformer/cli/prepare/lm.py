@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, Parser, add_dest, prepare_folder
+from fairseq_clusterformer.cli.common import (
+    NUMBER,
+    Parser,
+    add_dest,
+    line_encoding,
+    prepare_folder,
+)
 from fairseq_clusterformer.cli.prepare.subwords import add_existing, take_existing
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
@@ -97,6 +103,13 @@ def _add_text_options(parser: Parser) -> None:
         "are not binary)",
         metavar="GLOB",
         action="append",
+    )
+    add(
+        "--encoding",
+        "of the files (default: utf-8); the folder's text is UTF-8",
+        metavar="NAME",
+        type=line_encoding,
+        default="utf-8",
     )
     add(
         "--allow-binary",

@@ -1,6 +1,7 @@
 """A user's own labelled texts and pairs: TSV, CSV, JSON lines, lines, or a folder per label."""
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 FORMATS = ("tsv", "csv", "jsonl", "lines")
 _SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
 _READ = (*_SUFFIXES, ".txt", ".label", ".labels", ".all")
+_RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")
 # The names of texts that are looked for unless the user gives others.
 _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
 
@@ -93,6 +95,11 @@ def own_corpus(
             f"{files['train'][0]}: {len(counts):,} labels in {total:,} examples, such as "
             f"{short(next(iter(counts)))}; allowed: labels that come again; is the label another "
             "column? See --label-field"
+        )
+    if reserved := [name for name in counts if _RESERVED.fullmatch(name)]:
+        raise UserError(
+            f"{files['train'][0]}: a label is {reserved[0]}, a special symbol of fairseq's; "
+            "allowed: labels other than <s>, <pad>, </s>, <unk> and madeupwordNNNN"
         )
     columns = files["train"][0].is_file() and _format(files["train"][0], form) in ("tsv", "csv")
     at_first = first.where.endswith(" line 1") and not form.labels

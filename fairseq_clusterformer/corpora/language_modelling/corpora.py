@@ -4,6 +4,7 @@ Functions import ``corpora.binarize``, not this module: it imports fairseq, whic
 So a mistake, or that all is prepared already, is reported at once.
 """
 
+import codecs
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -115,6 +116,7 @@ def prepare_text(
     train_bytes: int | None = None,
     pattern: Sequence[str] | None = None,
     allow_binary: bool = False,
+    encoding: str = "utf-8",
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken.
 
@@ -131,6 +133,9 @@ def prepare_text(
     by_bytes = not (sentencepiece or words or vocabulary)
     if allow_binary and not by_bytes:
         raise bad_option("--allow-binary", "given", "together with --bytes only")
+    encoding = codecs.lookup(encoding).name
+    if allow_binary and encoding != "utf-8":
+        raise bad_option("--encoding", encoding, "none together with --allow-binary")
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
     fractions = {"valid": valid_fraction, "test": test_fraction}
@@ -151,9 +156,10 @@ def prepare_text(
         named = set(itertools.chain.from_iterable(files.values()))
         skipped["not named after a split"] = [path for path in texts if path not in named]
         texts = [path for path in texts if path in named]
-    reader = TextReader(document_separator and document_separator.encode(), allow_binary)
+    reader = TextReader(document_separator and document_separator.encode(), allow_binary, encoding)
 
     def build(work: Path, out: Path) -> dict:
+        reader.check(texts)
         _report(texts, split, skipped)
         if split == "files":
             parts = ((name, lines) for name in SPLITS for lines in reader.documents(files[name]))
@@ -178,6 +184,7 @@ def prepare_text(
         **({"words": True} if words else {}),
         **(vocabulary.recipe() if vocabulary else {}),
         **({"sentences": True} if sentences else {}),
+        **({} if encoding == "utf-8" else {"encoding": encoding}),
         "document_separator": document_separator,
         "split": split,
         "fractions": None if split == "files" else fractions,

@@ -13,14 +13,14 @@ import math
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.lines import PACKED, raw_lines
+from fairseq_clusterformer.corpora.lines import PACKED, WrongEncoding, raw_lines
 from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -91,23 +91,45 @@ class TextReader:
 
     Args:
         separator: the line that ends a document (default: a file is a document).
-        allow_binary: take any bytes; else what is not UTF-8 is an error.
+        allow_binary: take any bytes; else what has another encoding is an error.
+        encoding: of the files; documents are in UTF-8.
     """
 
     separator: bytes | None = None
     allow_binary: bool = False
+    encoding: str = "utf-8"
     separators_seen: int = field(default=0, init=False)
 
     def documents(self, texts: Iterable[Path]) -> Iterator[Lines]:
         """Yield the documents that are not empty. Read each before you take the next."""
         for path in texts:
-            raw = raw_lines(path, None if self.allow_binary else "utf-8")
+            raw = raw_lines(path, None if self.allow_binary else self.encoding)
+            if self.encoding != "utf-8":
+                raw = (line.decode(self.encoding).encode() for line in raw)
             if not self.allow_binary:
                 raw = _without_mark(raw)
             lines = (line if line.endswith(b"\n") else line + b"\n" for line in raw)
             for number, document in itertools.groupby(lines, self._document_number):
                 if number is not None:
                     yield document
+
+    def check(self, texts: Iterable[Path]) -> None:
+        """Read all files once.
+
+        Raises:
+            UserError: if some have another encoding; it names them all.
+        """
+        wrong = []
+        for path in () if self.allow_binary else texts:
+            try:
+                deque(raw_lines(path, self.encoding), maxlen=0)
+            except WrongEncoding as error:
+                wrong.append(str(error).partition("; allowed: ")[0])
+            except UserError:
+                pass  # damaged: named when it is read for good
+        if wrong:
+            allowed = "text in this encoding, --encoding NAME for another, or --pattern without it"
+            raise UserError(f"{', '.join(wrong)}; allowed: {allowed}")
 
     def _document_number(self, line: bytes) -> int | None:
         if self.separator is not None and line.rstrip(b"\r\n") == self.separator:

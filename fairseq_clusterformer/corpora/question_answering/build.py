@@ -75,7 +75,8 @@ def prepare(
         counts, drops = write_file(
             path, out, split, read=readers[split], model=model, titles=titles, workers=workers
         )
-        return {"counts": counts, "dropped": drops.counts, "examples": drops.examples}
+        dropped = {"dropped": drops.counts, "examples": drops.examples, "moved": drops.moved}
+        return {"counts": counts, **dropped}
 
     def build(work: Path, out: Path) -> dict:
         # a part that another recipe made has another name
@@ -97,7 +98,7 @@ def prepare(
             if split != "train" and len(paths) > 1:
                 _check_ids(out, split)
             dropped[split] = drops.examples
-            if drops.counts:
+            if drops.counts or drops.moved:
                 print(f"{split}: {drops}")
         return {"splits": counts, "dropped": dropped}
 
@@ -115,6 +116,7 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
         for folder, record in parts.items():
             writer.append(folder, split)
             drops.counts.update(record["dropped"])
+            drops.moved += record.get("moved", 0)
             for reason, examples in record["examples"].items():
                 drops.examples[reason] += examples
     of_parts = [record["counts"] for record in parts.values()]

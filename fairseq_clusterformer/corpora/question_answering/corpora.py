@@ -28,6 +28,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     convert,
     foreign,
     get,
+    gold_answer,
     json_file,
     json_lines,
     sentences_of,
@@ -52,7 +53,7 @@ def squad(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
 def squad_records(path: Path, articles: list, drops: Drops, paragraphs: int) -> Iterator[Record]:
     """Yield the records of SQuAD's list of articles; see `squad`."""
     questions = _squad_questions(path, articles, drops)
-    return convert(questions, partial(_squad_record, paragraphs=paragraphs), drops)
+    return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
 
 
 def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
@@ -73,7 +74,7 @@ def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
 
 
 def _squad_record(
-    item: tuple[Sequence[Paragraph], int, Mapping, str], *, paragraphs: int
+    item: tuple[Sequence[Paragraph], int, Mapping, str], *, paragraphs: int, drops: Drops
 ) -> Record:
     contexts, own, question, document = item
     impossible = question.get("is_impossible")
@@ -81,9 +82,8 @@ def _squad_record(
     first, own = _around(id_, own, len(contexts), paragraphs)
     contexts = contexts[first : first + paragraphs]
     answers = [
-        GoldAnswer(own, start := get(answer, "answer_start", int), start + len(text), text)
+        gold_answer(contexts, own, get(answer, "answer_start", int), get(answer, "text"), drops)
         for answer in get(question, "answers", list)
-        for text in [get(answer, "text")]
     ]
     if bool(answers) is bool(impossible):
         detail = f"is_impossible is {impossible}, with {len(answers)} answers"

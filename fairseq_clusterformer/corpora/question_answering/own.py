@@ -17,7 +17,6 @@ from fairseq_clusterformer.corpora.question_answering.distant_supervision import
 )
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
-    GoldAnswer,
     Paragraph,
     Record,
     Sentence,
@@ -25,6 +24,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     convert,
     foreign,
     get,
+    gold_answer,
     json_file,
     json_lines,
     sentences_of,
@@ -55,10 +55,10 @@ def own_questions(
             raise foreign(path, FORMATS)
         items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
     numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
-    return convert(numbered, partial(_record, keep_unfound=keep_unfound), drops)
+    return convert(numbered, partial(_record, keep_unfound=keep_unfound, drops=drops), drops)
 
 
-def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool) -> Record:
+def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool, drops: Drops) -> Record:
     """The record of an object with ``question``, ``context`` or ``paragraphs``, ``answers``.
 
     ``answers`` is a list of texts, which are searched in the document, or of objects ``{text,
@@ -72,7 +72,8 @@ def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool) -> Reco
     id_ = str(get(item, "id", (str, int)) if "id" in item else number)
     paragraphs = _paragraphs(item)
     structure = _structure(id_, item, paragraphs, keep_unfound)
-    record = _answered(id_, item, paragraphs, keep_unfound or bool(structure.get("candidates")))
+    keep_unfound = keep_unfound or bool(structure.get("candidates"))
+    record = _answered(id_, item, paragraphs, keep_unfound, drops)
     if (
         structure.get("candidates")
         and record.texts
@@ -109,7 +110,7 @@ def _sentence(part: list) -> Sentence:
 
 
 def _answered(
-    id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], keep_unfound: bool
+    id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], keep_unfound: bool, drops: Drops
 ) -> Record:
     question = get(item, "question")
     if "answers" not in item:
@@ -123,7 +124,7 @@ def _answered(
         return Record(id_, question, paragraphs, (), texts, yes_no=texts[0])
     if None in places:
         return distant_record(id_, question, paragraphs, texts, keep_unfound=keep_unfound)
-    gold = [GoldAnswer(n, start, start + len(text), text) for text, n, start in answers]
+    gold = [gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
     if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
         raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
     long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()

@@ -8,7 +8,7 @@ whole file of another kind ends in a `UserError`.
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -168,9 +168,14 @@ class Unusable(Exception):
 
 @dataclass
 class Drops:
-    """What readers left out: a count for each reason, and the first few examples with places."""
+    """What readers left out: a count for each reason, and the first few examples with places.
+
+    Attributes:
+        moved: answers that were taken, but elsewhere than their offsets say.
+    """
 
     most_examples: int = 5
+    moved: int = 0
     counts: Counter = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -199,10 +204,33 @@ class Drops:
 
     def __str__(self) -> str:
         lines = []
+        if self.moved:
+            what = f"{self.moved:,} answers" if self.moved > 1 else "1 answer"
+            lines.append(f"took {what} where the text stands, which is not at answer_start")
         for reason, count in self.counts.most_common():
             lines.append(f"dropped {count:,}: {reason}")
             lines += [f"  {example}" for example in self.examples[reason]]
         return "\n".join(lines)
+
+
+def gold_answer(
+    paragraphs: Sequence[Paragraph], number: int, start: int, text: str, drops: Drops
+) -> GoldAnswer:
+    """The answer at an offset of a paragraph.
+
+    If other text stands there, it is where the offset as one of UTF-16 points to, or up to two
+    characters before or behind either; this is counted in `drops`.
+    """
+    context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
+    units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
+    bases = [start]
+    if len(units) == 2 * start:
+        bases.append(len(units.decode("utf-16-le", "replace")))
+    for place in (*bases, *(base + off for off in (-1, 1, -2, 2) for base in bases)):
+        if text and place >= 0 and context.startswith(text, place):
+            drops.moved += place != start
+            return GoldAnswer(number, place, place + len(text), text)
+    return GoldAnswer(number, start, start + len(text), text)  # which no record takes
 
 
 Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
