@@ -3,12 +3,14 @@
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import pypdf
 import pytest
 
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference import parsing
 from fairseq_clusterformer.inference.documents import read_source, read_sources
 from tests.inference.papers import pdf
 
@@ -272,3 +274,58 @@ def test_main_text_is_without_menus_and_asks_for_its_library(
     monkeypatch.setitem(sys.modules, "trafilatura", None)
     with pytest.raises(UserError, match="--main-text needs trafilatura.*allowed: pip install"):
         read_source(path, main_text=True)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("name", "unit", "end"),
+        [
+            *(("a.md", "# ", "x"), ("a.md", " ", "x|"), ("a.md", "a\n", "b")),
+            *(
+                ("a.html", "<a <a", ""),
+                ("a.html", "<svg>", "</p>" * 100_000),
+                ("a.html", "</", ""),
+            ),
+        ],
+    )
+    def test_small_documents_take_no_time(
+        self, name: str, unit: str, end: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / name).write_text(f"Otto rules.\n\n{unit * 30_000}{end}")
+        start = time.process_time(), time.monotonic()
+        assert read_source(tmp_path / name).paragraphs[0].startswith("Otto rules.")
+        assert time.process_time() - start[0] < 2
+        assert time.monotonic() - start[1] < parsing.SECONDS / 2
+
+    def test_a_declaration_that_is_none(self, tmp_path: Path) -> None:
+        assert "cannot be read as HTML (" in refused(tmp_path / "a.html", b"<![foo<p>x</p>")
+        (tmp_path / "b.html").write_text("<p>Otto rules.")
+        lines: list[str] = []
+        (source,) = read_sources([tmp_path], report=lines.append)
+        assert source.paragraphs == ("Otto rules.",)
+        assert lines[0].startswith(f"skipped {tmp_path / 'a.html'}: cannot be read as HTML")
+
+    @pytest.mark.parametrize(
+        ("limit", "value", "says"),
+        [
+            ("SECONDS", 0.0, "takes more than 0 seconds"),
+            ("MEMORY", 60_000_000, "60,000,000 bytes"),
+        ],
+    )
+    def test_time_and_memory_have_limits(
+        self, limit: str, value: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        page = b"<p>" + b"a" * 50_000_000 if limit == "MEMORY" else pdf("Otto rules.")
+        parsing._worker.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(parsing, limit, value)
+            assert says in refused(tmp_path / "a.html", page)
+        parsing._worker.cache_clear()
+        assert read(tmp_path / "a.pdf", pdf("Otto rules.")).paragraphs == ("Otto rules.",)
+
+    def test_one_process_reads_all(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            read(tmp_path / "a.html", b"<p>Otto")
+            number = parsing._worker(os.getpid()).pid
+            read(tmp_path / "a.pdf", pdf("Otto"))
+            assert parsing._worker(os.getpid()).pid == number
