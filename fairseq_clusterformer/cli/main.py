@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.cli.common import harmless
 from fairseq_clusterformer.errors import UserError
 
 #: each sub-command's words, which are also its module's path in this package
@@ -88,7 +89,7 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        print(f"clusterformer {' '.join(words)}: error: {error}", file=sys.stderr)
+        print(f"clusterformer {' '.join(words)}: error: {harmless(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"clusterformer {' '.join(words)}: interrupted", file=sys.stderr)
