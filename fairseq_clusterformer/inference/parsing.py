@@ -13,6 +13,8 @@ import re
 import subprocess
 import sys
 import threading
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -185,16 +187,101 @@ def _of_pdf(data: bytes) -> tuple[str, list[str]]:
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
-        pages = [page.extract_text() for page in reader.pages]
+        flowing = [_lines(page.extract_text()) for page in reader.pages]
+        placed = [_lines(page.extract_text(extraction_mode="layout")) for page in reader.pages]
         title = (reader.metadata and reader.metadata.title) or ""
     except FileNotDecryptedError:
         raise Unreadable("needs a password") from None
-    return title, [text for page in pages for text in _of_page(page)]
+    pages = zip(_without_running(flowing), _without_running(placed), strict=True)
+    texts = ["\n".join(_of_columns(there) or lines) for lines, there in pages]
+    return title, [text for page in _whole_words(texts) for text in _of_page(page)]
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")]
+
+
+def _without_running(pages: list[list[str]]) -> list[list[str]]:
+    """The lines of pages without those that recur at one place at the edge of many pages, such as
+    headers and dates; numbers may differ. Left and right pages may have their own."""
+
+    def edges(lines: list[str]) -> dict[tuple[int, str], int]:
+        """Where each outer line lies, by its place and by what it says."""
+        full = [number for number, line in enumerate(lines) if line.strip()]
+        places = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
+        same = {n: re.sub(r"\d+", "0", " ".join(lines[n].split())).casefold() for n in full}
+        return {(place, same[number]): number for place, number in places}
+
+    found = [edges(lines) for lines in pages]
+    counts = Counter(edge for own in found for edge in own)
+    least = max(2, 0.3 * len(pages))
+    running = [{own[edge] for edge in own if counts[edge] >= least} for own in found]
+    kept = [
+        [line for number, line in enumerate(lines) if number not in without]
+        for lines, without in zip(pages, running, strict=True)
+    ]
+    return kept if any(map(any, kept)) else pages
+
+
+def _of_columns(lines: list[str]) -> list[str]:
+    """The lines of a page in two columns, one column after the other; none if it has not two.
+
+    Args:
+        lines: where blanks keep what is below each other below each other.
+    """
+    width = max(map(len, lines), default=0)
+    best, found = 0, None
+    for gap in range(width // 3, 2 * width // 3):
+        # A line of text in each column has four words or more: rows of a table have fewer.
+        both = [
+            line
+            for line in lines
+            if line[gap - 1 : gap + 2] == "   "
+            and min(len(line[:gap].split()), len(line[gap:].split())) >= 4
+        ]
+        if len(both) > best:
+            best, found = len(both), gap
+    across = {line for line in lines if line[found - 1 : found + 2].strip()} if found else set()
+    if best < 3 or 2 * len(across) > best:
+        return []
+    columns, left, right = [], [], []
+    for line in [*lines, ""]:
+        left.append(line[:found].strip() if line not in across else "")
+        right.append(line[found:].strip() if line not in across else "")
+        if line in across:  # what is above it comes first
+            columns += [*left, *right, line, ""]
+            left, right = [], []
+    columns += [*left, *right]
+    return columns
+
+
+def _whole_words(pages: list[str]) -> list[str]:
+    """Pages where words that a line's end divides are whole again.
+
+    A hyphen goes where the document has the whole word elsewhere, and stays where it has the
+    compound or both of its words. Else it goes where one part is as short as a syllable.
+    """
+    others = {
+        word.casefold().replace("\u2010", "-")
+        for page in pages
+        for word in _WORD.findall(_BROKEN_WORD.sub("\n", page))
+    }
+
+    def whole(found: re.Match) -> str:
+        first, hyphen, second = found.groups()
+        parts = [first.casefold(), second.casefold()]
+        if hyphen == "\u00ad" or "".join(parts) in others:
+            return first + second
+        if "-".join(parts) in others or others.issuperset(parts) or not second[0].islower():
+            return f"{first}-{second}"
+        return first + second if min(map(len, parts)) < 5 else f"{first}-{second}"
+
+    return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]
 
 
 def _of_page(page: str) -> Iterator[str]:
     """Paragraphs of a page of a PDF, which says nothing of paragraphs."""
-    for block in BLANK_LINE.split(re.sub(r"(?<=[a-z])-\n(?=[a-z])", "", page)):
+    for block in BLANK_LINE.split(page):
         lines = [line.strip() for line in block.split("\n") if line.strip()]
         width = sorted(map(len, lines))[int(0.9 * len(lines))] if lines else 0
         text = lines[0] if lines else ""

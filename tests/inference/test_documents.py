@@ -176,6 +176,74 @@ a line and more."""
         assert len(others) == 3
         assert all(text.endswith("an end.") and len(text) <= 1200 for text in others)
 
+    @pytest.mark.parametrize(
+        ("broken", "elsewhere", "whole"),
+        [
+            *(
+                ("K\u00f6-\nnig", "", "K\u00f6nig"),
+                (
+                    "\u041c\u043e\u0441-\n\u043a\u0432\u0430",
+                    "",
+                    "\u041c\u043e\u0441\u043a\u0432\u0430",
+                ),
+            ),
+            *(("Ko\u0308-\nnig", "", "K\u00f6nig"), ("deter\u00ad\nmining", "", "determining")),
+            *(("K\u00f6\u2010\nnig", "", "K\u00f6nig"), ("so\u00adft", "", "soft")),
+            *(
+                ("price-\ndetermining", "", "price-determining"),
+                ("Rhein-\nMain", "", "Rhein-Main"),
+            ),
+            *(("inter-\nnational", "International", "international"),),
+            *(
+                ("long-\nterm", "long-term", "long-term"),
+                ("long-\nterm", "term long", "long-term"),
+            ),
+            *(("with-\nout", "with out without", "without"), ("19-\n20", "", "19- 20")),
+        ],
+    )
+    def test_words_that_a_line_divides(self, broken: str, elsewhere: str, whole: str) -> None:
+        page = "\n".join(parsing._lines(f"a {broken} b {elsewhere}"))
+        (found,) = parsing._whole_words([page])
+        assert " ".join(found.split()).startswith(f"a {whole} b")
+
+    def test_what_recurs_at_the_edges_of_pages_is_no_text(self, tmp_path: Path) -> None:
+        towns = ("Arle", "Elm", "Ulm", "Bree", "Orsk")
+        pages = [
+            f"{('The Towns', 'A Guide')[n % 2]}\nThe king of {town} is old.\nBees live there in "
+            f"{town}.\nThe Towns\nAll of {town} knows it.\nSo it is said in {town}.\nNone of "
+            f"{town} leaves.\nPrinted on 2 May 2021\nPage {n + 1} of 5"
+            for n, town in enumerate(towns)
+        ]
+        source = read(tmp_path / "a.pdf", pdf("A Title", *pages))
+        text = " ".join(source.paragraphs)
+        for gone in ("A Guide", "Printed", "Page", "of 5"):
+            assert gone not in text
+        assert text.count("The Towns") == 5  # within the pages
+        assert all(f"The king of {town} is old." in text for town in towns)
+        assert text.startswith("A Title")
+        same = pdf("Otto rules.", "Otto rules.")
+        assert read(tmp_path / "b.pdf", same).paragraphs == ("Otto rules.",) * 2
+
+    def test_columns_that_are_written_row_by_row(self, tmp_path: Path) -> None:
+        left = """The king of Arle, who is old, has ruled
+the town for more than twenty years, and
+the towns around it for longer than any
+person who lives there can remember, and
+his wife Ida came from Ulm.""".splitlines()
+        right = """In the south there is another town that
+has no king but a council of seven men
+who meet each week in the old mill near
+the bridge and decide what bread costs.
+They are all bakers.""".splitlines()
+        rows = "\n".join(map("\t".join, zip(left, right, strict=True)))
+        heading = "The towns of the river, their kings and their councils in old days"
+        source = read(tmp_path / "a.pdf", pdf(f"{heading}\n{rows}"))
+        assert source.paragraphs == (heading, " ".join(left), " ".join(right))
+        table = "\n".join(
+            f"{town}\t{town[::-1]} the king" for town in ("Arle", "Elm", "Ulm", "Bree")
+        )
+        assert "Elm mlE the king" in " ".join(read(tmp_path / "b.pdf", pdf(table)).paragraphs)
+
     def test_halves_of_characters(self, tmp_path: Path) -> None:
         """As fonts of formulas have them."""
         content = pdf("Otto rules @ and A.", letters={"@": "D835", "A": "D835DC9C"})
