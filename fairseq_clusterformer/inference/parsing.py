@@ -22,7 +22,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from os import getpid
 
-SECONDS = 10.0  # for a document, and 10 more for each of its megabytes
+SECONDS = 30.0  # for a document, and 10 more for each of its megabytes
 MEMORY = 2_000_000_000  # bytes
 
 SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
@@ -188,7 +188,7 @@ def _of_pdf(data: bytes) -> tuple[str, list[str]]:
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         flowing = [_lines(page.extract_text()) for page in reader.pages]
-        placed = [_lines(page.extract_text(extraction_mode="layout")) for page in reader.pages]
+        placed = [_placed(page) for page in reader.pages]
         title = (reader.metadata and reader.metadata.title) or ""
     except FileNotDecryptedError:
         raise Unreadable("needs a password") from None
@@ -199,6 +199,13 @@ def _of_pdf(data: bytes) -> tuple[str, list[str]]:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")]
+
+
+def _placed(page) -> list[str]:
+    """The lines of a page as they lie on it; none where its fonts do not say how wide they are."""
+    with suppress(Exception):
+        return _lines(page.extract_text(extraction_mode="layout"))
+    return []
 
 
 def _without_running(pages: list[list[str]]) -> list[list[str]]:
