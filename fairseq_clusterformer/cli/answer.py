@@ -50,6 +50,7 @@ from fairseq_clusterformer.cli.common import (
     add_model,
     encoding,
     finite,
+    harmless,
     inputs_of,
     number,
 )
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     from fairseq_clusterformer.inference.documents import read_sources
 
     def say(line: str) -> None:
-        print(f"{parser.prog}: {line}", file=sys.stderr)
+        print(f"{parser.prog}: {harmless(line)}", file=sys.stderr)
 
     from fairseq_clusterformer.inference.bundle import shipped_for
 
@@ -158,14 +159,18 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
     typed = args.interactive and sys.stdin.isatty()
     for question in args.question:
         if args.interactive or len(args.question) > 1:
-            print(f"? {question.strip()}")
+            _print(f"? {question.strip()}")
         yield question
     with suppress(EOFError):
         while args.interactive:
             if question := input("? " if typed else "").strip():
                 if not typed:
-                    print(f"? {question}")
+                    _print(f"? {question}")
                 yield question
+
+
+def _print(*texts: str, end: str = "\n") -> None:
+    print(*map(harmless, texts), end=end)
 
 
 def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None) -> None:
@@ -173,18 +178,18 @@ def _show(question: str, ranking: "Ranking", page: Callable[[str], None] | None)
     from fairseq_clusterformer.inference.found import confidence
 
     if ranking.verdict:
-        print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
+        _print(ranking.verdict, "The best guesses are:" if ranking.answers else "")
     for place, found in enumerate(ranking.answers, 1):
         before, text, behind = found.around()
-        print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")
+        _print(f"{place}. {text}\n   {confidence(found.probability)}: {found.file}", end="")
         if found.paragraph is not None:
             first, last = found.characters
-            print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")
-        print(f"\n   {before}[{text}]{behind}" if before or behind else "")
+            _print(f", paragraph {found.paragraph + 1}, characters [{first}, {last})", end="")
+        _print(f"\n   {before}[{text}]{behind}" if before or behind else "")
         for sentence, probability in found.supporting:
-            print(f"   supported by ({probability:.3f}): {sentence}")
+            _print(f"   supported by ({probability:.3f}): {sentence}")
     if ranking.note:
-        print(ranking.note)
+        _print(ranking.note)
     sys.stdout.flush()
     if page:
         from fairseq_clusterformer.visual.pages import answer_page

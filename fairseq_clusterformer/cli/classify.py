@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, whole_number
+from fairseq_clusterformer.cli.common import Parser, add_model, harmless, input_lines, whole_number
 from fairseq_clusterformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,11 +89,13 @@ def _rows(texts: Sequence[str], lines: Iterator[str], width: int) -> Iterator[Te
 
 def _line(found: "Classification", top: int) -> str:
     pairs = list(found.probabilities.items())[:top]
-    return "\t".join(f"{label}\t{probability:.4f}" for label, probability in pairs)
+    return harmless("\t".join(f"{label}\t{probability:.4f}" for label, probability in pairs))
 
 
 def _json(row: Texts, found: "Classification", top: int) -> str:
     texts = {"text": row[0]} if len(row) == 1 else {"text1": row[0], "text2": row[1]}
     probabilities = dict(list(found.probabilities.items())[:top])
     record = {**texts, "label": found.label, "probability": found.probability}
-    return json.dumps({**record, "probabilities": probabilities}, ensure_ascii=False)
+    record["probabilities"] = probabilities
+    line = json.dumps(record, ensure_ascii=False)  # which spells some controls out, not all
+    return line if line == harmless(line) else json.dumps(record)

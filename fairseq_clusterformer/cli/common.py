@@ -15,6 +15,8 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output
 from fairseq_clusterformer.ranges import Range
 
+# What commands a terminal, or turns the direction of writing.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _CHOICE = re.compile(r"^(\S+): invalid choice: (.+?) \(choose from (.*)\)$")
 
 
@@ -55,6 +57,12 @@ class Parser(argparse.ArgumentParser):
         return self.add_subparsers(
             title="corpora", dest="corpus", metavar="CORPUS", required=True, parser_class=Parser
         )
+
+
+def harmless(text: str) -> str:
+    """A stranger's text without the characters that could command a terminal: each becomes
+    U+FFFD. Everything that commands print of models, documents and files goes through this."""
+    return _COMMANDS.sub("\ufffd", text)
 
 
 def add_model(parser: Parser, whose: str, *, several: bool = False, required: bool = True) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from fairseq_clusterformer.cli.common import (
     Parser,
     add_model,
+    harmless,
     input_lines,
     number,
     whole_number,
@@ -61,18 +62,12 @@ def main(arguments: Sequence[str]) -> int:
         name: getattr(args, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "seed", "num_samples")
     }
+    shown = harmless if sys.stdout.isatty() else str  # a file takes the model's bytes
     if args.num_samples:
         for text in model.generate(prompt, **options):
-            print(f"{'-' * 20}\n{_shown(text)}")
+            print(f"{'-' * 20}\n{shown(text)}")
         return 0
     for text in model.generate(prompt, stream=True, **options):
-        print(_shown(text), end="", flush=True)
+        print(shown(text), end="", flush=True)
     print()
     return 0
-
-
-def _shown(text: str) -> str:
-    """The text without characters that could command a terminal."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.cli.common import harmless
 from fairseq_clusterformer.errors import UserError
 
 #: each sub-command's words, which are also its module's path in this package
@@ -97,7 +98,7 @@ def run(words: Sequence[str], arguments: Sequence[str]) -> int:
             return 1
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             _forget_output()
-        print(f"clusterformer {' '.join(words)}: error: {error}", file=sys.stderr)
+        print(f"clusterformer {' '.join(words)}: error: {harmless(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"clusterformer {' '.join(words)}: interrupted", file=sys.stderr)

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, add_model, input_lines, number, whole_number
+from fairseq_clusterformer.cli.common import (
+    Parser,
+    add_model,
+    harmless,
+    input_lines,
+    number,
+    whole_number,
+)
 from fairseq_clusterformer.ranges import LENGTH_PENALTY
 
 if TYPE_CHECKING:
@@ -84,6 +91,6 @@ def main(arguments: Sequence[str]) -> int:
         if not hypotheses:
             print("\n" * (args.nbest - 1))
         for each in hypotheses:
-            text = capitalize(each.text) if args.capitalize else each.text
+            text = harmless(capitalize(each.text) if args.capitalize else each.text)
             print(f"{each.score:.4f}\t{text}" if args.scores else text)
     return 0

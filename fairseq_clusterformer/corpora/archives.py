@@ -1,5 +1,6 @@
 """The files in a folder, a .tar (packed or not) or a .zip."""
 
+import lzma
 import tarfile
 import zipfile
 import zlib
@@ -22,7 +23,11 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
         for found in _members(path, wanted):
             number += 1
             yield found
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+    # RuntimeError: a zip file with a password, or of a method that Python does not know
+    except (
+        *(OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError),
+        *(zlib.error, lzma.LZMAError),
+    ) as error:
         raise UserError(f"{path}: cannot be read after {number:,} files: {error}") from None
 
 

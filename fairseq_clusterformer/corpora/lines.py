@@ -36,6 +36,8 @@ def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
 
 PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 OPENERS = {**PACKED, ".zip": _open_zip}
+#: bytes of a line, or as many times those of its file: a small packed file may not fill the memory
+LONGEST, TIMES = 1 << 26, 100
 
 
 def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
@@ -46,9 +48,15 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
     """
     number = 0
     try:
+        longest = max(LONGEST, TIMES * path.stat().st_size)
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            for line in file:
+            while line := file.readline(longest + 1):
                 number += 1
+                if len(line) > longest:
+                    raise UserError(
+                        f"{path}: line {number:,} has more than {longest:,} bytes when it is "
+                        "unpacked; allowed: shorter lines"
+                    )
                 if encoding is not None:
                     line.decode(encoding)
                 yield line
@@ -57,7 +65,10 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
             f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
             f"{encoding.upper()}; allowed: text in this encoding"
         ) from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
+    # RuntimeError: a zip file with a password, or of a method that Python does not know
+    except (
+        *(OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile),
+    ) as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
 
 

@@ -7,6 +7,7 @@ and the dictionaries, the subword model and the recipe of the data folder that i
 """
 
 import json
+import re
 import shutil
 from argparse import Namespace
 from collections.abc import Sequence
@@ -230,6 +231,15 @@ def read_bundle(folder: Path, option: str) -> dict:
         UserError: files that are missing, damaged or newer than this version.
     """
     record = _read_record(folder, option)
+    # A stranger's bundle might lead to files of this computer, or to what it has in its memory.
+    inside = folder.resolve()
+    for file in folder.rglob("*"):
+        if file.is_symlink() and not file.resolve().is_relative_to(inside):
+            problem = f"{file.relative_to(folder)} is a link that leads out of it"
+            raise bad_option(option, folder, "a bundle with all its files", problem)
+    if found := re.search(r"\$\{.*?[}\"]", json.dumps(record["cfg"])):
+        problem = f"its options hold {found[0][:60]}, which stands for something else"
+        raise bad_option(option, folder, "a bundle that clusterformer bundle wrote", problem)
     try:
         weights = load_file(folder / WEIGHTS)
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}

@@ -12,17 +12,17 @@ Within a paragraph, blanks and line ends are single blanks.
 """
 
 import codecs
+import importlib.util
 import io
-import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from . import parsing
 
 _KINDS = "a file of text, Markdown (.md), HTML (.html) or PDF"
 ALLOWED = f"{_KINDS}, or a folder of them"
@@ -31,14 +31,13 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 #: what is read of a folder; a file that is named itself may have any ending
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
-SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
-_LONGEST = 1200  # characters of a paragraph of a PDF
-_BLANK_LINE = re.compile(r"\n\s*\n|\f")
-_TABLE_RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")
-_MARKDOWN_RULE = re.compile(r"\s*([-=*_]\s?){3,}\s*")
-_MARKDOWN_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)[\s#]*")
+SENTENCE_END = parsing.SENTENCE_END
+_BLANK_LINE = parsing.BLANK_LINE
+# What a blank may be matched by is one place of a pattern: no text takes quadratic time.
+_TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
+_MARKDOWN_RULE = re.compile(r"\s*+([-=*_]\s?+){3,}+\s*")
+_MARKDOWN_HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 _MARKDOWN_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s")
-_BROKEN_WORD = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16's does
@@ -52,13 +51,6 @@ _DECLARED = re.compile(
 #: what a page that declares these is in, by WHATWG's standard, as browsers read it
 _MEANT = dict.fromkeys(("ascii", "iso8859-1"), "cp1252")
 _MEANT |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
-_BLOCKS = set(
-    "address article aside blockquote body caption center dd details dialog dir div dl dt "
-    "fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li "
-    "main menu nav ol p pre search section summary table tr ul".split()
-)
-_BLANKS = {"br", "td", "th"}  # between words, not paragraphs
-_UNSEEN = {"noscript", "script", "select", "style", "svg", "template", "textarea", "title"}
 
 
 class _Unreadable(Exception):
@@ -166,8 +158,10 @@ def _files(folder: Path) -> tuple[list[Path], int]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and Path(name).suffix.lower() in ENDINGS:
-                found.append(Path(place, name))
+            file = Path(place, name)
+            # a pipe, which never ends, is no file
+            if not name.startswith(".") and file.suffix.lower() in ENDINGS and not file.is_fifo():
+                found.append(file)
             else:
                 skipped += 1
     return found, skipped
@@ -184,10 +178,11 @@ def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
 def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
     ending = path.suffix.lower()
     if ending == ".pdf" or data.startswith(b"%PDF-"):
-        title, texts = _of_pdf(data)
+        title, texts = _parsed("PDF", data)
     elif ending in _HTML:
         declared = _declared(data)
-        title, texts = _of_html(_decoded(data, encoding, declared), main_text)
+        kind = "main HTML" if main_text else "HTML"
+        title, texts = _parsed(kind, _decoded(data, encoding, declared).encode())
     else:
         split = _of_markdown if ending in _MARKDOWN else _BLANK_LINE.split
         title, texts = "", split(_decoded(data, encoding))
@@ -261,115 +256,37 @@ def _of_markdown(text: str) -> list[str]:
     found = []
     for block in _BLANK_LINE.split(text):
         lines = block.split("\n")
-        is_table = any(map(_TABLE_RULE.fullmatch, lines))
+        is_table = any(_TABLE_RULE.fullmatch(line.strip()) for line in lines)
         found.append("")
         for line in lines:
             if is_table and "|" in line:
-                if not _TABLE_RULE.fullmatch(line):
+                if not _TABLE_RULE.fullmatch(line.strip()):
                     cells = line.strip().removeprefix("|").removesuffix("|").split("|")
                     found += [" | ".join(cell.strip() for cell in cells), ""]
-            elif heading := _MARKDOWN_HEADING.fullmatch(line):
-                found += [heading[1], ""]
+            elif heading := _MARKDOWN_HEADING.match(line):
+                found += ["", line[heading.end() :].strip().rstrip("# \t"), ""]
             elif _MARKDOWN_RULE.fullmatch(line):
                 found.append("")
             elif _MARKDOWN_ITEM.match(line):
-                found.append(line)
+                found += ["", line]
             else:
-                found[-1] += f"\n{line}"
-    return found
+                found.append(line)
+    return _BLANK_LINE.split("\n".join(found))
 
 
-class _Page(HTMLParser):
-    """Collects the text of a page that is seen, a line for each paragraph, and its title."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.title = ""
-        self.lines: list[str] = []
-        self._within: list[str] = []  # what is not seen
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        if tag in _UNSEEN:
-            self._within.append(tag)
-        self._between(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._within:
-            del self._within[self._within.index(tag) :]
-        self._between(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self._within == ["title"]:
-            self.title += data
-        elif not self._within:
-            self.lines.append(re.sub(r"\s+", " ", data))
-
-    def _between(self, tag: str) -> None:
-        self.lines.append("\n" if tag in _BLOCKS else " " if tag in _BLANKS else "")
-
-
-def _of_html(text: str, main_text: bool) -> tuple[str, list[str]]:
-    """Title and paragraphs: what stands between the borders of block elements.
+def _parsed(kind: str, data: bytes) -> tuple[str, list[str]]:
+    """Title and paragraphs of what strangers can make slow, parsed in a process of its own.
 
     Raises:
-        UserError: if `main_text` is asked for, and trafilatura is not installed.
+        UserError: if the main text is asked for, and trafilatura is not installed.
+        _Unreadable: if it cannot be parsed, or takes more time or memory than it may.
     """
-    page = _Page()
-    page.feed(text)
-    page.close()
-    if not main_text:
-        return page.title, "".join(page.lines).split("\n")
-    try:
-        import trafilatura
-    except ImportError:
+    if kind == "main HTML" and importlib.util.find_spec("trafilatura") is None:
         raise UserError(
             "--main-text needs trafilatura, which is not installed; allowed: pip install "
             '"fairseq_clusterformer[documents]", or no --main-text'
-        ) from None
-    return page.title, (trafilatura.extract(text, include_comments=False) or "").split("\n")
-
-
-def _of_pdf(data: bytes) -> tuple[str, list[str]]:
-    """Title and paragraphs.
-
-    Raises:
-        _Unreadable: for what is no PDF or needs a password.
-    """
-    import pypdf
-    from pypdf.errors import FileNotDecryptedError
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong is reported below
+        )
     try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        pages = [page.extract_text() for page in reader.pages]
-        title = (reader.metadata and reader.metadata.title) or ""
-    except FileNotDecryptedError:
-        raise _Unreadable("needs a password") from None
-    except Exception as error:  # pypdf ends in many kinds of them where a file is damaged
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _Unreadable(f"cannot be read as PDF ({reason})") from None
-    return title, [text for page in pages for text in _of_page(page)]
-
-
-def _of_page(page: str) -> Iterator[str]:
-    """Paragraphs of a page of a PDF, which says nothing of paragraphs."""
-    for block in _BLANK_LINE.split(_BROKEN_WORD.sub("", page)):
-        lines = [line.strip() for line in block.split("\n") if line.strip()]
-        width = sorted(map(len, lines))[int(0.9 * len(lines))] if lines else 0
-        text = lines[0] if lines else ""
-        for line, following in pairwise(lines):
-            ends = len(line) < 0.8 * width and not following[0].islower()
-            text += ("\n\n" if ends else " ") + following
-        for paragraph in text.split("\n\n"):
-            yield from _at_most(paragraph, _LONGEST)
-
-
-def _at_most(text: str, most: int) -> Iterator[str]:
-    """A text in pieces of whole sentences, which are no longer than `most` where one is not."""
-    start = end = 0
-    for sentence_end in [*(match.end() for match in SENTENCE_END.finditer(text)), len(text)]:
-        if sentence_end - start > most and end > start:
-            yield text[start:end]
-            start = end
-        end = sentence_end
-    yield text[start:]
+        return parsing.parse_elsewhere(kind, data)
+    except parsing.Unreadable as error:
+        raise _Unreadable(str(error)) from None

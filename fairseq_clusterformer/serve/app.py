@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -51,7 +52,10 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
         named = re.sub(r":\d+$", "", request.headers.get("host", "")).strip("[]")
         if hosts is not None and named not in hosts:
             return _refusal(403, "this server answers to its own address alone")
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        host_there = request.headers.get("host", "").lower()
+        origin = urlsplit(request.headers.get("origin", f"//{host_there}")).netloc
+        site = request.headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin") or origin.lower() != host_there:
             return _refusal(403, "this server does not answer other sites")
         response = await call_next(request)
         response.headers["Content-Security-Policy"] = policy

@@ -11,6 +11,7 @@ from fairseq_clusterformer.cli.common import (
     Parser,
     add_places,
     check_files,
+    harmless,
     read_lines,
 )
 from fairseq_clusterformer.cli.main import main
@@ -45,6 +46,13 @@ def test_where_nothing_can_be_made(tmp_path: Path) -> None:
 def test_a_check_leaves_nothing(tmp_path: Path) -> None:
     check_files(tmp_path / "new", ["scores.json"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bad", ["\x1b", "\x9b", "\x7f", "\r", "\0", "\u202e"])
+def test_what_commands_a_terminal_is_not_printed(bad: str) -> None:
+    assert harmless(f"a{bad}[2Jb\n\tc") == "a\ufffd[2Jb\n\tc"
+    letters = "é \xa0\u200c\u200d\u3000👩\u200d🚀 العربية"
+    assert harmless(letters) == letters
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

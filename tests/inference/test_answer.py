@@ -178,6 +178,23 @@ def test_files_of_every_kind_are_ranked_together(
     assert "alone" not in out
 
 
+def test_a_document_does_not_command_the_terminal(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "a\x1b]0;b\x07.txt"
+    path.write_text(fact(RULES, "the Elm").replace(" ", " \x1b[2J\x9b ", 1))
+    (tmp_path / "\x1bc.txt").write_text("")
+    line = ["--checkpoint", checkpoint, "--question", RULES]
+    assert run(*line, "--document", tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert "the Elm" in out
+    assert "\ufffd[2J\ufffd" in out
+    assert "\ufffdc.txt" in err
+    assert run(*line, "--document", tmp_path / "\x1bc.txt") == 1
+    for text in (out, err, *capsys.readouterr()):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+
+
 def section_read(
     source: Source, types: dict[str, float], short: list[Answer], long=(), evidence: float = 0.0
 ) -> finding.SectionRead:

@@ -320,3 +320,32 @@ def test_a_model_of_another_task(
     torch.save(state, tmp_path / "other.pt")
     line = error(capsys, *command, tmp_path / "other.pt", tmp_path / "out")
     assert f"other.pt: of the task {task}; allowed: a model of the task language" in line
+
+
+@pytest.mark.parametrize("name", ["MODEL_CARD.md", "dict.txt", "label"])
+def test_links_out_of_a_bundle_are_not_followed(
+    name: str, lm_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    bundle, secret = tmp_path / "bundle", tmp_path / "secret"
+    shutil.copytree(lm_bundle, bundle)
+    (bundle / "inside").symlink_to("bundle.json")
+    load_checkpoint(bundle)
+    (bundle / name).unlink(missing_ok=True)
+    secret.write_text("secret")
+    (bundle / name).symlink_to(secret)
+    line = error(capsys, "bundle", bundle, tmp_path / "copy")
+    assert f"{name} is a link that leads out of it; allowed: " in line
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("where", ["task", "model", "dataset"])
+def test_options_of_a_bundle_stand_for_nothing_else(
+    where: str, lm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(lm_bundle, bundle)
+    record = json.loads((bundle / "bundle.json").read_text())
+    record["cfg"][where]["data"] = ["a", {"b": "x${oc.env:HOME}"}]
+    (bundle / "bundle.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"its options hold \$\{oc.env:HOME\}, .*; allowed: "):
+        load_checkpoint(bundle)

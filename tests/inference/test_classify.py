@@ -102,6 +102,14 @@ def test_words_are_those_of_the_preparation(checkpoint: Path, tmp_path: Path) ->
             torch.testing.assert_close(got, expected)
 
 
+def test_json_spells_out_what_commands_a_terminal(checkpoint: Path, capsys) -> None:
+    text = "\x1b[2J \x9b \x7f é"
+    assert classify("--checkpoint", checkpoint, "--json", text) == 0
+    line = capsys.readouterr().out
+    assert line.strip().isprintable()
+    assert json.loads(line)["text"] == text
+
+
 def test_pairs(pairs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     assert (
         classify("--checkpoint", pairs, "What is it?", "yes yes", "What is it?", "no no no") == 0

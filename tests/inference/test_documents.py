@@ -3,12 +3,14 @@
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import pypdf
 import pytest
 
 from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference import parsing
 from fairseq_clusterformer.inference.documents import read_source, read_sources
 from tests.inference.papers import pdf
 
@@ -174,6 +176,67 @@ a line and more."""
         assert len(others) == 3
         assert all(text.endswith("an end.") and len(text) <= 1200 for text in others)
 
+    @pytest.mark.parametrize(
+        ("broken", "elsewhere", "whole"),
+        [
+            ("Kö-\nnig", "", "König"),
+            ("Мос-\nква", "", "Москва"),
+            ("Ko\u0308-\nnig", "", "König"),
+            ("deter\u00ad\nmining", "", "determining"),
+            ("Kö\u2010\nnig", "", "König"),
+            ("so\u00adft", "", "soft"),
+            ("price-\ndetermining", "", "price-determining"),
+            ("Rhein-\nMain", "", "Rhein-Main"),
+            ("inter-\nnational", "International", "international"),
+            ("long-\nterm", "long-term", "long-term"),
+            ("long-\nterm", "term long", "long-term"),
+            ("with-\nout", "with out without", "without"),
+            ("19-\n20", "", "19- 20"),
+        ],
+    )
+    def test_words_that_a_line_divides(self, broken: str, elsewhere: str, whole: str) -> None:
+        page = "\n".join(parsing._lines(f"a {broken} b {elsewhere}"))
+        (found,) = parsing._whole_words([page])
+        assert " ".join(found.split()).startswith(f"a {whole} b")
+
+    def test_what_recurs_at_the_edges_of_pages_is_no_text(self, tmp_path: Path) -> None:
+        towns = ("Arle", "Elm", "Ulm", "Bree", "Orsk")
+        pages = [
+            f"{('The Towns', 'A Guide')[n % 2]}\nThe king of {town} is old.\nBees live there in "
+            f"{town}.\nThe Towns\nAll of {town} knows it.\nSo it is said in {town}.\nNone of "
+            f"{town} leaves.\nPrinted on 2 May 2021\nPage {n + 1} of 5"
+            for n, town in enumerate(towns)
+        ]
+        source = read(tmp_path / "a.pdf", pdf("A Title", *pages))
+        text = " ".join(source.paragraphs)
+        for gone in ("A Guide", "Printed", "Page", "of 5"):
+            assert gone not in text
+        assert text.count("The Towns") == 5  # within the pages
+        assert all(f"The king of {town} is old." in text for town in towns)
+        assert text.startswith("A Title")
+        same = pdf("Otto rules.", "Otto rules.")
+        assert read(tmp_path / "b.pdf", same).paragraphs == ("Otto rules.",) * 2
+
+    def test_columns_that_are_written_row_by_row(self, tmp_path: Path) -> None:
+        left = """The king of Arle, who is old, has ruled
+the town for more than twenty years, and
+the towns around it for longer than any
+person who lives there can remember, and
+his wife Ida came from Ulm.""".splitlines()
+        right = """In the south there is another town that
+has no king but a council of seven men
+who meet each week in the old mill near
+the bridge and decide what bread costs.
+They are all bakers.""".splitlines()
+        rows = "\n".join(map("\t".join, zip(left, right, strict=True)))
+        heading = "The towns of the river, their kings and their councils in old days"
+        source = read(tmp_path / "a.pdf", pdf(f"{heading}\n{rows}"))
+        assert source.paragraphs == (heading, " ".join(left), " ".join(right))
+        table = "\n".join(
+            f"{town}\t{town[::-1]} the king" for town in ("Arle", "Elm", "Ulm", "Bree")
+        )
+        assert "Elm mlE the king" in " ".join(read(tmp_path / "b.pdf", pdf(table)).paragraphs)
+
     def test_halves_of_characters(self, tmp_path: Path) -> None:
         """As fonts of formulas have them."""
         content = pdf("Otto rules @ and A.", letters={"@": "D835", "A": "D835DC9C"})
@@ -272,3 +335,58 @@ def test_main_text_is_without_menus_and_asks_for_its_library(
     monkeypatch.setitem(sys.modules, "trafilatura", None)
     with pytest.raises(UserError, match="--main-text needs trafilatura.*allowed: pip install"):
         read_source(path, main_text=True)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("name", "unit", "end"),
+        [
+            *(("a.md", "# ", "x"), ("a.md", " ", "x|"), ("a.md", "a\n", "b")),
+            *(
+                ("a.html", "<a <a", ""),
+                ("a.html", "<svg>", "</p>" * 100_000),
+                ("a.html", "</", ""),
+            ),
+        ],
+    )
+    def test_small_documents_take_no_time(
+        self, name: str, unit: str, end: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / name).write_text(f"Otto rules.\n\n{unit * 30_000}{end}")
+        start = time.process_time(), time.monotonic()
+        assert read_source(tmp_path / name).paragraphs[0].startswith("Otto rules.")
+        assert time.process_time() - start[0] < 2
+        assert time.monotonic() - start[1] < parsing.SECONDS / 2
+
+    def test_a_declaration_that_is_none(self, tmp_path: Path) -> None:
+        assert "cannot be read as HTML (" in refused(tmp_path / "a.html", b"<![foo<p>x</p>")
+        (tmp_path / "b.html").write_text("<p>Otto rules.")
+        lines: list[str] = []
+        (source,) = read_sources([tmp_path], report=lines.append)
+        assert source.paragraphs == ("Otto rules.",)
+        assert lines[0].startswith(f"skipped {tmp_path / 'a.html'}: cannot be read as HTML")
+
+    @pytest.mark.parametrize(
+        ("limit", "value", "says"),
+        [
+            ("SECONDS", 0.0, "takes more than 0 seconds"),
+            ("MEMORY", 60_000_000, "60,000,000 bytes"),
+        ],
+    )
+    def test_time_and_memory_have_limits(
+        self, limit: str, value: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        page = b"<p>" + b"a" * 50_000_000 if limit == "MEMORY" else pdf("Otto rules.")
+        parsing._worker.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(parsing, limit, value)
+            assert says in refused(tmp_path / "a.html", page)
+        parsing._worker.cache_clear()
+        assert read(tmp_path / "a.pdf", pdf("Otto rules.")).paragraphs == ("Otto rules.",)
+
+    def test_one_process_reads_all(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            read(tmp_path / "a.html", b"<p>Otto")
+            number = parsing._worker(os.getpid()).pid
+            read(tmp_path / "a.pdf", pdf("Otto"))
+            assert parsing._worker(os.getpid()).pid == number

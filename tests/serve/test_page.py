@@ -225,6 +225,13 @@ class TestWhoIsAnswered:
             assert "does not answer other sites" in refused(response, 403)
         assert "access-control-allow-origin" not in client.get("/").headers
 
+    @pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:9", "null", ""])
+    def test_other_origins_are_refused(self, origin: str, client: TestClient) -> None:
+        response = client.post("/ask", content="x", headers={"origin": origin})
+        assert "does not answer other sites" in refused(response, 403)
+        own = {"origin": str(client.base_url)}
+        assert client.get("/documents", headers=own).status_code == 200
+
     def test_in_a_network_any_name_will_do(self, desk: Desk) -> None:
         client = TestClient(build_app(desk, "0.0.0.0", LIMIT), base_url="http://desk.lan")
         assert client.get("/").status_code == 200

@@ -1,0 +1,314 @@
+"""HTML and PDF as paragraphs, in a process of its own with limits of time and memory.
+
+The process runs this file alone, which therefore imports nothing of this package. It parses one
+document after the other, and ends with the process that started it, or with a document that takes
+too much.
+"""
+
+import atexit
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from html.parser import HTMLParser
+from itertools import pairwise
+from os import getpid
+
+SECONDS = 30.0  # for a document, and 10 more for each of its megabytes
+MEMORY = 2_000_000_000  # bytes
+
+SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
+BLANK_LINE = re.compile(r"\n\s*\n|\f")
+_LONGEST = 1200  # characters of a paragraph of a PDF
+_BROKEN_WORD = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\n[ \t]*([^\W\d_]+)")
+_WORD = re.compile(r"[^\W\d_]+(?:[-\u2010][^\W\d_]+)*")
+_EDGE = 3  # lines at the top and at the bottom of a page where others may recur
+_BLOCKS = set(
+    "address article aside blockquote body caption center dd details dialog dir div dl dt "
+    "fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li "
+    "main menu nav ol p pre search section summary table tr ul".split()
+)
+_BLANKS = {"br", "td", "th"}  # between words, not paragraphs
+_UNSEEN = {"noscript", "script", "select", "style", "svg", "template", "textarea", "title"}
+
+_lock = threading.Lock()  # one document at a time
+
+
+class Unreadable(Exception):
+    """Why a document cannot be read, without its name."""
+
+
+def parse_elsewhere(kind: str, data: bytes) -> tuple[str, list[str]]:
+    """Title and paragraphs of a document, which another process parses.
+
+    Args:
+        kind: "HTML", "main HTML" (without menus; this needs trafilatura) or "PDF".
+        data: HTML in UTF-8, or a PDF.
+
+    Raises:
+        Unreadable: if it cannot be parsed, or takes more time or memory than it may.
+    """
+    seconds = SECONDS + len(data) / 100_000
+    late = threading.Event()
+    with _lock:
+        worker = _worker(getpid())
+
+        def stop() -> None:
+            late.set()
+            worker.kill()
+
+        timer = threading.Timer(seconds, stop)
+        timer.daemon = True
+        timer.start()
+        answer = b""
+        try:
+            with suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps([kind, len(data)]).encode() + b"\n" + data)
+                worker.stdin.flush()
+                answer = worker.stdout.readline()
+        finally:
+            timer.cancel()
+            if late.is_set() or not answer.endswith(b"\n"):
+                _end(worker)
+                _worker.cache_clear()
+    if late.is_set():
+        raise Unreadable(f"takes more than {seconds:.0f} seconds to read")
+    if not answer.endswith(b"\n"):
+        raise Unreadable(f"cannot be read in {MEMORY:,} bytes of memory")
+    title, found = json.loads(answer)
+    if title is None:
+        raise Unreadable(found)
+    return title, found
+
+
+@lru_cache(1)
+def _worker(_owner: int) -> subprocess.Popen:
+    """The process that parses, one for each process that asks."""
+    command = [sys.executable, "-P", __file__, str(MEMORY)]  # -P: it finds no module beside it
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+    atexit.register(_end, worker)
+    return worker
+
+
+def _end(worker: subprocess.Popen) -> None:
+    worker.kill()
+    with suppress(BrokenPipeError):
+        worker.communicate()
+
+
+def _serve(memory: int) -> None:
+    """Parse what comes from stdin until it ends."""
+    with suppress(ImportError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # no library prints between the answers
+    for head in sys.stdin.buffer:
+        kind, size = json.loads(head)
+        try:
+            answer = _parse(kind, sys.stdin.buffer.read(size))
+        except Unreadable as error:
+            answer = None, str(error)
+        except MemoryError:
+            return  # it may have left a part of the document in the pipe
+        except Exception as error:  # parsers end in many kinds of them where a file is damaged
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            answer = None, f"cannot be read as {kind.removeprefix('main ')} ({reason[:200]})"
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+def _parse(kind: str, data: bytes) -> tuple[str, list[str]]:
+    return _of_pdf(data) if kind == "PDF" else _of_html(data.decode(), kind == "main HTML")
+
+
+class _Page(HTMLParser):
+    """Collects the text of a page that is seen, a line for each paragraph, and its title."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title: list[str] = []
+        self.lines: list[str] = []
+        self._within: list[str] = []  # what is not seen, each kind once
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        if tag in _UNSEEN and tag not in self._within:
+            self._within.append(tag)
+        self._between(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._within:
+            del self._within[self._within.index(tag) :]
+        self._between(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._within == ["title"]:
+            self.title.append(data)
+        elif not self._within:
+            self.lines.append(re.sub(r"\s+", " ", data))
+
+    def _between(self, tag: str) -> None:
+        self.lines.append("\n" if tag in _BLOCKS else " " if tag in _BLANKS else "")
+
+
+def _of_html(text: str, main_text: bool) -> tuple[str, list[str]]:
+    """Title and paragraphs: what stands between the borders of block elements."""
+    page = _Page()
+    # A "<" behind the last ">" begins no tag, and would be looked at again and again.
+    end = text.rfind(">") + 1
+    page.feed(text[:end] + text[end:].replace("<", "&lt;"))
+    page.close()
+    title = "".join(page.title)
+    if not main_text:
+        return title, "".join(page.lines).split("\n")
+    import trafilatura
+
+    return title, (trafilatura.extract(text, include_comments=False) or "").split("\n")
+
+
+def _of_pdf(data: bytes) -> tuple[str, list[str]]:
+    """Title and paragraphs.
+
+    Raises:
+        Unreadable: for what needs a password.
+    """
+    import pypdf
+    from pypdf.errors import FileNotDecryptedError
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))
+        flowing = [_lines(page.extract_text()) for page in reader.pages]
+        placed = [_placed(page) for page in reader.pages]
+        title = (reader.metadata and reader.metadata.title) or ""
+    except FileNotDecryptedError:
+        raise Unreadable("needs a password") from None
+    pages = zip(_without_running(flowing), _without_running(placed), strict=True)
+    texts = ["\n".join(_of_columns(there) or lines) for lines, there in pages]
+    return title, [text for page in _whole_words(texts) for text in _of_page(page)]
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")]
+
+
+def _placed(page) -> list[str]:
+    """The lines of a page as they lie on it; none where its fonts do not say how wide they are."""
+    with suppress(Exception):
+        return _lines(page.extract_text(extraction_mode="layout"))
+    return []
+
+
+def _without_running(pages: list[list[str]]) -> list[list[str]]:
+    """The lines of pages without those that recur at one place at the edge of many pages, such as
+    headers and dates; numbers may differ. Left and right pages may have their own."""
+
+    def edges(lines: list[str]) -> dict[tuple[int, str], int]:
+        """Where each outer line lies, by its place and by what it says."""
+        full = [number for number, line in enumerate(lines) if line.strip()]
+        places = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
+        same = {n: re.sub(r"\d+", "0", " ".join(lines[n].split())).casefold() for n in full}
+        return {(place, same[number]): number for place, number in places}
+
+    found = [edges(lines) for lines in pages]
+    counts = Counter(edge for own in found for edge in own)
+    least = max(2, 0.3 * len(pages))
+    running = [{own[edge] for edge in own if counts[edge] >= least} for own in found]
+    kept = [
+        [line for number, line in enumerate(lines) if number not in without]
+        for lines, without in zip(pages, running, strict=True)
+    ]
+    return kept if any(map(any, kept)) else pages
+
+
+def _of_columns(lines: list[str]) -> list[str]:
+    """The lines of a page in two columns, one column after the other; none if it has not two.
+
+    Args:
+        lines: where blanks keep what is below each other below each other.
+    """
+    width = max(map(len, lines), default=0)
+    best, found = 0, None
+    for gap in range(width // 3, 2 * width // 3):
+        # A line of text in each column has four words or more: rows of a table have fewer.
+        both = [
+            line
+            for line in lines
+            if line[gap - 1 : gap + 2] == "   "
+            and min(len(line[:gap].split()), len(line[gap:].split())) >= 4
+        ]
+        if len(both) > best:
+            best, found = len(both), gap
+    across = {line for line in lines if line[found - 1 : found + 2].strip()} if found else set()
+    if best < 3 or 2 * len(across) > best:
+        return []
+    columns, left, right = [], [], []
+    for line in [*lines, ""]:
+        left.append(line[:found].strip() if line not in across else "")
+        right.append(line[found:].strip() if line not in across else "")
+        if line in across:  # what is above it comes first
+            columns += [*left, *right, line, ""]
+            left, right = [], []
+    columns += [*left, *right]
+    return columns
+
+
+def _whole_words(pages: list[str]) -> list[str]:
+    """Pages where words that a line's end divides are whole again.
+
+    A hyphen goes where the document has the whole word elsewhere, and stays where it has the
+    compound or both of its words. Else it goes where one part is as short as a syllable.
+    """
+    others = {
+        word.casefold().replace("\u2010", "-")
+        for page in pages
+        for word in _WORD.findall(_BROKEN_WORD.sub("\n", page))
+    }
+
+    def whole(found: re.Match) -> str:
+        first, hyphen, second = found.groups()
+        parts = [first.casefold(), second.casefold()]
+        if hyphen == "\u00ad" or "".join(parts) in others:
+            return first + second
+        if "-".join(parts) in others or others.issuperset(parts) or not second[0].islower():
+            return f"{first}-{second}"
+        return first + second if min(map(len, parts)) < 5 else f"{first}-{second}"
+
+    return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]
+
+
+def _of_page(page: str) -> Iterator[str]:
+    """Paragraphs of a page of a PDF, which says nothing of paragraphs."""
+    for block in BLANK_LINE.split(page):
+        lines = [line.strip() for line in block.split("\n") if line.strip()]
+        width = sorted(map(len, lines))[int(0.9 * len(lines))] if lines else 0
+        text = lines[0] if lines else ""
+        for line, following in pairwise(lines):
+            ends = len(line) < 0.8 * width and not following[0].islower()
+            text += ("\n\n" if ends else " ") + following
+        for paragraph in text.split("\n\n"):
+            yield from _at_most(paragraph, _LONGEST)
+
+
+def _at_most(text: str, most: int) -> Iterator[str]:
+    """A text in pieces of whole sentences, which are no longer than `most` where one is not."""
+    start = end = 0
+    for sentence_end in [*(match.end() for match in SENTENCE_END.finditer(text)), len(text)]:
+        if sentence_end - start > most and end > start:
+            yield text[start:end]
+            start = end
+        end = sentence_end
+    yield text[start:]
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
