@@ -18,7 +18,11 @@ def split_of(path: Path) -> str | None:
 
 
 def draw(
-    sizes: Mapping[_Item, int], shares: Mapping[str, float], order: Sequence[_Item], name: str
+    sizes: Mapping[_Item, int],
+    shares: Mapping[str, float],
+    order: Sequence[_Item],
+    name: str,
+    total: int | None = None,
 ) -> dict[_Item, str]:
     """Return the split of each item that is drawn. All other items are of train.
 
@@ -29,6 +33,7 @@ def draw(
         shares: of the sum of all sizes, for each split that is drawn.
         order: of all items.
         name: of the items and where they come from, for an error.
+        total: of all sizes, where only the first items are given.
 
     Raises:
         UserError: if there are too few items.
@@ -39,7 +44,7 @@ def draw(
             f"{' and '.join(shares)} from, or files of each split"
         )
     drawn = {}
-    total = sum(sizes.values())
+    total = sum(sizes.values()) if total is None else total
     for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
         wanted, taken = share * total, []
         for item in order[:-others]:  # the other splits get one at least

@@ -5,6 +5,7 @@ import lzma
 import random
 import re
 import tarfile
+import tracemalloc
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from fairseq_clusterformer.corpora import parallel
 from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.translation import corpora
 from fairseq_clusterformer.corpora.translation.build import prepare
+from fairseq_clusterformer.corpora.translation.pairs import draw_pairs
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import record_of
@@ -585,3 +587,16 @@ def test_help_says_what_cannot_be_verified(capsys, corpus):
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith(f"usage: clusterformer prepare translation {corpus}")
     assert ("nobody publishes a checksum" in printed) == (corpus == "iwslt14")
+
+
+def test_drawing_pairs_takes_a_few_bytes_of_each():
+    def read():
+        return ((f"satz {i}", f"sentence {i}") for i in range(20_000))
+
+    draw_pairs(read, {"valid": 0.01})  # what is imported once
+    tracemalloc.start()
+    pairs = draw_pairs(read, {"valid": 0.01, "test": None})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 * 20_000
+    assert (sum(1 for _ in pairs["valid"]), sum(1 for _ in pairs["test"])) == (200, 1000)
