@@ -63,47 +63,41 @@ def command_line() -> str:
     """docs/command-line.md."""
     from fairseq_clusterformer.cli.main import COMMANDS
 
-    parts = [
-        "# Command line\n\n`python docs/generate.py` writes this page from the commands' parsers; "
-        "`--help` says more. `python -m fairseq_clusterformer` is the same as `clusterformer`. "
-        "The exit status is 0 for success, 1 for a mistake in what was given, and 2 for a mistake "
-        "in the command line. What takes a checkpoint takes a bundle too, `--data FOLDER` if the "
-        "prepared folder has moved, `--user-dir FOLDER` for a plug-in of your own, and mostly "
-        "`--cpu` to leave an accelerator alone.\n"
+    lines = [
+        "# Command line\n\n`python docs/generate.py` writes this page from the commands' parsers. "
+        "`clusterformer COMMAND --help` lists all options with their defaults; here stand only "
+        "those that must be given.\n\n"
+        "`python -m fairseq_clusterformer` is the same as `clusterformer`. The exit status is 0 "
+        "for success, 1 for a mistake in what was given, and 2 for a mistake in the command line. "
+        "A bundle, or the name of an installed model, can stand for a checkpoint. Further options "
+        "of most commands: `--data FOLDER` if the prepared folder has moved, `--user-dir FOLDER` "
+        "for a plug-in of your own, `--cpu`, and `--force` to replace files.\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
-        parts.append(f"\n## clusterformer {name}\n\n{what[0].upper()}{what[1:]}.\n\n")
-        parts += _arguments(parser)
+        usages = [_usage(name, parser)]
         for corpora in parser._actions:
             if isinstance(corpora, argparse._SubParsersAction):
                 own, *others = corpora.choices
-                parts += [f"\n`{name} {own}`:\n\n", *_arguments(corpora.choices[own])]
-                if not others:
-                    continue
-                parts.append(f"\n`{name} NAME --help` lists what is different for other corpora: ")
-                parts.append(f"{', '.join(others)}.\n")
-    return re.sub("\n{3,}", "\n\n", "".join(parts))
+                usages = [_usage(f"{name} {own}", corpora.choices[own])]
+                if others:
+                    usages.append(
+                        f"`clusterformer {name} NAME DEST`, NAME: {', '.join(others)}"
+                    )
+        lines.append(f"\n**{name}.** {what[0].upper()}{what[1:]}:\n\n")
+        lines += [f"- {usage}\n" for usage in usages]
+    return "".join(lines)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> list[str]:
-    """A line for each argument: the first part of its help, and its default."""
-    lines = []
+def _usage(name: str, parser: argparse.ArgumentParser) -> str:
+    """The command with its positional arguments and what else must be given."""
+    words = ["clusterformer", name]
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            continue
-        shared = {"--cpu", "--data", "--user-dir"} & {*action.option_strings}
-        if shared and not action.required:
-            continue  # the page's beginning explains them
-        value = parser._get_formatter()._format_args(action, action.dest.upper())
-        names = ", ".join(action.option_strings)
-        text = parser._get_formatter()._expand_help(action) if action.help else ""
-        text = " ".join(text.split())
-        first = re.split(r"; (?![^(]*\))", text)[0] if action.choices is None else text
-        default = re.search(r" \(default: [^()]*\)", text.removeprefix(first))
-        text = f"{first}{default[0] if default else ''}".replace("<", "&lt;").replace("*", "\\*")
-        lines.append(f"- `{f'{names} {value}'.strip()}`{text and ': '}{text}\n")
-    return lines
+        given = action.required or not action.option_strings
+        if given and not isinstance(action, argparse._SubParsersAction):
+            value = parser._get_formatter()._format_args(action, action.dest.upper())
+            words.append(f"{(action.option_strings or [''])[-1]} {value}".strip())
+    return f"`{' '.join(words)}`"
 
 
 def option_table(owners: list[str]) -> str:
@@ -116,11 +110,18 @@ def option_table(owners: list[str]) -> str:
             if field.name.startswith("_") or field.name in known:
                 continue
             known.add(field.name)
-            text = field.metadata.get("help", "").replace("|", "\\|").replace("<", "&lt;")
+            text = _short(field.metadata.get("help", ""))
             if not owner.startswith("-") and text and field.default != "???":
                 option = "--" + field.name.replace("_", "-")
                 rows.append(f"| `{option}` | {_shown(field)} | {text} |")
     return "\n".join(rows) + "\n"
+
+
+def _short(text: str) -> str:
+    """The first part of a help, without what stands in its last bracket."""
+    text = re.split(r"; |: (?!none)", text)[0] if len(text) > 60 else text
+    text = re.sub(r" \([^()]*\)$", "", text) if len(text) > 60 else text
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _shown(field) -> str:

@@ -9,7 +9,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("examples/*/*.md"),
+        *ROOT.glob("examples/**/*.md"),
     ]
 )
 
