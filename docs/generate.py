@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import re
+from collections.abc import Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
 from unittest import mock
@@ -41,6 +42,8 @@ TABLES = {
     "ranking": f"-{_LOSSES}"
     " criterions.clusterformer_sentence_prediction:ClusterformerSentencePredictionConfig",
 }
+#: how a clause begins that a short help leaves out
+_MORE = "which|whose|as in|instead|separated|each|but|from|so that|with|written|if|before|such as"
 _TABLE = re.compile(r"(<!-- options: (.+?) -->\n)(?:\|.*\n)*")
 
 
@@ -81,9 +84,7 @@ def command_line() -> str:
                 own, *others = corpora.choices
                 usages = [_usage(f"{name} {own}", corpora.choices[own])]
                 if others:
-                    usages.append(
-                        f"`clusterformer {name} NAME DEST`, NAME: {', '.join(others)}"
-                    )
+                    usages.append(f"`clusterformer {name} NAME DEST`, NAME: {', '.join(others)}")
         lines.append(f"\n**{name}.** {what[0].upper()}{what[1:]}:\n\n")
         lines += [f"- {usage}\n" for usage in usages]
     return "".join(lines)
@@ -100,8 +101,9 @@ def _usage(name: str, parser: argparse.ArgumentParser) -> str:
     return f"`{' '.join(words)}`"
 
 
-def option_table(owners: list[str]) -> str:
-    """The options that these dataclasses have, and earlier ones of the list do not."""
+def option_table(owners: list[str], before: Collection[str] = ()) -> str:
+    """The options that these dataclasses have, without those of earlier ones of the list and
+    without the lines of tables before."""
     rows, known = ["| option | default | meaning |", "|---|---|---|"], set()
     for owner in owners:
         module, name = owner.removeprefix("-").split(":")
@@ -113,14 +115,21 @@ def option_table(owners: list[str]) -> str:
             text = _short(field.metadata.get("help", ""))
             if not owner.startswith("-") and text and field.default != "???":
                 option = "--" + field.name.replace("_", "-")
-                rows.append(f"| `{option}` | {_shown(field)} | {text} |")
+                row = f"| `{option}` | {_shown(field)} | {text} |"
+                if not any(row.split("|")[1:3] == each.split("|")[1:3] for each in before):
+                    rows.append(row)
     return "\n".join(rows) + "\n"
 
 
 def _short(text: str) -> str:
-    """The first part of a help, without what stands in its last bracket."""
-    text = re.split(r"; |: (?!none)", text)[0] if len(text) > 60 else text
-    text = re.sub(r" \([^()]*\)$", "", text) if len(text) > 60 else text
+    """The beginning of a help: what may be chosen stays, what explains it goes."""
+    cuts = "; ", r": (?![\w-]+(?:(?:, | or )[\w-]+)*$)", f", (?:{_MORE})\\b"
+    if len(text) > 60:
+        text = re.sub(r" \([^()]*\)", "", text)
+    for cut in cuts:
+        first = re.split(cut, text)[0]
+        if len(text) > 60 and len(first) > 15:
+            text = first
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -135,7 +144,14 @@ def options(page: str) -> str:
     """docs/options.md with today's tables."""
     import fairseq_clusterformer.plugin  # noqa: F401  registers all dataclasses
 
-    return _TABLE.sub(lambda found: found[1] + option_table(TABLES[found[2]].split()), page)
+    shown: list[str] = []
+
+    def table(found: re.Match) -> str:
+        lines = option_table(TABLES[found[2]].split(), shown)
+        shown.extend(lines.splitlines()[2:])
+        return found[1] + lines
+
+    return _TABLE.sub(table, page)
 
 
 if __name__ == "__main__":
