@@ -1,8 +1,8 @@
-"""Writes what is generated in docs/: command-line.md and the tables of options.md.
+"""Writes what is generated: docs/command-line.md and the tables of options.
 
     python docs/generate.py
 
-A table of options.md follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
+A table of options follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
 """
 
 import argparse
@@ -15,6 +15,11 @@ from pathlib import Path
 from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
+#: pages with tables of options
+OPTIONS = [
+    DOCS / "options.md",
+    *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("etc", "question_answering")),
+]
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
 #: the options of ``module:Class``; a class that begins with ``-`` only takes options away
 TABLES = {
@@ -141,7 +146,7 @@ def _shown(field) -> str:
 
 
 def options(page: str) -> str:
-    """docs/options.md with today's tables."""
+    """A page with today's tables."""
     import fairseq_clusterformer.plugin  # noqa: F401  registers all dataclasses
 
     shown: list[str] = []
@@ -156,5 +161,5 @@ def options(page: str) -> str:
 
 if __name__ == "__main__":
     (DOCS / "command-line.md").write_text(command_line())
-    page = DOCS / "options.md"
-    page.write_text(options(page.read_text()))
+    for page in OPTIONS:
+        page.write_text(options(page.read_text()))
