@@ -72,14 +72,14 @@ def command_line() -> str:
     from fairseq_clusterformer.cli.main import COMMANDS
 
     lines = [
-        "# Command line\n\n`python docs/generate.py` writes this page from the commands' parsers. "
-        "`clusterformer COMMAND --help` lists all options with their defaults; here stand only "
-        "those that must be given.\n\n"
+        "# Command line\n\n`python docs/generate.py` writes this page: what each command is for, and "
+        "what must be given. `clusterformer COMMAND --help` lists all options with their "
+        "defaults.\n\n"
         "`python -m fairseq_clusterformer` is the same as `clusterformer`. The exit status is 0 "
-        "for success, 1 for a mistake in what was given, and 2 for a mistake in the command line. "
-        "A bundle, or the name of an installed model, can stand for a checkpoint. Further options "
-        "of most commands: `--data FOLDER` if the prepared folder has moved, `--user-dir FOLDER` "
-        "for a plug-in of your own, `--cpu`, and `--force` to replace files.\n"
+        "for success, 1 for a mistake in what was given, and 2 for one in the command line. "
+        "A bundle, or the name of an installed model, can stand for a checkpoint. Most commands "
+        "take `--data FOLDER` if the prepared folder has moved, `--user-dir FOLDER` for a plug-in "
+        "of your own, `--cpu`, and `--force` to replace files.\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
@@ -90,8 +90,7 @@ def command_line() -> str:
                 usages = [_usage(f"{name} {own}", corpora.choices[own])]
                 if others:
                     usages.append(f"`clusterformer {name} NAME DEST`, NAME: {', '.join(others)}")
-        lines.append(f"\n**{name}.** {what[0].upper()}{what[1:]}:\n\n")
-        lines += [f"- {usage}\n" for usage in usages]
+        lines.append(f"\n**{name}.** {what[0].upper()}{what[1:]}:  \n{'; '.join(usages)}\n")
     return "".join(lines)
 
 
