@@ -72,8 +72,8 @@ def command_line() -> str:
     from fairseq_clusterformer.cli.main import COMMANDS
 
     lines = [
-        "# Command line\n\n`python docs/generate.py` writes this page: what each command is for, and "
-        "what must be given. `clusterformer COMMAND --help` lists all options with their "
+        "# Command line\n\n`python docs/generate.py` writes this page: what each command is for, "
+        "and what must be given. `clusterformer COMMAND --help` lists all options with their "
         "defaults.\n\n"
         "`python -m fairseq_clusterformer` is the same as `clusterformer`. The exit status is 0 "
         "for success, 1 for a mistake in what was given, and 2 for one in the command line. "
