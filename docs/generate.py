@@ -79,18 +79,18 @@ def command_line() -> str:
         "for success, 1 for a mistake in what was given, and 2 for one in the command line. "
         "A bundle, or the name of an installed model, can stand for a checkpoint. Most commands "
         "take `--data FOLDER` if the prepared folder has moved, `--user-dir FOLDER` for a plug-in "
-        "of your own, `--cpu`, and `--force` to replace files.\n"
+        "of your own, `--cpu`, and `--force` to replace files.\n\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
-        usages = [_usage(name, parser)]
+        usage, others = _usage(name, parser), []
         for corpora in parser._actions:
             if isinstance(corpora, argparse._SubParsersAction):
                 own, *others = corpora.choices
-                usages = [_usage(f"{name} {own}", corpora.choices[own])]
-                if others:
-                    usages.append(f"`clusterformer {name} NAME DEST`, NAME: {', '.join(others)}")
-        lines.append(f"\n**{name}.** {what[0].upper()}{what[1:]}:  \n{'; '.join(usages)}\n")
+                usage = _usage(f"{name} {own}", corpora.choices[own])
+        lines.append(f"- {usage}: {what}.\n")
+        if others:
+            lines.append(f"- `clusterformer {name} NAME DEST`; NAME: {', '.join(others)}.\n")
     return "".join(lines)
 
 

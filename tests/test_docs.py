@@ -98,9 +98,9 @@ def test_every_option_is_in_its_table() -> None:
 
 def test_command_line_names_what_must_be_given() -> None:
     page = docs.command_line()
-    assert "\n`clusterformer convert CHECKPOINT OUT`\n" in page
-    assert "\n`clusterformer generate [PROMPT] --checkpoint PATH`\n" in page
-    assert [name for name in COMMANDS if f"**{name}.**" not in page] == []
+    assert "- `clusterformer convert CHECKPOINT OUT`: make a " in page
+    assert "- `clusterformer generate [PROMPT] --checkpoint PATH`: " in page
+    assert [name for name in COMMANDS if f"- `clusterformer {name}" not in page] == []
 
 
 def test_paths_in_commands_exist() -> None:
