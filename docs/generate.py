@@ -74,7 +74,8 @@ def command_line() -> str:
     lines = [
         "# Command line\n\n`python docs/generate.py` writes this page: what each command is for, "
         "and what must be given. `clusterformer COMMAND --help` lists all options with their "
-        "defaults.\n\n"
+        "defaults; `prepare TASK --help` the known corpora, which stand in the place of `text`."
+        "\n\n"
         "`python -m fairseq_clusterformer` is the same as `clusterformer`. The exit status is 0 "
         "for success, 1 for a mistake in what was given, and 2 for one in the command line. "
         "A bundle, or the name of an installed model, can stand for a checkpoint. Most commands "
@@ -83,14 +84,12 @@ def command_line() -> str:
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
-        usage, others = _usage(name, parser), []
+        usage = _usage(name, parser)
         for corpora in parser._actions:
             if isinstance(corpora, argparse._SubParsersAction):
-                own, *others = corpora.choices
+                own = next(iter(corpora.choices))
                 usage = _usage(f"{name} {own}", corpora.choices[own])
         lines.append(f"- {usage}: {what}.\n")
-        if others:
-            lines.append(f"- `clusterformer {name} NAME DEST`; NAME: {', '.join(others)}.\n")
     return "".join(lines)
 
 
