@@ -1,19 +1,25 @@
-"""Writes what is generated in docs/: command-line.md and the tables of options.md.
+"""Writes what is generated: docs/command-line.md and the tables of options.
 
     python docs/generate.py
 
-A table of options.md follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
+A table of options follows a line ``<!-- options: NAME -->``; TABLES has its dataclasses.
 """
 
 import argparse
 import contextlib
 import importlib
 import re
+from collections.abc import Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
 from unittest import mock
 
 DOCS = Path(__file__).resolve().parent
+#: pages with tables of options
+OPTIONS = [
+    DOCS / "options.md",
+    *(DOCS.parent / "examples" / task / "OPTIONS.md" for task in ("etc", "question_answering")),
+]
 _LOSSES = "criterions.clustering_losses:ClusteringLossConfig"
 #: the options of ``module:Class``; a class that begins with ``-`` only takes options away
 TABLES = {
@@ -41,6 +47,8 @@ TABLES = {
     "ranking": f"-{_LOSSES}"
     " criterions.clusterformer_sentence_prediction:ClusterformerSentencePredictionConfig",
 }
+#: how a clause begins that a short help leaves out
+_MORE = "which|whose|as in|instead|separated|each|but|from|so that|with|written|if|before|such as"
 _TABLE = re.compile(r"(<!-- options: (.+?) -->\n)(?:\|.*\n)*")
 
 
@@ -63,51 +71,42 @@ def command_line() -> str:
     """docs/command-line.md."""
     from fairseq_clusterformer.cli.main import COMMANDS
 
-    parts = [
-        "# Command line\n\n`python docs/generate.py` writes this page from the commands' parsers; "
-        "`--help` says more. `python -m fairseq_clusterformer` is the same as `clusterformer`. "
-        "The exit status is 0 for success, 1 for a mistake in what was given, and 2 for a mistake "
-        "in the command line. What takes a checkpoint takes a bundle too, `--data FOLDER` if the "
-        "prepared folder has moved, `--user-dir FOLDER` for a plug-in of your own, and mostly "
-        "`--cpu` to leave an accelerator alone.\n"
+    lines = [
+        "# Command line\n\n`python docs/generate.py` writes this page: what each command is for, "
+        "and what must be given. `clusterformer COMMAND --help` lists all options with their "
+        "defaults; `prepare TASK --help` the known corpora, which stand in the place of `text`."
+        "\n\n"
+        "`python -m fairseq_clusterformer` is the same as `clusterformer`. The exit status is 0 "
+        "for success, 1 for a mistake in what was given, and 2 for one in the command line. "
+        "A bundle, or the name of an installed model, can stand for a checkpoint. Most commands "
+        "take `--data FOLDER` if the prepared folder has moved, `--user-dir FOLDER` for a plug-in "
+        "of your own, `--cpu`, and `--force` to replace files.\n\n"
     ]
     for name, what in COMMANDS.items():
         parser = parser_of(name.split())
-        parts.append(f"\n## clusterformer {name}\n\n{what[0].upper()}{what[1:]}.\n\n")
-        parts += _arguments(parser)
+        usage = _usage(name, parser)
         for corpora in parser._actions:
             if isinstance(corpora, argparse._SubParsersAction):
-                own, *others = corpora.choices
-                parts += [f"\n`{name} {own}`:\n\n", *_arguments(corpora.choices[own])]
-                if not others:
-                    continue
-                parts.append(f"\n`{name} NAME --help` lists what is different for other corpora: ")
-                parts.append(f"{', '.join(others)}.\n")
-    return re.sub("\n{3,}", "\n\n", "".join(parts))
+                own = next(iter(corpora.choices))
+                usage = _usage(f"{name} {own}", corpora.choices[own])
+        lines.append(f"- {usage}: {what}.\n")
+    return "".join(lines)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> list[str]:
-    """A line for each argument: the first part of its help, and its default."""
-    lines = []
+def _usage(name: str, parser: argparse.ArgumentParser) -> str:
+    """The command with its positional arguments and what else must be given."""
+    words = ["clusterformer", name]
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            continue
-        shared = {"--cpu", "--data", "--user-dir"} & {*action.option_strings}
-        if shared and not action.required:
-            continue  # the page's beginning explains them
-        value = parser._get_formatter()._format_args(action, action.dest.upper())
-        names = ", ".join(action.option_strings)
-        text = parser._get_formatter()._expand_help(action) if action.help else ""
-        text = " ".join(text.split())
-        first = re.split(r"; (?![^(]*\))", text)[0] if action.choices is None else text
-        default = re.search(r" \(default: [^()]*\)", text.removeprefix(first))
-        text = f"{first}{default[0] if default else ''}".replace("<", "&lt;").replace("*", "\\*")
-        lines.append(f"- `{f'{names} {value}'.strip()}`{text and ': '}{text}\n")
-    return lines
+        given = action.required or not action.option_strings
+        if given and not isinstance(action, argparse._SubParsersAction):
+            value = parser._get_formatter()._format_args(action, action.dest.upper())
+            words.append(f"{(action.option_strings or [''])[-1]} {value}".strip())
+    return f"`{' '.join(words)}`"
 
 
-def option_table(owners: list[str]) -> str:
-    """The options that these dataclasses have, and earlier ones of the list do not."""
+def option_table(owners: list[str], before: Collection[str] = ()) -> str:
+    """The options that these dataclasses have, without those of earlier ones of the list and
+    without the lines of tables before."""
     rows, known = ["| option | default | meaning |", "|---|---|---|"], set()
     for owner in owners:
         module, name = owner.removeprefix("-").split(":")
@@ -116,11 +115,25 @@ def option_table(owners: list[str]) -> str:
             if field.name.startswith("_") or field.name in known:
                 continue
             known.add(field.name)
-            text = field.metadata.get("help", "").replace("|", "\\|").replace("<", "&lt;")
+            text = _short(field.metadata.get("help", ""))
             if not owner.startswith("-") and text and field.default != "???":
                 option = "--" + field.name.replace("_", "-")
-                rows.append(f"| `{option}` | {_shown(field)} | {text} |")
+                row = f"| `{option}` | {_shown(field)} | {text} |"
+                if not any(row.split("|")[1:3] == each.split("|")[1:3] for each in before):
+                    rows.append(row)
     return "\n".join(rows) + "\n"
+
+
+def _short(text: str) -> str:
+    """The beginning of a help: what may be chosen stays, what explains it goes."""
+    cuts = "; ", r": (?![\w-]+(?:(?:, | or )[\w-]+)*$)", f", (?:{_MORE})\\b"
+    if len(text) > 60:
+        text = re.sub(r" \([^()]*\)", "", text)
+    for cut in cuts:
+        first = re.split(cut, text)[0]
+        if len(text) > 60 and len(first) > 15:
+            text = first
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _shown(field) -> str:
@@ -131,13 +144,20 @@ def _shown(field) -> str:
 
 
 def options(page: str) -> str:
-    """docs/options.md with today's tables."""
+    """A page with today's tables."""
     import fairseq_clusterformer.plugin  # noqa: F401  registers all dataclasses
 
-    return _TABLE.sub(lambda found: found[1] + option_table(TABLES[found[2]].split()), page)
+    shown: list[str] = []
+
+    def table(found: re.Match) -> str:
+        lines = option_table(TABLES[found[2]].split(), shown)
+        shown.extend(lines.splitlines()[2:])
+        return found[1] + lines
+
+    return _TABLE.sub(table, page)
 
 
 if __name__ == "__main__":
     (DOCS / "command-line.md").write_text(command_line())
-    page = DOCS / "options.md"
-    page.write_text(options(page.read_text()))
+    for page in OPTIONS:
+        page.write_text(options(page.read_text()))

@@ -12,7 +12,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("examples/*/*.md"),
+        *ROOT.glob("examples/**/*.md"),
     ]
 )
 
@@ -44,6 +44,8 @@ def commands(page: Path) -> list[list[str]]:
                     continue
                 if ">" in words:
                     words = words[: words.index(">")]
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    del words[0]  # OMP_NUM_THREADS=1
                 if words:
                     found.append(words)
                 words = []

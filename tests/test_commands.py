@@ -33,11 +33,12 @@ NOT_RUN = {
     "clusterformer prepare lm (enwik8|wikitext103)": "downloads its corpus",
     "clusterformer prepare translation (multi30k|iwslt14|wmt14)": "downloads its corpus",
     "clusterformer prepare (classification mr|keyphrases openkp)": "of others' files",
-    "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop) ": "the same",
+    "clusterformer prepare qa (quasar-t|hotpotqa|natural-questions|wikihop|babi) ": "the same",
     "clusterformer answer .* --serve": "ends when it is stopped; tests/serve",
     "python -m scripts.(experiments.(run|distance)|benchmarks)": "takes hours; tests/experiments",
     "clusterformer prepare qa text raw/distance": "of what the line before makes",
     "torchrun .*--config-name hotpotqa": "asks for supporting sentences; test_etc_reader.py",
+    "fairseq-train data-bin/babi": "the same",
     "clusterformer draw .*--document": "tests/visual",
     "clusterformer convert": "takes a minute; tests/cli/test_convert.py",
     "fairseq-train data-bin/quasar-t": "starts from RoBERTa's weights; tests/cli/test_roberta.py",
@@ -265,9 +266,8 @@ def test_overrides_are_options_of_their_configuration(config: Path) -> None:
 
 def test_a_classifier_starts_from_the_page_s_masked_language_model(world: Path) -> None:
     """With the options that stand in the sentence behind the command."""
-    page = ROOT / "docs" / "classification.md"
-    _, section = page.read_text().split("## Start from a masked language model")
-    options = re.findall(r"`(--[^`]+)`", section.split("```")[-1])[:2]
+    page = ROOT / "examples" / "classification" / "MASKED_LM.md"
+    options = re.findall(r"`(--[^`]+)`", page.read_text().split("```")[-1])[:2]
     for words in commands(page):
         if "masked_lm" in words:
             execute(words)

@@ -137,7 +137,7 @@ def test_as_a_program(folder, run_cli):
 
 
 def test_commands_of_the_example_parse():
-    pages = ("docs/clustering.md", "examples/clustering/README.md")
+    pages = ("examples/clustering/VECTORS.md", "examples/clustering/README.md")
     text = "".join((REPO_ROOT / page).read_text() for page in pages)
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
     lines = [line for line in blocks.replace("\\\n", " ").splitlines() if command.PROGRAM in line]
