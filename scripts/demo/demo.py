@@ -32,6 +32,7 @@ import filelock
 
 from fairseq_clusterformer.cli.common import Parser, number, whole_number
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.ranges import Range
 from scripts.demo.race import Runner, race, tokens_per_second
 from scripts.demo.text import HELD_OUT, first_lines, library, prepare_library
 from scripts.experiments.plots import Line, Panel, draw
@@ -300,7 +301,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the demo; a user's mistake is one line on stderr and status 1."""
     parser = Parser(prog="demo", description=__doc__)
     about = "that the models train (default: 4)"
-    minutes = number("above 0", lambda value: value > 0)
+    minutes = number(Range(above=0))
     parser.add_argument("--minutes", type=minutes, default=4.0, metavar="N", help=about)
     about = "bytes that a model sees at once (default: 8192)"
     parser.add_argument("--context", type=whole_number, default=8192, metavar="N", help=about)
