@@ -92,7 +92,7 @@ def parse_elsewhere(kind: str, data: bytes) -> tuple[str, list[str]]:
 @lru_cache(1)
 def _worker(_owner: int) -> subprocess.Popen:
     """The process that parses, one for each process that asks."""
-    command = [sys.executable, "-P", __file__, str(MEMORY)]  # -P: it finds no module beside it
+    command = [sys.executable, "-P", __file__, str(MEMORY)]  # -P: no other file of this folder
     pipe = subprocess.PIPE
     worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
     atexit.register(_end, worker)
