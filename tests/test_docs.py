@@ -107,7 +107,7 @@ def test_paths_in_commands_exist() -> None:
             folder = ROOT / words[words.index("--config-dir") + 1]
             assert (folder / f"{words[words.index('--config-name') + 1]}.yaml").is_file(), words
             seen += 1
-    assert seen > 15
+    assert seen > 12
 
 
 def test_fairseq_commands_parse() -> None:
@@ -120,7 +120,7 @@ def test_fairseq_commands_parse() -> None:
                     model = ARCH_MODEL_REGISTRY[args.arch].__module__
                     assert model.startswith("fairseq_clusterformer."), words
                 seen += 1
-    assert seen >= 15
+    assert seen > 12
 
 
 def parser_of_module(name: str) -> argparse.ArgumentParser:
