@@ -294,6 +294,16 @@ def test_cards(checkpoint: Path, exported: Path, language_model: Path, tmp_path:
     assert "Loss: 2.5" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_model_that_begins_by_a_symbol_of_its_own(
+    checkpoint: Path, tmp_path: Path, capsys
+) -> None:
+    state = torch.load(checkpoint, weights_only=True)
+    state["cfg"]["task"]["add_bos_token"] = True
+    torch.save(state, tmp_path / "bos.pt")
+    line = error(capsys, "export", tmp_path / "bos.pt", tmp_path / "o", "--to", "transformers")
+    assert "it was trained with --add-bos-token" in line
+
+
 def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
     to = ("--to", "transformers")
     assert "no such file" in error(capsys, "export", tmp_path / "none", tmp_path / "o", *to)

@@ -519,7 +519,10 @@ MISTAKES = {
     "DEST too long": ("good {dest}" + "x" * 300, r".*File name too long"),
     "no DEST": ("good", r"required: DEST; usage: clusterformer prepare lm text"),
     "split": ("good {dest} --split half", r"--split is half; allowed: files, documents, conti"),
-    "fraction": ("good {dest} --valid-fraction 1", r"--valid-fraction is 1; allowed: a number a"),
+    "fraction": (
+        "good {dest} --valid-fraction 1",
+        r"--valid-fraction is 1; allowed: a number, above 0",
+    ),
     "fractions": (
         "good {dest} --valid-fraction .5 --test-fraction .5",
         r"--test-fraction is 0\.5: --valid-fraction is 0\.5, and nothing remains .*; allowed",
