@@ -152,7 +152,7 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
         what = "has siamese pairs" if known else f"transformers has no place for {architecture}"
         allowed = f"a model of {', '.join(KINDS)}; clusterformer bundle takes every model"
         raise bad_option("CHECKPOINT", loaded.path, allowed, what)
-    if config.family == "clusterformer_lm" and task.cfg.add_bos_token:
+    if config.family == "clusterformer_lm" and loaded.cfg.task.get("add_bos_token"):
         problem = "it was trained with --add-bos-token, which no tokenizer here writes"
         allowed = "a model without it; clusterformer bundle takes every model"
         raise bad_option("CHECKPOINT", loaded.path, allowed, problem)

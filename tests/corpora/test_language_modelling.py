@@ -521,7 +521,7 @@ MISTAKES = {
     "split": ("good {dest} --split half", r"--split is half; allowed: files, documents, conti"),
     "fraction": (
         "good {dest} --valid-fraction 1",
-        r"--valid-fraction is 1; allowed: a number, above 0",
+        r"--valid-fraction is 1; allowed: a numb",
     ),
     "fractions": (
         "good {dest} --valid-fraction .5 --test-fraction .5",
