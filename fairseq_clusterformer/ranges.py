@@ -74,7 +74,6 @@ OF_FAIRSEQ: Mapping[str, Range] = {
     r"batch_size(_valid)?|max_tokens(_valid)?|log_interval|save_interval|update_freq": _SIZE,
     r"required_batch_size_multiple|validate_interval|num_shards|beam|nbest": _SIZE,
     r"lr|power|ema_decay|adam_eps|lr_shrink|max_len_a|min_lr|total_num_update": _WEIGHT,
-    r"num_classes": _SIZE,
     r"temperature": _POSITIVE,
     r"lenpen": LENGTH_PENALTY,
 }
