@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import filelock
@@ -38,10 +39,10 @@ from scripts.demo.text import HELD_OUT, first_lines, library, prepare_library
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.provenance import ROOT, provenance
 
-PROMPT = "def read(path):\n"
 TRIAL = 4  # updates that measure a model's speed
 BLOCKS = 8  # contexts that each model is tested on
-LENGTH = 400  # bytes to write
+GIVEN, TOLD = 3000, 150  # bytes that the model goes on from, and the last ones, which are printed
+LENGTH = 300  # bytes to write
 TEMPERATURE = 0.7
 SHOWN = 2000  # bytes of the passage in the pictures, at most
 MARK = ".demo"  # in a folder that the demo made
@@ -244,9 +245,13 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     from fairseq_clusterformer.visual.pages import cluster_page
 
     model = fairseq_clusterformer.load(checkpoint, data=data, device="cpu")
-    say(f"the model with clusters writes, one byte per step, after {PROMPT!r}:\n")
-    text = ""
-    for shown in model.generate(PROMPT, LENGTH, temperature=TEMPERATURE, seed=1, stream=True):
+    valid = library()["valid"]
+    given = first_lines(valid[len(valid) // 6 :], GIVEN).decode(errors="replace")
+    say(f"the model with clusters goes on from {len(given):,} bytes of a held-out file:\n")
+    text = given[-TOLD:]
+    print(text, end="|", flush=True)
+    written = model.generate(given, LENGTH, temperature=TEMPERATURE, seed=1, stream=True)
+    for shown in islice(written, 1, None):  # behind what was given
         # an unprintable character could command the terminal
         shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in shown)
         text += shown
