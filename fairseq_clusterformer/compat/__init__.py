@@ -365,7 +365,9 @@ def _name_file(owner: type, method: str, files: str) -> None:
             if not isinstance(path, str) or isinstance(error, NamedError):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise NamedError(f"{files.format(path)}: damaged ({reason})") from None
+            allowed = "a file as it was prepared"
+            message = f"{files.format(path)}: damaged ({reason}); allowed: {allowed}"
+            raise NamedError(message) from None
 
     setattr(owner, method, named)
 
