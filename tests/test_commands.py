@@ -39,7 +39,7 @@ NOT_RUN = {
     "clusterformer prepare qa text raw/distance": "of what the line before makes",
     "torchrun .*--config-name hotpotqa": "asks for supporting sentences; test_etc_reader.py",
     "fairseq-train data-bin/babi": "the same",
-    "clusterformer draw .*--document": "tests/visual",
+    "clusterformer draw .*--document": "needs a trained reader; tests/visual/test_document.py",
     "clusterformer convert": "takes a minute; tests/cli/test_convert.py",
     "fairseq-train data-bin/quasar-t": "starts from RoBERTa's weights; tests/cli/test_roberta.py",
 }

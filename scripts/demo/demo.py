@@ -259,8 +259,7 @@ def write_and_draw(checkpoint: Path, data: Path, work: Path, verdict: str) -> No
     print("\n", flush=True)
     (work / "generated.txt").write_text(text + "\n", encoding="utf-8")
     clusters = read_clusters(model.loaded, work / "passage.txt")
-    scores = verdict
-    clusters = replace(clusters, note=f"{clusters.note} {scores}".strip())
+    clusters = replace(clusters, note=f"{clusters.note} {verdict}".strip())
     layer = clusters.most_spread()
     save(draw_passage(clusters, layer), work / "clusters.png")
     page = cluster_page(clusters, layer)
