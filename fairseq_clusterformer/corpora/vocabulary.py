@@ -13,7 +13,7 @@ class Vocabulary:
     """Which subwords: an existing model, or the size of one to train on the training split.
 
     Args:
-        model: a folder with GPT-2's files, or a sentencepiece model.
+        model: a folder with GPT-2's files, a sentencepiece model or a ``tokenizer.json``.
         train: the number of pieces of a sentencepiece model.
         at_most: train fewer pieces, if the text gives no more.
         dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
@@ -73,4 +73,5 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
         for name in subwords.GPT2_FILES:
             shutil.copy(given / name, out)
     elif given:
-        shutil.copy(given, out / subwords.MODEL)
+        json = given.suffix == ".json"
+        shutil.copy(given, out / (subwords.TOKENIZER if json else subwords.MODEL))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-MODEL = "sentencepiece.model"  # in a prepared folder
+MODEL, TOKENIZER = "sentencepiece.model", "tokenizer.json"  # in a prepared folder
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Subwords(Protocol):
         """Return the tokens of a text; raises ValueError for what is not Unicode."""
 
 
-class _Forming:
+class Forming:
     """Encodes texts in one form of Unicode, by the class's own ``_encode``."""
 
     form = "none"
@@ -111,7 +111,7 @@ class _Forming:
         return Tokens(tokens.ids, starts.astype(np.int32), ends.astype(np.int32))
 
 
-class GPT2Subwords(_Forming):
+class GPT2Subwords(Forming):
     """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``.
 
     Its symbols are the ids as text, as in RoBERTa's ``dict.txt``.
@@ -161,7 +161,7 @@ class GPT2Subwords(_Forming):
         return self._tokenizer.decode(list(ids))
 
 
-class SentencePieceSubwords(_Forming):
+class SentencePieceSubwords(Forming):
     """A sentencepiece model; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
@@ -202,19 +202,23 @@ class SentencePieceSubwords(_Forming):
 
 
 def load(path: Path) -> Subwords:
-    """Return the model of a folder (GPT-2's files) or a file (sentencepiece).
+    """Return the model of a folder (GPT-2's files) or a file (tokenizer.json, sentencepiece).
 
     Raises:
         ValueError: if it is neither.
     """
+    if path.suffix == ".json":
+        from .tokenizer import TokenizerSubwords
+
+        return TokenizerSubwords(path)
     return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)
 
 
 def load_prepared(folder: Path) -> Subwords:
     """Return the model of a folder that ``clusterformer prepare qa`` has made; see `load`. It
     reads texts in the form that the folder was prepared with."""
-    model = folder / MODEL
-    found = load(model if model.exists() else folder)
+    models = [folder / MODEL, folder / TOKENIZER]
+    found = load(next((model for model in models if model.exists()), folder))
     found.form = form_of(folder, READ_FORM)
     return found
 
@@ -228,7 +232,8 @@ def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:
     Raises:
         ValueError: files that are no model of subwords.
     """
-    has_model = (folder / MODEL).exists() or (folder / GPT2_FILES[0]).exists()
+    files = (MODEL, TOKENIZER, GPT2_FILES[0])
+    has_model = any((folder / name).exists() for name in files)
     own = dictionary.symbols[dictionary.nspecial :]
     if has_model:
         pieces = load_prepared(folder)

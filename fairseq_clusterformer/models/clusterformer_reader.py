@@ -20,6 +20,7 @@ from .options import (
     set_defaults,
 )
 from .reader import ReaderEncoder, ReaderModel
+from .pretrained import load_folder
 from .roberta import load_roberta
 
 
@@ -83,6 +84,22 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
         metadata={
             "help": "which tokens a query sees across windows, if the kind has a choice: chunk "
             "(parts of the tokens sorted by cluster) or recent (the nearest of its own cluster)"
+        },
+    )
+    token_types: int = field(
+        default=0,
+        metadata={
+            "help": "2: question and document have embeddings of their own, as in BERT; 0: none"
+        },
+    )
+    layer_norm_eps: float = field(
+        default=1e-5, metadata={"help": "epsilon of layer norms; BERT's is 1e-12"}
+    )
+    pretrained: str = field(
+        default="",
+        metadata={
+            "help": "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa) from which "
+            "the encoder starts"
         },
     )
     roberta_checkpoint: str = field(
@@ -162,8 +179,12 @@ class ClusterformerReader(ReaderModel):
             cluster_layers=_cluster_layers(args),
             cluster_attention=args.cluster_attention,
             plan=plan,
+            token_types=args.token_types,
         )
         encoder.embed_scale = args.embedding_scale
+        for module in encoder.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = args.layer_norm_eps
         return encoder
 
     def forward(
@@ -210,12 +231,14 @@ class ClusterformerReader(ReaderModel):
             )
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--roberta-checkpoint`` names.
+        """Start from what ``--pretrained`` or ``--roberta-checkpoint`` names.
 
         Raises:
             CheckpointError: a file that cannot be read or does not fit.
         """
-        if self.args.roberta_checkpoint:
+        if self.args.pretrained:
+            load_folder(self, self.args.pretrained)
+        elif self.args.roberta_checkpoint:
             load_roberta(self, self.args.roberta_checkpoint)
 
 
@@ -237,11 +260,19 @@ def _check_windows(args) -> None:
         )
     if not args.embedding_scale > 0:
         raise ValueError(f"--embedding-scale is {args.embedding_scale}; allowed: above 0")
-    if args.roberta_checkpoint and args.embedding_scale != 1:
+    if args.roberta_checkpoint and args.pretrained:
         raise ValueError(
-            f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with "
-            "--roberta-checkpoint, whose words are not scaled"
+            f"--roberta-checkpoint is {args.roberta_checkpoint}; allowed: without --pretrained"
         )
+    if (args.roberta_checkpoint or args.pretrained) and args.embedding_scale != 1:
+        raise ValueError(
+            f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with pre-trained weights, "
+            "whose words are not scaled"
+        )
+    if args.token_types not in (0, 2):
+        raise ValueError(f"--token-types is {args.token_types}; allowed: 0 or 2")
+    if not args.layer_norm_eps > 0:
+        raise ValueError(f"--layer-norm-eps is {args.layer_norm_eps}; allowed: above 0")
     if args.attention_window < 0:
         raise ValueError(
             f"--attention-window is {args.attention_window}; allowed: 1 or more, or 0 for "
@@ -282,6 +313,21 @@ def clusterformer_reader_tiny(args):
         window_positions=128,
         cluster_layers="2",
         num_clusters=16,
+    )
+
+
+@register_model_architecture("clusterformer_reader", "clusterformer_reader_minilm")
+def clusterformer_reader_minilm(args):
+    """The 6 layers of 384 of MiniLM, with BERT's token types; layers 3 and 5 across windows."""
+    set_defaults(
+        args,
+        encoder_layers=6,
+        encoder_embed_dim=384,
+        encoder_ffn_embed_dim=1536,
+        encoder_attention_heads=12,
+        token_types=2,
+        layer_norm_eps=1e-12,
+        cluster_layers="3,5",
     )
 
 

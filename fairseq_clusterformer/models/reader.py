@@ -83,6 +83,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             too; "strided": they attend among the tokens that have the same place in their windows
             (both CF20 section 4.3).
         plan: its attention, for each of these layers.
+        token_types: 2: a question's tokens have another embedding than a document's; 0: none.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         cluster_layers: tuple[int, ...],
         cluster_attention: str,
         plan: AttentionPlan,
+        token_types: int = 0,
     ):
         self.size = size
         self.stride = stride
@@ -103,6 +105,10 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         self.cluster_layers = () if cluster_attention == "window" else cluster_layers
         self._built = 0
         super().__init__(cfg, dictionary, embed_tokens, plan=plan)
+        self.embed_types = None
+        if token_types:
+            self.embed_types = nn.Embedding(token_types, embed_tokens.embedding_dim)
+            nn.init.normal_(self.embed_types.weight, std=0.02)
 
     def build_encoder_layer(self, cfg):
         number, self._built = self._built, self._built + 1
@@ -149,7 +155,14 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
 
         def embedded(part: slice) -> Tensor:
             tokens = windows.tokens[:, part]
-            return self.forward_embedding(tokens.flatten(0, 1))[0].unflatten(0, tokens.shape[:2])
+            rows = tokens.flatten(0, 1)
+            words = None
+            if self.embed_types is not None:
+                asked = question_tokens.size(1)
+                of_document = torch.arange(rows.size(1), device=rows.device) >= asked
+                types = self.embed_types(of_document.long()) / self.embed_scale
+                words = self.embed_tokens(rows) + types
+            return self.forward_embedding(rows, words)[0].unflatten(0, tokens.shape[:2])
 
         question, document = windows.through(self.layers[0], embedded)
         by_layer: dict[int, list[Report]] = {}

@@ -29,6 +29,8 @@ def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
         metavar="DIR",
         type=Path,
     )
+    about = "tokenizer.json of a pre-trained model, such as BERT's"
+    add("--tokenizer", about, metavar="FILE", type=Path)
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
     common.add(parser, "--dict", about, metavar="FILE", type=Path)
 
@@ -39,10 +41,12 @@ def take_existing(options: dict) -> Vocabulary | None:
     Raises:
         UserError: a model or a dictionary that does not exist, or a dictionary alone.
     """
-    gpt2_bpe, model, words = (
-        options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
+    gpt2_bpe, model, tokenizer, words = (
+        options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "tokenizer", "dict")
     )
-    if not (given := gpt2_bpe or model):
+    if tokenizer and (not tokenizer.is_file() or tokenizer.suffix != ".json"):
+        raise bad_option("--tokenizer", tokenizer, "a tokenizer.json", "no such file")
+    if not (given := gpt2_bpe or model or tokenizer):
         if words:
             raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
         return None
