@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_clusterformer.errors import UserError, reading
-
-from .subwords import TOKENIZER as FILE
 from .subwords import Forming, Tokens
 
 #: what stands for fairseq's special symbols: the first that a tokenizer has
@@ -53,6 +50,9 @@ class TokenizerSubwords(Forming):
         self.symbols: list[str] = [f"<missing-{i}>" for i in range(max(vocabulary.values()) + 1)]
         for token, number in vocabulary.items():
             self.symbols[number] = names.get(token, token)
+        known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
+        self._unknown = known.pop("<unk>", None)
+        self._special = list(known.values())
         if odd := next((s for s in self.symbols if not s or s.split() != [s]), None):
             raise ValueError(f"{file}: has the token {odd!r}; allowed: none with white space")
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
@@ -65,7 +65,10 @@ class TokenizerSubwords(Forming):
     def _encode(self, text: str) -> Tokens:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        return Tokens(np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1])
+        ids = np.array(encoding.ids, np.int32)
+        if self._unknown is not None:  # unigrams have pieces that are written like them
+            ids[np.isin(ids, self._special)] = self._unknown
+        return Tokens(ids, spans[:, 0], spans[:, 1])
 
 
 def _kinds(content: dict) -> tuple[str, str]:
@@ -90,16 +93,3 @@ def _letters() -> dict[str, int]:
     from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def load_tokenizer(file: Path) -> TokenizerSubwords:
-    """As the class.
-
-    Raises:
-        UserError: a file that is missing or damaged.
-    """
-    with reading(file, "a tokenizer.json"):
-        try:
-            return TokenizerSubwords(file)
-        except ValueError as error:
-            raise UserError(str(error)) from None

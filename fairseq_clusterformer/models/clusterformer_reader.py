@@ -19,8 +19,8 @@ from .options import (
     complete,
     set_defaults,
 )
-from .reader import ReaderEncoder, ReaderModel
 from .pretrained import load_folder
+from .reader import ReaderEncoder, ReaderModel
 from .roberta import load_roberta
 
 

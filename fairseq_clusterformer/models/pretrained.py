@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.data.tokenizer import FILE, load_tokenizer
+from fairseq_clusterformer.data.subwords import TOKENIZER
+from fairseq_clusterformer.data.tokenizer import TokenizerSubwords
 
 from .checkpoints import CheckpointError
 from .encoder_only import EncoderOnlyModel, tell
@@ -170,12 +171,16 @@ def _check_options(
 
 def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     """The folder's number of each of our symbols, int64 [V]."""
-    theirs = {symbol: i for i, symbol in enumerate(load_tokenizer(path / FILE).symbols)}
+    try:
+        found = TokenizerSubwords(path / TOKENIZER).symbols
+    except ValueError as error:
+        raise CheckpointError(f"{option} is {path}: {error}") from None
+    theirs = {symbol: i for i, symbol in enumerate(found)}
     missing = [symbol for symbol in symbols if symbol not in theirs]
     if missing:
         raise CheckpointError(
             f"{option} is {path}: its tokenizer lacks {len(missing):,} of the dictionary's "
-            f"symbols, {missing[0]!r} first; allowed: data prepared with --tokenizer {path / FILE}"
+            f"symbols, {missing[0]!r} first; allowed: data prepared with --tokenizer {path / TOKENIZER}"
         )
     return torch.tensor([theirs[symbol] for symbol in symbols])
 
@@ -227,7 +232,9 @@ def _renamed(
         else:  # each token has the same
             places = places + types[0]
     # fairseq keeps two rows in front, for padding
-    ours["encoder.embed_positions.weight"] = torch.cat([places.new_zeros(2, words.size(1)), places])
+    ours["encoder.embed_positions.weight"] = torch.cat(
+        [places.new_zeros(2, words.size(1)), places]
+    )
     for name, tensor in _maps(take, family, config[family.sizes["encoder_layers"]]):
         ours[name] = tensor
     return ours, [name for name in theirs if name not in used]

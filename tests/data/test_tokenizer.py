@@ -1,0 +1,96 @@
+"""Any ``tokenizer.json`` is a model of subwords: symbols, texts, offsets."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data.tokenizer import TokenizerSubwords
+
+TEXT = "Zürich's lake: 88 km², naïve cafés [SEP] </s> and ﬁsh."
+
+
+def made(kind: str, file: Path) -> Path:
+    """A tokenizer of one of the library's models, trained on a sentence or two."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=tokens)
+    elif kind == "bytes":
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=tokens, initial_alphabet=alphabet
+        )
+    else:
+        tokens = ["<s>", "<pad>", "</s>", "<unk>"]
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=90, special_tokens=tokens, unk_token="<unk>", show_progress=False
+        )
+    trainer.show_progress = False
+    tokenizer.train_from_iterator([TEXT, "A lake and a fish, cafés and a café."], trainer)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(file))
+    return file
+
+
+@pytest.fixture(params=["wordpiece", "bytes", "unigram"])
+def model(request, tmp_path: Path):
+    return TokenizerSubwords(made(request.param, tmp_path / "tokenizer.json"))
+
+
+def test_special_symbols_are_fairseqs(model) -> None:
+    assert {"<s>", "<pad>", "</s>", "<unk>"} <= set(model.symbols)
+    assert not {"[CLS]", "[PAD]"} & set(model.symbols)
+    assert len(set(model.symbols)) == len(model.symbols)
+
+
+def test_offsets_are_of_the_text(model) -> None:
+    """Not cut or padded as the file says; each word is covered by its own tokens."""
+    tokens = model.encode(TEXT)
+    assert (np.diff(tokens.starts) >= 0).all() and (np.diff(tokens.ends) >= 0).all()
+    for word in ("Zürich", "lake", "88", "cafés", "SEP", "and"):
+        start = TEXT.index(word)
+        found = tokens.text(TEXT, *tokens.cover(start, start + len(word)))
+        assert word in found and len(found) <= len(word) + 2
+
+
+def test_special_symbols_of_a_text_are_text(model) -> None:
+    special = {model.symbols.index(name) for name in ("<s>", "</s>", "<pad>")}
+    assert not special & set(model.encode("[CLS] a [SEP] </s> <pad> [PAD]").ids.tolist())
+
+
+def test_texts_join_to_the_text(model) -> None:
+    ids = model.encode("a lake and a fish").ids
+    assert "".join(model.texts[i] for i in ids).strip() == "a lake and a fish"
+
+
+def test_a_form_keeps_the_places(model) -> None:
+    """What is decomposed has the same tokens as what is composed, at its own places."""
+    model.form = "NFKC"
+    for text in ("cafe\u0301s and \ufb01sh", "ca\ufb00e"):
+        tokens = model.encode(text)
+        assert tokens.ends[-1] == len(text)
+    assert (model.encode("cafe\u0301").ids == model.encode("café").ids).all()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": {"type": "BPE"}}'])
+def test_damaged(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=str(file)):
+        TokenizerSubwords(file)
+
+
+def test_load_knows_the_file(tmp_path: Path) -> None:
+    file = made("wordpiece", tmp_path / "tokenizer.json")
+    assert subwords.load(file).symbols == subwords.load_prepared(tmp_path).symbols

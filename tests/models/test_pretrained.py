@@ -1,0 +1,143 @@
+"""Encoders start from folders of BERT's form, and compute what ``transformers`` computes."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_clusterformer.data.tokenizer import TokenizerSubwords
+from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+from fairseq_clusterformer.models.pretrained import FAMILIES
+from tests.data.test_tokenizer import made
+
+transformers = pytest.importorskip("transformers")
+
+
+def reader_from(folder: Path, words: Path | None = None):
+    """A reader that starts from a folder, and its dictionary: of its tokenizer, or of another."""
+    dictionary = Dictionary()
+    for symbol in TokenizerSubwords(words or folder / "tokenizer.json").symbols:
+        dictionary.add_symbol(symbol)
+    config = json.loads((folder / "config.json").read_text()) if words is None else {}
+    typed = config.get("type_vocab_size", 2) == 2 and config.get("model_type") != "distilbert"
+    args = Namespace(
+        **{"encoder_layers": 2, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32},
+        **{"encoder_attention_heads": 2, "window_size": 30, "window_stride": 30},
+        **{"window_positions": config.get("max_position_embeddings", 40)},
+        **{"layer_norm_eps": config.get("layer_norm_eps", 1e-12), "cluster_layers": ""},
+        **{"token_types": 2 if typed else 0, "pretrained": str(folder)},
+    )
+    if config.get("model_type") == "roberta":
+        args.window_positions -= 2
+    model = ClusterformerReader.build_model(args, SimpleNamespace(source_dictionary=dictionary))
+    model.load_initial_weights()
+    return model.eval(), dictionary
+
+
+def folder_of(family: str, path: Path, **changes) -> Path:
+    """A small random model of a family, for question answering, with its tokenizer."""
+    path.mkdir()
+    made("bytes" if family == "roberta" else "wordpiece", path / "tokenizer.json")
+    words = len(TokenizerSubwords(path / "tokenizer.json").symbols)
+    common = {"vocab_size": words, "max_position_embeddings": 40}
+    if family == "distilbert":
+        sizes = {"n_layers": 2, "dim": 16, "hidden_dim": 32, "n_heads": 2}
+    else:
+        sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32}
+        sizes |= {"num_attention_heads": 2}
+    if family == "electra":
+        sizes["embedding_size"] = 16
+    if family == "roberta":
+        sizes |= {"type_vocab_size": 1, "pad_token_id": 1}
+    config = transformers.AutoConfig.for_model(family, **common, **sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForQuestionAnswering.from_config(config).eval()
+    for parameter in model.parameters():  # norms of 1 and biases of 0 would hide mistakes
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(path)
+    if changes:
+        file = path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return path
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request) -> str:
+    return request.param
+
+
+def test_states_are_transformers(family: str, tmp_path: Path) -> None:
+    folder = folder_of(family, tmp_path / family)
+    model, dictionary = reader_from(folder)
+    theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    question, document = torch.tensor([[0, 7, 9, 2]]), torch.tensor([[0, 8, 9, 11, 8, 4]])
+    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    rows = torch.cat([question, document], dim=1)
+    ids = torch.tensor([[symbols.index(dictionary[i]) for i in rows[0]]])
+    more = {}
+    if family in ("bert", "electra"):
+        more = {"token_type_ids": (torch.arange(10) >= 4).long()[None]}
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, output_hidden_states=True, **more)
+        logits, extra = model(question, document, torch.ones_like(document, dtype=torch.bool))
+    reading = extra["reading"]
+    found = torch.cat([reading.question[:, 0], reading.document], dim=1)
+    assert torch.allclose(found, expected.hidden_states[-1], atol=1e-5)
+    assert torch.allclose(logits.start[0, 1:], expected.start_logits[0, 5:], atol=1e-5)
+    assert torch.allclose(logits.end[0, 1:], expected.end_logits[0, 5:], atol=1e-5)
+
+
+def test_old_names_of_norms(tmp_path: Path) -> None:
+    """BERT's first files call them gamma and beta, and are no safetensors."""
+    folder = folder_of("bert", tmp_path / "bert")
+    before, _ = reader_from(folder)
+    file = folder / "model.safetensors"
+    from safetensors.torch import load_file
+
+    state = load_file(file)
+    file.unlink()
+    renamed = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): t
+        for n, t in state.items()
+    }
+    torch.save(renamed, folder / "pytorch_model.bin")
+    after, _ = reader_from(folder)
+    for one, other in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(one, other) or one.shape[0] in (1, 5)  # heads that start anew
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "model_type is t5; allowed: bert, roberta, electra, distilbert"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key"),
+        ({"num_hidden_layers": 3}, "--encoder-layers 3"),
+        ({"num_hidden_layers": 1}, "--encoder-layers 1"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(changes, message, tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "bert", **changes)
+    with pytest.raises(CheckpointError, match="--pretrained is .*") as caught:
+        reader_from(folder)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{"])
+def test_damaged_files(name: str, content: bytes | None, tmp_path: Path) -> None:
+    folder = folder_of("bert", tmp_path / "bert")
+    model_words = made("wordpiece", tmp_path / "words.json")
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=str(folder)) as caught:
+        reader_from(folder, words=model_words)
+    assert "\n" not in str(caught.value)
