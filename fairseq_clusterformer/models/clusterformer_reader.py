@@ -98,8 +98,8 @@ class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     pretrained: str = field(
         default="",
         metadata={
-            "help": "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa) from which "
-            "the encoder starts"
+            "help": "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa), from "
+            "which the encoder starts"
         },
     )
     roberta_checkpoint: str = field(

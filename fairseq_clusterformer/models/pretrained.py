@@ -180,7 +180,8 @@ def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     if missing:
         raise CheckpointError(
             f"{option} is {path}: its tokenizer lacks {len(missing):,} of the dictionary's "
-            f"symbols, {missing[0]!r} first; allowed: data prepared with --tokenizer {path / TOKENIZER}"
+            f"symbols, {missing[0]!r} first; allowed: data prepared with --tokenizer "
+            f"{path / TOKENIZER}"
         )
     return torch.tensor([theirs[symbol] for symbol in symbols])
 

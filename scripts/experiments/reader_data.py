@@ -1,7 +1,8 @@
-"""The questions that ``reader-en`` is trained, validated and tested on, from files in SQuAD's format.
+"""The questions that ``reader-en`` learns from and is tested on, from files in SQuAD's format.
 
     python -m scripts.experiments.reader_data DIR data/reader-en
-    clusterformer prepare qa text data/reader-en data-bin/reader-en --tokenizer MINILM/tokenizer.json
+    clusterformer prepare qa text data/reader-en data-bin/reader-en \\
+        --tokenizer MINILM/tokenizer.json
 
 DIR has ``squad/`` and ``qa/``. The articles of SQuAD 1.1's development set are divided: every
 fourth is for tests, every twelfth for validation. Questions of SQuAD 2.0 follow their article.

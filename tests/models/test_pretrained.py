@@ -126,7 +126,8 @@ def test_what_does_not_fit_is_one_line(changes, message, tmp_path: Path) -> None
     folder = folder_of("bert", tmp_path / "bert", **changes)
     with pytest.raises(CheckpointError, match="--pretrained is .*") as caught:
         reader_from(folder)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
