@@ -263,9 +263,10 @@ def report(
     """
     done: list[dict] = []
     device = getattr(args, "device", "cpu")
-    print(table_head(columns))
     try:
         for row in rows:
+            if not done:
+                print(table_head(columns))
             print(table_row(row, columns), flush=True)
             done.append(row)
             write_record(args.json, parser.prog, device, settings, done, **more)
