@@ -29,7 +29,15 @@ def test_before_anything_is_written(
     Path("file").touch()
     os.makedirs("taken/checkpoint_last.pt")
     before = sorted(tmp_path.rglob("*"))
-    words = ["data", "--arch", "transformer_lm", "--cpu", *options.split()]
+    words = [
+        "data",
+        "--task",
+        "language_modeling",
+        "--arch",
+        "transformer_lm",
+        "--cpu",
+        *options.split(),
+    ]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
     with pytest.raises(ValueError, match="; allowed: ") as caught:
