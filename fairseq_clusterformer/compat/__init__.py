@@ -34,6 +34,8 @@ from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
+from fairseq_clusterformer.errors import UserError
+
 from .checks import check_numbers
 from .one_line import report_in_one_line
 from .processes import train_in_several_processes
@@ -334,7 +336,7 @@ def _name_file(owner: type, method: str, files: str) -> None:
     setattr(owner, method, named)
 
 
-class NamedError(ValueError):
+class NamedError(UserError, ValueError):
     """A damaged file, which the message names."""
 
 

@@ -1,10 +1,12 @@
 """What a command of fairseq's is given is looked at before anything is built or written."""
 
 import argparse
+import ast
 import functools
 from pathlib import Path
 
 import omegaconf
+import torch
 from fairseq import models, registry, tasks
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 
@@ -47,11 +49,36 @@ def check_training(cfg) -> None:
     """Check what a training does before it sets up its task: it draws numbers and writes.
 
     Raises:
-        ValueError: a seed, or a folder to save in, that is none.
+        ValueError: an option that cannot be, alone or with another.
     """
     check(cfg, ("common",))
+    _check_optimizer(cfg)
+    if cfg.common.fp16 and (cfg.common.cpu or not torch.cuda.is_available()):
+        raise ValueError("--fp16 is given: no GPU; allowed: with CUDA, and without --cpu")
     if not cfg.checkpoint.no_save:
         _check_save_dir(Path(cfg.checkpoint.save_dir))
+
+
+def _check_optimizer(cfg) -> None:
+    """Refuse what fairseq's optimizers and schedules would end in a traceback for."""
+    for name in ("adam_betas", "adamax_betas"):
+        betas = getattr(cfg.optimizer, name, None)
+        if isinstance(betas, str) and not _are_betas(betas):
+            option = name.replace("_", "-")
+            raise ValueError(f'--{option} is {betas}; allowed: two numbers below 1: "(0.9, 0.98)"')
+    schedule = getattr(cfg.lr_scheduler, "_name", None)
+    if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
+        raise ValueError(
+            "--warmup-updates is 0; allowed: 1 or more with --lr-scheduler inverse_sqrt"
+        )
+
+
+def _are_betas(written: str) -> bool:
+    try:
+        first, second = map(float, ast.literal_eval(written))
+    except (ValueError, TypeError, SyntaxError):
+        return False
+    return 0 <= first < 1 and 0 <= second < 1
 
 
 def _check_save_dir(folder: Path) -> None:

@@ -19,6 +19,10 @@ import fairseq_clusterformer.plugin  # noqa: F401
         ("--seed 4294967296", "--seed is 4294967296; allowed: 0 or more, up to 2147483647"),
         ("--save-dir file", "--save-dir is file: it is a file; allowed: a folder to write to"),
         ("--save-dir file/a/b", "/file is a file; allowed: a folder to write to"),
+        ("--optimizer adam --adam-betas (0.9,nan)", "--adam-betas is (0.9,nan); allowed: two"),
+        ("--optimizer adam --adam-betas 0.9", "--adam-betas is 0.9; allowed: two numbers"),
+        ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates is 0; allowed: 1"),
+        ("--fp16", "--fp16 is given: no GPU; allowed: with CUDA, and without --cpu"),
         ("--save-dir taken", "taken/checkpoint_last.pt is a folder; allowed: a folder with"),
     ],
 )
