@@ -111,9 +111,7 @@ class _Plan:
 
     def key_tiles(self, group: _Group) -> Tensor:
         """The key tiles that these see, [c * h * num_tiles]."""
-        span = group.first.unsqueeze(-1) + torch.arange(
-            group.num_tiles, device=group.first.device
-        )
+        span = group.first.unsqueeze(-1) + torch.arange(group.num_tiles, device=group.first.device)
         # A tile that sees fewer than num_tiles reaches past the end; its ranges hide what it gets.
         span = span.clamp(max=self.keys.tiles - 1).unsqueeze(1)
         return (self._heads(group).unsqueeze(-1) * self.keys.tiles + span).flatten()

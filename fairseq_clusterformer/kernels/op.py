@@ -115,9 +115,7 @@ def ranged_attention_backward(d_out, d_lse, out, lse, q, k, v, key_bias, seed, *
     *tensors, dropout, reach, impl = rest
     layout, saved = _layout(*tensors, reach), (q, k, v, key_bias, seed, out, lse)
     with _autocast_off(q):
-        *gradients, d_bias = _kernel(impl, q).backward(
-            d_out, d_lse, *saved, layout, dropout, None
-        )
+        *gradients, d_bias = _kernel(impl, q).backward(d_out, d_lse, *saved, layout, dropout, None)
     return *gradients, q.new_empty(0) if d_bias is None else d_bias
 
 

@@ -297,7 +297,7 @@ def test_a_bias_may_come_with_the_layout(impl):
     [
         ({"q": torch.zeros(3, 4)}, r"q has shape \(3, 4\)"),
         ({"q": torch.zeros(3, 2, 4, 8, dtype=torch.long)}, "dtype torch.int64"),
-        ({"k": torch.zeros(3, 2, 5, 8)}, r"k is torch.float32 \(3, 2, 5, 8\).*allowed: like q, torch"),
+        ({"k": torch.zeros(3, 2, 5, 8)}, r"k is torch.float32 \(3, 2, 5, 8\).*: like q, torch"),
         ({"v": torch.zeros(3, 2, 4, 8).half()}, "v is torch.float16"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 <= dropout < 1"),
         ({"impl": "fast"}, "impl is 'fast'; allowed: auto, reference, blocks, triton"),
