@@ -260,6 +260,12 @@ def attention_plan(
         setattr(args, spec, written(kinds))
         setattr(args, f"{side}_layers", len(kinds))
     _check_kernel(args.attention_kernel)
+    rules = {getattr(heads.options, "rule", None) for layer in kinds for heads in layer}
+    if "leaking-chunk" in rules and args.attention_kernel not in ("auto", "reference"):
+        raise ValueError(
+            f"--attention-kernel is {args.attention_kernel}: the cluster rule is leaking-chunk; "
+            "allowed: auto, reference"
+        )
     if args.short_convolution < 0:
         raise ValueError(
             f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"

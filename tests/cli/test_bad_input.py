@@ -32,6 +32,9 @@ BAD_OPTIONS = {
     "--attention window+taught --cluster-rule leaking-chunk": (
         "--cluster-rule is leaking-chunk; allowed: recent, for no kind of --attention has another"
     ),
+    "--attention neural --cluster-rule leaking-chunk --attention-kernel blocks": (
+        "--attention-kernel is blocks: the cluster rule is leaking-chunk; allowed: auto, reference"
+    ),
     "--hash-rounds 0": "--hash-rounds is 0; allowed: 1 or more",
     "--attention lsh --cluster-rule leaking-chunk": "--cluster-rule is leaking-chunk; allowed: r",
     "--stride -2": "--stride is -2; allowed: 0 or more",
