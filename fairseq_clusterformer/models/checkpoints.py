@@ -33,6 +33,10 @@ class CheckpointError(ValueError):
 class ExplainedCheckpoints:
     """Mixin before a fairseq model: one line says what does not fit."""
 
+    @classmethod
+    def hub_models(cls):
+        return {}  # not those of fairseq's class
+
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; raises CheckpointError for tensors of other shapes, or (if ``strict``)
         missing or unknown ones."""

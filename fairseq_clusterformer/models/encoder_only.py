@@ -21,7 +21,7 @@ from .options import (
     complete,
     option,
     options_of,
-    set_defaults,
+    set_sizes,
 )
 
 logger = logging.getLogger(__name__)
@@ -166,10 +166,4 @@ def fingerprint(dictionary: Dictionary) -> Tensor:
 
 def tiny_encoder(args) -> None:
     """2 layers of 64, 4 heads: learns on a laptop's processor in minutes."""
-    set_defaults(
-        args,
-        encoder_layers=2,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=128,
-        encoder_attention_heads=4,
-    )
+    set_sizes(args, "encoder", layers=2, width=64, inner=128, heads=4)

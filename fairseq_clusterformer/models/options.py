@@ -175,6 +175,15 @@ def set_defaults(args, **values) -> None:
                 setattr(args, name, value)
 
 
+def set_sizes(
+    args, side: str, *, layers: int, width: int, inner: int, heads: int, **others
+) -> None:
+    """Set the sizes of an encoder or a decoder, and other options, as `set_defaults` does."""
+    sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": inner}
+    sizes["attention_heads"] = heads
+    set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
+
+
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
     """Names and default values of a dataclass's options."""
     return {f.name: f.default for f in fields(options) if not f.name.startswith("_")}
