@@ -161,12 +161,15 @@ class ETCKeyphrases(Lifts, EncoderOnlyModel):
     """A :class:`PageEncoder`, what nodes look like, and a :class:`PhraseHead`."""
 
     def __init__(self, args, task):
-        super().__init__(PageEncoder(args, task.source_dictionary))
-        self.args = args
+        super().__init__(args, task)
         self.visual = None
         if not (args.no_visual_features or args.fixed_blocks):
             self.visual = VisualFeatures(args.encoder_embed_dim)
         self.head = PhraseHead(args.encoder_embed_dim)
+
+    @classmethod
+    def build_encoder(cls, args, task) -> PageEncoder:
+        return PageEncoder(args, task.source_dictionary)
 
     @classmethod
     def build_model(cls, args, task):

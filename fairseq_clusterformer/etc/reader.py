@@ -304,8 +304,7 @@ class ETCReader(Lifts, ReaderModel):
     """An :class:`ETCReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
-        super().__init__(ETCReaderEncoder(args, task.source_dictionary))
-        self.args = args
+        super().__init__(args, task)
         self.heads = StructureHeads(args.encoder_embed_dim, supporting=args.supporting_facts)
         self.structure = DocumentStructure(
             sentences=not args.paragraphs_alone,
@@ -313,6 +312,10 @@ class ETCReader(Lifts, ReaderModel):
             by_parts=self.encoder.by_parts,
             flat=args.structure == "flat",
         )
+
+    @classmethod
+    def build_encoder(cls, args, task) -> ETCReaderEncoder:
+        return ETCReaderEncoder(args, task.source_dictionary)
 
     @classmethod
     def build_model(cls, args, task):

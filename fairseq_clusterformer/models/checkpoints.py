@@ -1,7 +1,7 @@
 """One clear last line for a checkpoint that cannot be loaded.
 
-fairseq's trainer hides the reason behind "ensure that the architectures match". If the file of
-``--restore-file`` does not exist, it trains from scratch and does not say so.
+fairseq's trainer says "ensure that the architectures match", and trains from scratch if the file
+of ``--restore-file`` does not exist.
 """
 
 import functools
@@ -33,12 +33,13 @@ class CheckpointError(ValueError):
 class ExplainedCheckpoints:
     """Mixin before a fairseq model: one line says what does not fit."""
 
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's.
+    @classmethod
+    def hub_models(cls):
+        return {}  # not those of fairseq's class
 
-        Raises:
-            CheckpointError: tensors of other shapes, or (if ``strict``) missing or unknown ones.
-        """
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; raises CheckpointError for tensors of other shapes, or (if ``strict``)
+        missing or unknown ones."""
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
         self.upgrade_state_dict(state_dict)
@@ -65,10 +66,8 @@ class ExplainedCheckpoints:
 
     def _prune(self, state: dict[str, Tensor], cfg: DictConfig | Namespace | None):
         """The tensors of the layers that ``--encoder-layers-to-keep`` and its like keep, with
-        their new numbers. The options then say how deep the model is, as its checkpoints will.
-
-        fairseq's own function forgets that, and drops all layers of the side that is not pruned.
-        """
+        their new numbers. The options then say how deep the model is, as its checkpoints will:
+        fairseq forgets that, and drops all layers of a side that is not pruned."""
         for side in ("encoder", "decoder"):
             keep = getattr(cfg, f"{side}_layers_to_keep", None)
             if not keep:
@@ -102,11 +101,7 @@ def read_model(option: str, path: str) -> dict[str, Tensor]:
 
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg", where it is,
-    its options.
-
-    Raises:
-        CheckpointError: no such file, or one that fairseq cannot have written.
-    """
+    its options. Raises CheckpointError: no such file, or fairseq has not written it."""
     if not Path(path).is_file():
         raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
     try:

@@ -12,15 +12,12 @@ _HEADS = ("lm_head.", "classification_heads.")
 
 
 def load_roberta(model: EncoderOnlyModel, path: str) -> None:
-    """Start a model's encoder from a checkpoint. What RoBERTa does not have starts anew.
-
-    Args:
-        model: whose encoder has RoBERTa's names and sizes.
-        path: of the checkpoint. If its ``dict.txt`` is in the same folder, the words are
-            compared too.
+    """Start a model's encoder, of RoBERTa's names and sizes, from a checkpoint. What RoBERTa does
+    not have starts anew.
 
     Raises:
-        CheckpointError: a file that cannot be read, or that does not fit.
+        CheckpointError: a file that cannot be read, or that does not fit; or, where its
+            ``dict.txt`` is in the same folder, has other words.
     """
     given = read_model(_OPTION, path)
     loaded, left = {}, []
@@ -62,12 +59,7 @@ def _starts_anew(name: str) -> bool:
 
 
 def check_words(option: str, path: str, words: Dictionary) -> None:
-    """Compare the dictionary with the one in the folder of the checkpoint that an option names, if
-    there is one.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Raise CheckpointError where the folder of a checkpoint has a dictionary of other words."""
     beside = Path(path).parent / "dict.txt"
     if not beside.is_file():
         return

@@ -307,8 +307,7 @@ class WordReader(ReaderModel):
     encodes_apart = True
 
     def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
+        super().__init__(args, task)
         self.heads = SpanHeads(self.encoder.head_width)
 
     def forward(

@@ -220,7 +220,7 @@ def test_activation_checkpoints_change_nothing() -> None:
         ({"encoder_embed_dim": 0}, "--encoder-embed-dim is 0; allowed: 1 or more"),
         ({"num_labels": -5}, "--num-labels is -5; allowed: 4 or more"),
         ({"max_distance": -1}, "--max-distance is -1; allowed: 0 or more"),
-        ({"dropout": 2.0}, "--dropout is 2.0; allowed: 0 to 1"),
+        ({"dropout": 2.0}, "--dropout is 2.0; allowed: 0 or more, up to 1"),
         ({"attention_dropout": 1.0}, "--attention-dropout is 1; allowed: 0 or more, and less"),
         (
             {"encoder_attention_heads": 5},
