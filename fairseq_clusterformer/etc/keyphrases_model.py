@@ -12,23 +12,23 @@ Shape letters: B batch, N tokens, W words, G nodes, D width.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.etc.pages import MOST_WORDS
+from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
-from fairseq_clusterformer.models.options import complete
 from fairseq_clusterformer.precision import at_least_float32
 
-from . import encoder as etc
-from .lift import LiftOptions, Lifts
+from .encoder import ETCEncoder, ETCOptions
+from .global_local import Structure
+from .lift import ETCModel, register_etc
+from .pages import MOST_WORDS
 
 #: the largest font size of each bucket; larger ones are the last, the 24th
 FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)
@@ -42,18 +42,14 @@ _RANGES = ((-50, 1500), (0, 1500), (-50, 6000), (0, 18000)) * 2
 
 
 @dataclass
-class ETCKeyphrasesConfig(LiftOptions):
+class ETCKeyphrasesConfig(ETCOptions):
     """Options of the encoder, and of what it reads."""
 
-    no_visual_features: bool = field(
-        default=False, metadata={"help": "do not read what the nodes of a page look like"}
-    )
-    fixed_blocks: bool = field(
-        default=False,
-        metadata={
-            "help": "global tokens stand for --block tokens each, instead of for nodes; without "
-            "what nodes look like"
-        },
+    no_visual_features: bool = option(False, "do not read what the nodes of a page look like")
+    fixed_blocks: bool = option(
+        False,
+        "global tokens stand for --block tokens each, instead of for nodes; without what nodes "
+        "look like",
     )
 
 
@@ -98,7 +94,7 @@ class VisualFeatures(nn.Module):
         return 2 * (pixels.clamp(least, most) - least) / (most - least) - 1
 
 
-class PageEncoder(etc.ETCEncoder):
+class PageEncoder(ETCEncoder):
     """ETC's encoder, where something is added to the words instead of types that differ.
 
     Its ``types`` and ``global_types`` are what is added, [B, N, D] and [B, G, D]; None: nothing.
@@ -156,8 +152,8 @@ class PhraseHead(nn.Module):
         return torch.stack(found, dim=1)[..., :number]
 
 
-@register_model("etc_keyphrases", dataclass=ETCKeyphrasesConfig)
-class ETCKeyphrases(Lifts, EncoderOnlyModel):
+@register_etc("etc_keyphrases", ETCKeyphrasesConfig)
+class ETCKeyphrases(ETCModel, EncoderOnlyModel):
     """A :class:`PageEncoder`, what nodes look like, and a :class:`PhraseHead`."""
 
     def __init__(self, args, task):
@@ -168,20 +164,14 @@ class ETCKeyphrases(Lifts, EncoderOnlyModel):
             self.visual = VisualFeatures(args.encoder_embed_dim)
         self.head = PhraseHead(args.encoder_embed_dim)
 
-    @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ETCKeyphrasesConfig)
+    @staticmethod
+    def conflicts(args, task) -> Iterator[str]:
+        """Centroids."""
         if args.clusters:
-            raise ValueError(
+            yield (
                 f"--clusters is {args.clusters}; allowed: 0 for keyphrases, where global tokens "
                 "stand for nodes of the page"
             )
-        return cls(args, task)
 
     def forward(
         self, src_tokens: Tensor, page: dict[str, Tensor]
@@ -226,7 +216,3 @@ class ETCKeyphrases(Lifts, EncoderOnlyModel):
             of_tokens = of_nodes.gather(1, nodes.expand(-1, -1, of_nodes.size(-1)))
         of = self.encoder(src_tokens, structure, types=of_tokens, global_types=of_nodes)
         return of.of_long
-
-
-for _name in ("tiny", "small", "base", "large"):
-    register_model_architecture("etc_keyphrases", f"etc_keyphrases_{_name}")(getattr(etc, _name))

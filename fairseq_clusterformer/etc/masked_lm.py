@@ -4,31 +4,24 @@ The task ``etc_masked_lm`` trains it on documents with their sentences as parts,
 hidden parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
-from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.options import complete
 
-from . import encoder as etc
-from .lift import LiftOptions, Lifts
+from .encoder import ETCEncoder, ETCOptions, Streams
+from .global_local import Structure
+from .lift import ETCModel, register_etc
+from .masked_parts import NO_EXAMPLE
 
 _GLOBAL = ("<s>", "<mask>")  # words of the global tokens of parts that are seen, and hidden
 
 
-@dataclass
-class ETCMaskedLMConfig(LiftOptions):
-    """Options of the encoder."""
-
-
-@register_model("etc_masked_lm", dataclass=ETCMaskedLMConfig)
-class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
+@register_etc("etc_masked_lm", ETCOptions)
+class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
     """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings.
 
     Where the task hides parts, a linear map of the global token of a hidden part in its context,
@@ -44,30 +37,24 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
             maps = {name: nn.Linear(width, width) for name in ("context", "alone")}
             self.contrast = nn.ModuleDict(maps)
 
-    @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ETCMaskedLMConfig)
+    @staticmethod
+    def conflicts(args, task) -> Iterator[str]:
+        """Options that do not fit the task."""
         parts = getattr(getattr(task, "cfg", None), "parts", "none")
         if args.clusters and parts != "none":
-            raise ValueError(
+            yield (
                 f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
                 "--clusters 0"
             )
-        return cls(args, task)
 
     @classmethod
-    def build_encoder(cls, args, task) -> etc.ETCEncoder:
+    def build_encoder(cls, args, task) -> ETCEncoder:
         """The encoder that the options name.
 
         Raises:
-            ValueError: an option that is not allowed.
+            ValueError: options that do not fit each other.
         """
-        return etc.ETCEncoder(args, task.source_dictionary)
+        return ETCEncoder(args, task.source_dictionary)
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """As fairseq's; the two maps are left out where the task hides no parts."""
@@ -104,7 +91,7 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
             extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
         return self.lm_head(streams.of_long, masked_tokens), extra
 
-    def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> etc.Streams:
+    def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> Streams:
         """What the encoder makes of documents with their parts; see `forward`."""
         words = self.encoder.dictionary
         structure = Structure(
@@ -129,7 +116,3 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
     def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""
         return self.encoder(src_tokens).of_long, []
-
-
-for _name in ("tiny", "small", "base", "large"):
-    register_model_architecture("etc_masked_lm", f"etc_masked_lm_{_name}")(getattr(etc, _name))

@@ -2,28 +2,28 @@
 
 The question and the document are one long input (Ainslie et al. 2020, section 4 and appendix B).
 There are global tokens for all of it, for each token of the question, for each paragraph and for
-each sentence; see :func:`~fairseq_clusterformer.etc.global_tokens.global_tokens`.
+each sentence; see :class:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure`.
 
 Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
 C candidates, D width.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, StructureLogits
+from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.models.options import complete
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
 
-from . import encoder as etc
+from .encoder import ETCEncoder, ETCOptions
+from .global_local import Structure
 from .global_tokens import (
     IN_QUESTION,
     IN_TITLE,
@@ -34,49 +34,37 @@ from .global_tokens import (
     OF_SENTENCE,
     OF_TEXT,
     DocumentStructure,
-    batch_of_globals,
-    global_tokens,
 )
-from .lift import LiftOptions, Lifts
-
-STRUCTURES = ("contexts", "text", "flat")
+from .lift import ETCModel, register_etc
 
 
 @dataclass
-class ETCReaderConfig(LiftOptions):
+class ETCReaderConfig(ETCOptions):
     """Options of the encoder, and of what it answers."""
 
-    structure: str = field(
-        default="contexts",
-        metadata={
-            "help": "contexts: paragraphs are apart, their long tokens do not see each other, as "
-            "in ETC's HotpotQA and WikiHop; text: they follow each other, as in its Natural "
-            "Questions; flat: text where of all global tokens those of sentences and of the "
-            "question's tokens alone stand for something, the paper's ablation"
-        },
+    structure: str = option(
+        "contexts",
+        "contexts: paragraphs are apart, their long tokens do not see each other, as in ETC's "
+        "HotpotQA and WikiHop; text: they follow each other, as in its Natural Questions; flat: "
+        "text where of all global tokens those of sentences and of the question's tokens alone "
+        "stand for something, the paper's ablation",
+        choices=("contexts", "text", "flat"),
     )
-    fixed_blocks: bool = field(
-        default=False,
-        metadata={"help": "global tokens stand for --block tokens each, and for nothing else"},
+    fixed_blocks: bool = option(
+        False, "global tokens stand for --block tokens each, and for nothing else"
     )
-
-    paragraphs_alone: bool = field(
-        default=False,
-        metadata={
-            "help": "sentences have no global tokens, as in ETC's Natural Questions, so that "
-            "longer documents keep within --max-global-positions"
-        },
+    paragraphs_alone: bool = option(
+        False,
+        "sentences have no global tokens, as in ETC's Natural Questions, so that longer documents "
+        "keep within --max-global-positions",
     )
-    supporting_facts: bool = field(
-        default=False,
-        metadata={"help": "say which sentences support an answer; the data must have them"},
+    supporting_facts: bool = option(
+        False, "say which sentences support an answer; the data must have them"
     )
-    narrow_cls: bool = field(
-        default=False,
-        metadata={
-            "help": "with --structure text --hard-global, the global <s> sees the long <s> alone, "
-            "as in ETC's Natural Questions; else it sees everything, as in its HotpotQA"
-        },
+    narrow_cls: bool = option(
+        False,
+        "with --structure text --hard-global, the global <s> sees the long <s> alone, as in ETC's "
+        "Natural Questions; else it sees everything, as in its HotpotQA",
     )
 
 
@@ -117,7 +105,7 @@ class _LongInput(NamedTuple):
     asked: Tensor
 
 
-class ETCReaderEncoder(etc.ETCEncoder):
+class ETCReaderEncoder(ETCEncoder):
     """An encoder of questions and documents.
 
     Args:
@@ -222,12 +210,13 @@ class ETCReaderEncoder(etc.ETCEncoder):
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
         """Global tokens of documents whose sentences are unknown."""
         pad, bos = self.dictionary.pad(), self.dictionary.bos()
-        rows = []
+        plain, rows = DocumentStructure(), []
         for question, document in zip(question_tokens.cpu(), document_tokens.cpu(), strict=True):
             question, document = question[question != pad], document[document != pad]
             (starts,) = document.eq(bos).nonzero(as_tuple=True)
-            rows.append(global_tokens(question, starts, len(document), Outline(), self.dictionary))
-        batch = batch_of_globals(rows, pad)
+            row = plain.rows(question, starts, len(document), Outline(), self.dictionary)
+            rows.append(row)
+        batch = plain.batch(rows, pad)
         return {name: tensor.to(document_tokens.device) for name, tensor in batch.items()}
 
     def clusters(self, reading: ETCReading) -> dict:
@@ -299,8 +288,8 @@ def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
     return found.gather(1, order)
 
 
-@register_model("etc_reader", dataclass=ETCReaderConfig)
-class ETCReader(Lifts, ReaderModel):
+@register_etc("etc_reader", ETCReaderConfig)
+class ETCReader(ETCModel, ReaderModel):
     """An :class:`ETCReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
@@ -314,36 +303,24 @@ class ETCReader(Lifts, ReaderModel):
             flat=args.structure == "flat",
         )
 
-    @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ETCReaderConfig)
-        if args.structure not in STRUCTURES:
-            raise ValueError(f"--structure is {args.structure}; allowed: {', '.join(STRUCTURES)}")
+    @staticmethod
+    def conflicts(args, task) -> Iterator[str]:
+        """Options that do not fit each other."""
         if args.clusters and args.fixed_blocks:
-            raise ValueError(
+            yield (
                 f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
             )
         if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
-            raise ValueError(
+            yield (
                 f"--structure is {args.structure}; allowed: without --clusters and "
                 "--fixed-blocks, whose global tokens stand for nothing of the structure"
             )
         if args.narrow_cls and args.structure != "text":
-            raise ValueError(
-                f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
-            )
-        if args.paragraphs_alone and args.supporting_facts:
-            raise ValueError(
-                "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
-            )
+            yield f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
         if args.narrow_cls and not args.hard_global:
-            raise ValueError("--narrow-cls is given; allowed: with --hard-global")
-        return cls(args, task)
+            yield "--narrow-cls is given; allowed: with --hard-global"
+        if args.paragraphs_alone and args.supporting_facts:
+            yield "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
 
     def forward(
         self,
@@ -361,8 +338,8 @@ class ETCReader(Lifts, ReaderModel):
             text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
                 but at ``<s>``.
             structure: the global tokens, as
-                :func:`~fairseq_clusterformer.etc.global_tokens.batch_of_globals` has them; None:
-                one for each paragraph, and none for sentences.
+                :meth:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure.batch` has them;
+                None: one for each paragraph, and none for sentences.
 
         Returns:
             Logits, the ``reading`` of the encoder, and its layers' ``reports``, of which there
@@ -382,7 +359,3 @@ class ETCReader(Lifts, ReaderModel):
 
     def check_questions(self, most: int) -> None:
         """A question may have any number of tokens."""
-
-
-for _name in ("tiny", "small", "base", "large"):
-    register_model_architecture("etc_reader", f"etc_reader_{_name}")(getattr(etc, _name))
