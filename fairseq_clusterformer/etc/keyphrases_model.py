@@ -12,7 +12,6 @@ Shape letters: B batch, N tokens, W words, G nodes, D width.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,11 +163,10 @@ class ETCKeyphrases(ETCModel, EncoderOnlyModel):
             self.visual = VisualFeatures(args.encoder_embed_dim)
         self.head = PhraseHead(args.encoder_embed_dim)
 
-    @staticmethod
-    def conflicts(args, task) -> Iterator[str]:
-        """Centroids."""
+    @classmethod
+    def check(cls, args, task) -> None:
         if args.clusters:
-            yield (
+            raise ValueError(
                 f"--clusters is {args.clusters}; allowed: 0 for keyphrases, where global tokens "
                 "stand for nodes of the page"
             )

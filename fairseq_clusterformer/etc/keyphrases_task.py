@@ -1,13 +1,14 @@
 """``--task etc_keyphrases``: find the keyphrases of web pages (Ainslie et al. 2020: OpenKP)."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
 from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
@@ -22,19 +23,13 @@ logger = logging.getLogger(__name__)
 class ETCKeyphrasesTaskConfig(FairseqDataclass):
     """Options; the defaults are the paper's."""
 
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder that `clusterformer prepare keyphrases` made"},
+    data: str = option(MISSING, "folder that `clusterformer prepare keyphrases` made")
+    max_positions: int = option(
+        4096, "most tokens of a page, which is cut between words", at_least=1
     )
-    max_positions: int = field(
-        default=4096, metadata={"help": "most tokens of a page, which is cut between words"}
-    )
-    max_nodes: int = field(
-        default=512, metadata={"help": "most nodes of a page, which is cut behind them"}
-    )
-    no_shuffle: bool = field(
-        default=False,
-        metadata={"help": "keep the order of pages of one length, instead of a random one"},
+    max_nodes: int = option(512, "most nodes of a page, which is cut behind them", at_least=1)
+    no_shuffle: bool = option(
+        False, "keep the order of pages of one length, instead of a random one"
     )
     train_subset: str = II("dataset.train_subset")
 
@@ -55,12 +50,7 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
 
         Raises:
             FileNotFoundError: no dictionary.
-            ValueError: an option that is not allowed.
         """
-        for name in ("max_positions", "max_nodes"):
-            if (value := getattr(cfg, name)) < 1:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} is {value}; allowed: 1 or more")
         dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)

@@ -3,7 +3,6 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -14,6 +13,7 @@ from fairseq_clusterformer.models.checkpoints import CheckpointError, read_check
 from fairseq_clusterformer.models.encoder_only import fingerprint
 from fairseq_clusterformer.models.options import complete, set_defaults
 from fairseq_clusterformer.models.roberta import check_words
+from fairseq_clusterformer.ranges import strays
 
 from .encoder import SIZES, ETCOptions
 
@@ -49,14 +49,18 @@ class ETCModel:
             ValueError: options that do not fit each other or the task.
         """
         complete(args, cls.options)
-        for problem in cls.conflicts(args, task):
+        for problem in strays(args, cls.options):
             raise ValueError(problem)
+        cls.check(args, task)
         return cls(args, task)
 
-    @staticmethod
-    def conflicts(args, task) -> Iterator[str]:
-        """Options that do not fit each other or the task."""
-        return iter(())
+    @classmethod
+    def check(cls, args, task) -> None:
+        """Refuse options that do not fit each other or the task.
+
+        Raises:
+            ValueError: naming them.
+        """
 
     def load_initial_weights(self) -> None:
         """Start from the model that ``--lift`` names.

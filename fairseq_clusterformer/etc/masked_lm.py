@@ -4,8 +4,6 @@ The task ``etc_masked_lm`` trains it on documents with their sentences as parts,
 hidden parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -37,12 +35,11 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
             maps = {name: nn.Linear(width, width) for name in ("context", "alone")}
             self.contrast = nn.ModuleDict(maps)
 
-    @staticmethod
-    def conflicts(args, task) -> Iterator[str]:
-        """Options that do not fit the task."""
+    @classmethod
+    def check(cls, args, task) -> None:
         parts = getattr(getattr(task, "cfg", None), "parts", "none")
         if args.clusters and parts != "none":
-            yield (
+            raise ValueError(
                 f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
                 "--clusters 0"
             )

@@ -1,17 +1,18 @@
 """``--task etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on documents of sentences."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
+from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
@@ -26,44 +27,34 @@ logger = logging.getLogger(__name__)
 class ETCMaskedLMTaskConfig(FairseqDataclass):
     """Options; the defaults are the paper's."""
 
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder that `clusterformer prepare lm text --sentences` made"},
+    data: str = option(MISSING, "folder that `clusterformer prepare lm text --sentences` made")
+    tokens_per_sample: int = option(
+        4096, "tokens of a row: of a piece of a long document, or of short ones", at_least=1
     )
-    tokens_per_sample: int = field(
-        default=4096,
-        metadata={"help": "tokens of a row: of a piece of a long document, or of short ones"},
+    max_parts: int = option(
+        256, "most global tokens of a row; of --parts none, most documents", at_least=1
     )
-    max_parts: int = field(
-        default=256,
-        metadata={"help": "most global tokens of a row; of --parts none, most documents"},
+    parts: str = option(
+        "sentences",
+        "what global tokens stand for: sentences, blocks of equal length, or none",
+        choices=PARTS,
     )
-    parts: ChoiceEnum(PARTS) = field(
-        default="sentences",
-        metadata={
-            "help": "what global tokens stand for: sentences, blocks of equal length, or none"
-        },
+    min_sentences: int = option(
+        1, "of a document, else it is left out; the paper has 7", at_least=1
     )
-    min_sentences: int = field(
-        default=1,
-        metadata={"help": "of a document, else it is left out; the paper has 7"},
+    part_tokens: int = option(97, "tokens of a block", at_least=1)
+    hide_parts: float = option(
+        0.1, "share of the parts of which all is hidden; 0: none", at_least=0, at_most=1
     )
-    part_tokens: int = field(default=97, metadata={"help": "tokens of a block"})
-    hide_parts: float = field(
-        default=0.1,
-        metadata={"help": "share of the parts of which all is hidden; 0: none"},
+    mask_prob: float = option(0.15, "share of the words to guess", at_least=0, at_most=1)
+    leave_unmasked_prob: float = option(
+        0.1, "share of the guessed tokens that stay", at_least=0, at_most=1
     )
-    mask_prob: float = field(default=0.15, metadata={"help": "share of the words to guess"})
-    leave_unmasked_prob: float = field(
-        default=0.1, metadata={"help": "share of the guessed tokens that stay"}
-    )
-    random_token_prob: float = field(
-        default=0.1, metadata={"help": "share of the guessed tokens that become another"}
+    random_token_prob: float = option(
+        0.1, "share of the guessed tokens that become another", at_least=0, at_most=1
     )
     # else fairseq's workers live on, and never hear that an epoch has other words to guess
-    persistent_workers: bool = field(
-        default=False, metadata={"help": "keep data workers, which then guess the same words"}
-    )
+    persistent_workers: bool = option(False, "keep data workers, which then guess the same words")
     seed: int = II("common.seed")
 
 
@@ -86,12 +77,6 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
             FileNotFoundError: no dictionary.
             ValueError: an option that is not allowed.
         """
-        for name in ("tokens_per_sample", "max_parts", "min_sentences", "part_tokens"):
-            if (value := getattr(cfg, name)) < 1:
-                raise ValueError(f"{_flag(name)} is {value}; allowed: 1 or more")
-        for name in ("hide_parts", "mask_prob", "leave_unmasked_prob", "random_token_prob"):
-            if not 0 <= (value := getattr(cfg, name)) <= 1:
-                raise ValueError(f"{_flag(name)} is {value}; allowed: 0 to 1")
         if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
             raise ValueError(
                 f"--random-token-prob is {cfg.random_token_prob}, and --leave-unmasked-prob "
@@ -194,7 +179,3 @@ class _Lines(list):
     @property
     def sizes(self) -> np.ndarray:
         return np.array([len(item) for item in self])
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -8,7 +8,6 @@ Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S
 C candidates, D width.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -303,24 +302,27 @@ class ETCReader(ETCModel, ReaderModel):
             flat=args.structure == "flat",
         )
 
-    @staticmethod
-    def conflicts(args, task) -> Iterator[str]:
-        """Options that do not fit each other."""
+    @classmethod
+    def check(cls, args, task) -> None:
         if args.clusters and args.fixed_blocks:
-            yield (
+            raise ValueError(
                 f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
             )
         if args.structure != "contexts" and (args.clusters or args.fixed_blocks):
-            yield (
+            raise ValueError(
                 f"--structure is {args.structure}; allowed: without --clusters and "
                 "--fixed-blocks, whose global tokens stand for nothing of the structure"
             )
         if args.narrow_cls and args.structure != "text":
-            yield f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
+            raise ValueError(
+                f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
+            )
         if args.narrow_cls and not args.hard_global:
-            yield "--narrow-cls is given; allowed: with --hard-global"
+            raise ValueError("--narrow-cls is given; allowed: with --hard-global")
         if args.paragraphs_alone and args.supporting_facts:
-            yield "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
+            raise ValueError(
+                "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
+            )
 
     def forward(
         self,
