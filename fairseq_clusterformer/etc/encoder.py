@@ -80,27 +80,16 @@ class ETCOptions(EncoderOptions):
 
 
 class Streams(NamedTuple):
-    """What the encoder makes of both streams.
+    """What the encoder makes of both streams."""
 
-    Attributes:
-        of_global: [B, G, D].
-        of_long: [B, N, D].
-        structure: of the batch.
-    """
-
-    of_global: Tensor
-    of_long: Tensor
-    structure: Structure
+    of_global: Tensor  # [B, G, D]
+    of_long: Tensor  # [B, N, D]
+    structure: Structure  # of the batch
 
 
 def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
     """Parts of ``block`` tokens each, the last one of what is left; the paper's "fixed blocks".
-
-    Args:
-        tokens: int64 [B, N], with padding behind.
-        block: tokens of a part.
-        pad: of the dictionary.
-    """
+    Of tokens int64 [B, N], with padding behind."""
     padding = tokens.eq(pad)
     length = tokens.size(1)
     real = (~padding).sum(1, keepdim=True)
@@ -119,11 +108,7 @@ def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
 
 
 class ETCLayer(nn.Module):
-    """Attention of both streams and a feed-forward layer that they share; norms are their own.
-
-    Args:
-        args: `ETCOptions`.
-    """
+    """Attention of both streams and a feed-forward layer that they share; norms are their own."""
 
     def __init__(self, args):
         super().__init__()
@@ -232,8 +217,9 @@ class ETCEncoder(nn.Module):
             structure: which global tokens stand for which parts; None: fixed blocks. With
                 clusters it has no global tokens, but may have examples.
             global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
-            types: of the long tokens, int64 [B, N] below 16; None: 1.
-            global_types: of the global ones, int64 [B, G]; None: 0.
+            types: of the long tokens, int64 [B, N] below 16; None: 1. Or vectors [B, N, D], which
+                are added as well.
+            global_types: of the global ones, likewise, [B, G] or [B, G, D]; None: 0.
 
         Raises:
             ValueError: padding before a token, or streams that do not fit the structure.
@@ -274,10 +260,12 @@ class ETCEncoder(nn.Module):
             of_long = of_long + of_global[:, :0].sum()  # 0, whatever the states are
         return Streams(of_global, of_long, structure)
 
-    def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
-        if kinds is None:
-            kinds = torch.full_like(words, default)
-        x = self.layernorm_embedding(self.embed_tokens(words) + self.embed_types(kinds))
+    def _embedded(self, words: Tensor, types: Tensor | None, default: int) -> Tensor:
+        more = types if types is not None and types.is_floating_point() else None
+        if types is None or more is not None:
+            types = torch.full_like(words, default)
+        x = self.embed_tokens(words) + self.embed_types(types)
+        x = self.layernorm_embedding(x if more is None else x + more)
         return dropout(x, self.dropout, self.training)
 
     def _of_clusters(self, tokens: Tensor, given: Structure | None) -> Structure:

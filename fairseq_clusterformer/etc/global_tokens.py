@@ -25,39 +25,26 @@ OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE, IN_QUESTI
 
 
 class GlobalTokens(NamedTuple):
-    """The global tokens of a question and its document.
+    """The global tokens of a question and its document."""
 
-    Attributes:
-        words: symbols, ``<s>`` except for those of the question, int64 [G].
-        types: of the constants above, int64 [G].
-        spans: tokens [first, last) of the long input, the question before the document, that each
-            stands for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal where
-            there are no more.
-        paragraphs: that each belongs to, rising, int64 [G]: the token for all and each candidate
-            are one by themselves, and so are those of the question (the authors' code).
-    """
-
-    words: Tensor
-    types: Tensor
+    words: Tensor  # symbols, <s> except for those of the question, int64 [G]
+    types: Tensor  # of the constants above, int64 [G]
+    # tokens [first, last) of the long input, the question before the document, that each stands
+    # for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal: no more
     spans: Tensor
+    # that each belongs to, rising, int64 [G]: the token for all and each candidate are one by
+    # themselves, and so are those of the question (the authors' code)
     paragraphs: Tensor
 
 
 @dataclass(frozen=True)
 class DocumentStructure:
-    """What a reader of structured documents is given of them; the trunk's data set asks it.
+    """What a reader of structured documents is given of them; the trunk's data set asks it."""
 
-    Attributes:
-        sentences: they have global tokens.
-        supporting: it says which sentences support an answer.
-        by_parts: global tokens stand for parts of the document.
-        flat: nothing stands for a candidate.
-    """
-
-    sentences: bool = True
-    supporting: bool = False
-    by_parts: bool = True
-    flat: bool = False
+    sentences: bool = True  # they have global tokens
+    supporting: bool = False  # it says which sentences support an answer
+    by_parts: bool = True  # global tokens stand for parts of the document
+    flat: bool = False  # nothing stands for a candidate
 
     def read(self, outline: Outline, length: int) -> Outline:
         """What is read of an outline, within the first tokens of the document."""
@@ -65,13 +52,13 @@ class DocumentStructure:
         return outline if self.sentences else outline.without_sentences()
 
     def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None:
-        """Refuse what takes too many global tokens, or has candidates that nothing stands for.
+        """Refuse what takes more than ``most`` global tokens (0: any number), or has candidates
+        that nothing stands for.
 
         Args:
             outline: as :meth:`read` returns it.
             question: Q, with ``<s>`` and ``</s>``.
             paragraphs: that are read.
-            most: global tokens; 0: any number.
 
         Raises:
             ValueError: saying what is allowed.
@@ -101,9 +88,7 @@ class DocumentStructure:
         Args:
             question: ``<s> question </s>``, int64 [Q].
             starts: of the paragraphs in the document, int64 [P].
-            length: N.
-            outline: of the document.
-            dictionary: of both.
+            length, outline: of the document.
         """
         asked, before = len(question) - 2, len(question)
         starts = starts[starts < length]

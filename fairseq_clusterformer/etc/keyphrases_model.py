@@ -27,11 +27,11 @@ from fairseq_clusterformer.precision import at_least_float32
 from .encoder import ETCEncoder, ETCOptions
 from .global_local import Structure
 from .lift import ETCModel, register_etc
-from .pages import MOST_WORDS
+from .openkp import MOST_WORDS
 
 #: the largest font size of each bucket; larger ones are the last, the 24th
 FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)
-#: places among the 20 numbers of a node (see `data.pages.VISUAL`)
+#: places among the 20 numbers of a node (see `openkp.VISUAL`)
 _CROSSED = (4, 6, 9)  # block, heading, bold
 _FONTS = (8, 18)  # of the node and of its parent
 _FLAGS = (5, 7, 16, 17, 19)  # inline, leaf; the parent's heading, leaf, bold
@@ -54,11 +54,7 @@ class ETCKeyphrasesConfig(ETCOptions):
 
 class VisualFeatures(nn.Module):
     """What a node looks like, as a vector (appendix B): its font size and that of its parent, in
-    24 buckets; block, heading and bold together; and two layers over all other numbers.
-
-    Args:
-        embed_dim: D.
-    """
+    24 buckets; block, heading and bold together; and two layers over all other numbers."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -93,25 +89,8 @@ class VisualFeatures(nn.Module):
         return 2 * (pixels.clamp(least, most) - least) / (most - least) - 1
 
 
-class PageEncoder(ETCEncoder):
-    """ETC's encoder, where something is added to the words instead of types that differ.
-
-    Its ``types`` and ``global_types`` are what is added, [B, N, D] and [B, G, D]; None: nothing.
-    """
-
-    def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
-        types = torch.full_like(words, default)
-        x = self.embed_tokens(words) + self.embed_types(types)
-        x = self.layernorm_embedding(x if kinds is None else x + kinds)
-        return nn.functional.dropout(x, self.dropout, self.training)
-
-
 class PhraseHead(nn.Module):
-    """Logits of n-grams from the states of subwords.
-
-    Args:
-        embed_dim: D.
-    """
+    """Logits of n-grams from the states of subwords."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -153,10 +132,10 @@ class PhraseHead(nn.Module):
 
 @register_etc("etc_keyphrases", ETCKeyphrasesConfig)
 class ETCKeyphrases(ETCModel, EncoderOnlyModel):
-    """A :class:`PageEncoder`, what nodes look like, and a :class:`PhraseHead`."""
+    """An ETC encoder, what nodes look like, and a :class:`PhraseHead`."""
 
     def __init__(self, args, task):
-        super().__init__(PageEncoder(args, task.source_dictionary))
+        super().__init__(ETCEncoder(args, task.source_dictionary))
         self.args = args
         self.visual = None
         if not (args.no_visual_features or args.fixed_blocks):

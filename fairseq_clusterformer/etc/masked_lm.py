@@ -46,11 +46,7 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCEncoder:
-        """The encoder that the options name.
-
-        Raises:
-            ValueError: options that do not fit each other.
-        """
+        """The encoder that the options name."""
         return ETCEncoder(args, task.source_dictionary)
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
@@ -68,17 +64,8 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
         masked_tokens: Tensor | None = None,
         parts: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, dict]:
-        """Guess words, and say what hidden parts are like.
-
-        Args:
-            src_tokens, src_lengths, src_id, masked_tokens: as its parent's.
-            parts: what :class:`~fairseq_clusterformer.etc.masked_parts.MaskedParts` says of
-                them; None: fixed blocks.
-
-        Returns:
-            As its parent's; with ``parts``, also "contrast": what the S hidden parts should be
-            like, and what they are, both [S, D].
-        """
+        """As its parent's. With ``parts``, as `MaskedParts` has them, also "contrast": what the S
+        hidden parts should be like, and what they are, both [S, D]. Without: fixed blocks."""
         if parts is None:
             return super().forward(src_tokens, masked_tokens=masked_tokens)
         streams = self.read(src_tokens, parts)

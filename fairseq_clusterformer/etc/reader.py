@@ -68,49 +68,33 @@ class ETCReaderConfig(ETCOptions):
 
 
 class ETCReading(NamedTuple):
-    """What the encoder makes of questions and their documents; the first five as in `Reading`.
+    """What the encoder makes of questions and their documents; the first five as in `Reading`."""
 
-    Attributes:
-        question: [B, 1, Q, D].
-        document: [B, N, D].
-        question_padding: bool [B, 1, Q].
-        document_padding: bool [B, N].
-        reports: none, for no layer clusters.
-        of_global: [B, G, D]; where global tokens stand for blocks or clusters, the first long
-            token of each part instead.
-        types: of the global tokens, int64 [B, G]; -1 for padding.
-        starts: the first token of the document that each stands for, int64 [B, G]; negative of
-            those in front of it.
-    """
-
-    question: Tensor
-    document: Tensor
-    question_padding: Tensor
-    document_padding: Tensor
-    reports: list[Report]
+    question: Tensor  # [B, 1, Q, D]
+    document: Tensor  # [B, N, D]
+    question_padding: Tensor  # bool [B, 1, Q]
+    document_padding: Tensor  # bool [B, N]
+    reports: list[Report]  # none, for no layer clusters
+    # [B, G, D]; where global tokens stand for blocks or clusters, the first long token of each
+    # part instead
     of_global: Tensor
-    types: Tensor
+    types: Tensor  # of the global tokens, int64 [B, G]; -1 for padding
+    # the first token of the document that each stands for, int64 [B, G]; negative in front of it
     starts: Tensor
 
 
 class _LongInput(NamedTuple):
-    """Questions and documents behind them, L tokens: tokens, types and paragraphs int64 [B, L],
-    padding bool [B, L]; and the tokens of each question, int64 [B, 1]."""
+    """Questions and documents behind them, L tokens."""
 
-    tokens: Tensor
-    types: Tensor
-    padding: Tensor
-    paragraphs: Tensor
-    asked: Tensor
+    tokens: Tensor  # int64 [B, L]
+    types: Tensor  # int64 [B, L]
+    padding: Tensor  # bool [B, L]
+    paragraphs: Tensor  # int64 [B, L]
+    asked: Tensor  # tokens of each question, int64 [B, 1]
 
 
 class ETCReaderEncoder(ETCEncoder):
-    """An encoder of questions and documents.
-
-    Args:
-        args: `ETCReaderConfig`.
-        dictionary: of questions and documents.
-    """
+    """An encoder of questions and documents."""
 
     def __init__(self, args, dictionary):
         super().__init__(args, dictionary)
@@ -124,11 +108,7 @@ class ETCReaderEncoder(ETCEncoder):
         text_mask: Tensor | None = None,
         structure: dict[str, Tensor] | None = None,
     ) -> ETCReading:
-        """Encode documents, each with its question; see :meth:`ETCReader.forward`.
-
-        Raises:
-            ValueError: padding before a token.
-        """
+        """Encode documents, each with its question; see :meth:`ETCReader.forward`."""
         pad = self.dictionary.pad()
         check_padding(question_tokens, document_tokens, pad)
         if structure is None:
@@ -176,6 +156,7 @@ class ETCReaderEncoder(ETCEncoder):
         both = torch.cat([question_tokens, document_tokens], dim=1)
         place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
         in_question = place < asked
+        # the place in `both` of each token: behind the question, its padding is skipped
         source = torch.where(in_question, place, place - asked + question_tokens.size(1))
         source = source.clamp(max=both.size(1) - 1)
         padding = place >= asked + told
@@ -225,12 +206,7 @@ class ETCReaderEncoder(ETCEncoder):
 
 class StructureHeads(nn.Module):
     """Linear maps, computed in float32 or more: spans from the long stream; paragraphs, types,
-    supporting sentences and candidates from the tokens that stand for them.
-
-    Args:
-        embed_dim: D.
-        supporting: say which sentences support an answer.
-    """
+    supporting sentences (if asked for) and candidates from the tokens that stand for them."""
 
     def __init__(self, embed_dim: int, *, supporting: bool):
         super().__init__()
@@ -245,12 +221,8 @@ class StructureHeads(nn.Module):
         nn.init.zeros_(self.answer_type.weight)
 
     def forward(self, reading: ETCReading, text_mask: Tensor) -> StructureLogits:
-        """See :class:`StructureLogits`.
-
-        Args:
-            reading: of B documents.
-            text_mask: bool [B, N], True where a short answer can begin and end.
-        """
+        """Logits of B documents; ``text_mask``, bool [B, N], is True where a short answer can
+        begin and end."""
         text = text_mask & ~reading.document_padding
         start, end = self.span(reading.document).unbind(-1)
         of_global, types = reading.of_global, reading.types
@@ -344,8 +316,7 @@ class ETCReader(ETCModel, ReaderModel):
                 None: one for each paragraph, and none for sentences.
 
         Returns:
-            Logits, the ``reading`` of the encoder, and its layers' ``reports``, of which there
-            are none.
+            Logits, and the ``reading`` of the encoder.
 
         Raises:
             ValueError: padding elsewhere.
