@@ -36,6 +36,17 @@ CONFIGURATIONS = {
 }
 
 
+def _on_neural_clustering() -> list[Path]:
+    """Pages and grids of the examples that speak of ClusterFormer's paper and of ``neural``."""
+    texts = [*ROOT.glob("examples/*/*.yaml"), *ROOT.glob("examples/*/*.md")]
+    return sorted(
+        path.relative_to(ROOT)
+        for path in texts
+        if {"CF22", "paper"} & set(re.findall(r"\w+", text := path.read_text()))
+        and re.search(r"\bneural\b", text)
+    )
+
+
 def anchors(page: Path) -> set[str]:
     """The names of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
@@ -221,6 +232,12 @@ def signs():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("path", _on_neural_clustering(), ids=str)
+def test_similarity_is_named(path: Path) -> None:
+    """ClusterFormer's similarity is the inner product; results of ``neural`` are by cosine."""
+    assert "cosine" in (ROOT / path).read_text()
+
+
 def test_a_kind_in_one_file(signs) -> None:
     """What it sees; tests/cli/test_train.py holds it to what every kind promises."""
     assert "signs" in attention_kinds()

@@ -10,7 +10,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fairseq_clusterformer.answers import Logits, StructureLogits, WordLogits, ranked_answers
+from fairseq_clusterformer.answers import Logits, WordLogits, ranked_answers
 from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
 
@@ -134,13 +134,10 @@ def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor
 class QACriterion(FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
-    Each part is the cross-entropy of all right choices together: if there are several gold spans,
-    the model needs to find one. Validation also logs exact match and F1 of SQuAD 2.0, over the
-    questions whose answers are known. It logs F1 of long answers, if there are any. And it logs
-    how often the model is right about whether there is an answer, which XLQA calls AvNA.
-
-    Of a model that has a place for "no answer" among the tokens, the span's loss is that of a
-    start and an end among all of them; it is logged in nats too, as ``nll``.
+    Each part is the cross-entropy of all right choices together: of several gold spans, the model
+    needs to find one. Validation logs exact match and F1 of SQuAD 2.0, F1 of long answers, and how
+    often the model is right about whether there is an answer (XLQA's AvNA), over the questions
+    whose answers are known. A reader of words also logs the span's loss in nats, as ``nll``.
 
     Of a model that says which sentences support the answer, the loss is the mean of five parts:
     start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
@@ -176,48 +173,48 @@ class QACriterion(FairseqCriterion):
         if by_words := isinstance(logits, WordLogits):
             start, end, spans = with_slots(logits, whole_words(spans, logits.bounds), types)
             types = torch.ones_like(types)  # the slots have them
-        losses = {
-            "span": span_nll(start, end, spans, self.span_marginal),
-            "long": marginal_nll(logits.paragraph, target["paragraphs"]),
-            "type": marginal_nll(logits.type, types),
+        # of each part: its loss [B], and whether the question has a target for it, bool [B]
+        parts = {
+            "span": (
+                span_nll(start, end, spans, self.span_marginal),
+                (spans >= 0).flatten(1).any(-1),
+            ),
+            "long": (
+                marginal_nll(logits.paragraph, target["paragraphs"]),
+                target["paragraphs"].any(-1),
+            ),
+            "type": (marginal_nll(logits.type, types), ~types.all(-1)),
         }
-        nothing = torch.zeros_like(losses["span"])
-        losses |= {"support": nothing, "candidate": nothing}
-        parts, sentences, candidates = 1, None, None
-        if isinstance(logits, StructureLogits):
-            sentences, candidates = logits.sentences, logits.candidates
-        if sentences is not None:
-            losses["support"] = support_nll(sentences, target["supporting"])
-            parts = 5
-        if candidates is not None:
-            losses["candidate"] = candidate_nll(candidates, target["candidate"])
-            # the candidate is the answer, wherever it stands
-            for name in ("span", "long", "type"):
-                losses[name] = losses[name].masked_fill(target["candidate"] >= 0, 0.0)
-        told = {
-            "span": (spans >= 0).flatten(1).any(-1),
-            "long": target["paragraphs"].any(-1),
-            "type": ~types.all(-1),
-            "support": nothing > 0,
-            "candidate": nothing > 0,
-        }
-        if sentences is not None:
-            told["support"] = (target["supporting"] >= 0).any(-1)
-        if candidates is not None:
-            told["candidate"] = target["candidate"] >= 0
-            told |= {k: told[k] & ~told["candidate"] for k in ("span", "long", "type")}
-        loss = sum(losses.values()) / parts
+        nothing = torch.zeros_like(parts["span"][0])
+        of_sentences = getattr(logits, "sentences", None)
+        of_candidates = getattr(logits, "candidates", None)
+        if of_candidates is not None:
+            # the right candidate is the answer, wherever it stands
+            right = target["candidate"] >= 0
+            parts = {
+                name: (loss.masked_fill(right, 0.0), known & ~right)
+                for name, (loss, known) in parts.items()
+            }
+        parts |= {"support": (nothing, nothing > 0), "candidate": (nothing, nothing > 0)}
+        if of_sentences is not None:
+            supporting = target["supporting"]
+            parts["support"] = support_nll(of_sentences, supporting), (supporting >= 0).any(-1)
+        if of_candidates is not None:
+            parts["candidate"] = candidate_nll(of_candidates, target["candidate"]), right
+        loss = sum(loss for loss, _ in parts.values())
+        if of_sentences is not None:
+            loss = loss / len(PARTS)
         size = len(loss)
         logging_output = {
             "loss": loss.detach().sum(),
             "ntokens": sample["ntokens"],
             "nsentences": size,
             "sample_size": size,
-            **{f"{part}_loss": losses[part].detach().sum() for part in PARTS},
-            **{f"{part}_size": told[part].sum() for part in PARTS},
+            **{f"{name}_loss": loss.detach().sum() for name, (loss, _) in parts.items()},
+            **{f"{name}_size": known.sum() for name, (_, known) in parts.items()},
         }
         if by_words:
-            logging_output["nll"] = losses["span"].detach().sum()
+            logging_output["nll"] = parts["span"][0].detach().sum()
         if not model.training:
             logging_output |= self._scores(logits, sample)
         return loss.sum() if reduce else loss, size, logging_output
@@ -305,9 +302,3 @@ def _long_f1(meters) -> float:
 @register_criterion("clusterformer_qa", dataclass=ClusterformerQAConfig)
 class ClusterformerQA(ClusteringLosses, QACriterion):
     """The losses of answers plus the clustering losses."""
-
-    @classmethod
-    def build_criterion(cls, cfg: ClusterformerQAConfig, task):
-        criterion = cls(task, cfg.span_marginal)
-        criterion.set_weights(cfg)
-        return criterion

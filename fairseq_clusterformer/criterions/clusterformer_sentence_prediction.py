@@ -112,9 +112,3 @@ def _ranking(meters) -> RankingScores:
 )
 class ClusterformerSentencePrediction(ClusteringLosses, SentencePredictionCriterion):
     """Cross-entropy of the classes plus the clustering losses."""
-
-    @classmethod
-    def build_criterion(cls, cfg: ClusterformerSentencePredictionConfig, task):
-        criterion = cls(task, cfg.relevant_label)
-        criterion.set_weights(cfg)
-        return criterion

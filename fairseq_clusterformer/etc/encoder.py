@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.etc.global_local import (
     NUM_LABELS,
     PROJECTIONS,
@@ -23,7 +22,7 @@ from fairseq_clusterformer.etc.global_local import (
 )
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
-from fairseq_clusterformer.models.options import check_heads
+from fairseq_clusterformer.models.options import check_heads, option
 
 GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 

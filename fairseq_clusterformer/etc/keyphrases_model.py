@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
-from fairseq_clusterformer.attention.options import option
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 
-from .encoder import ETCEncoder, ETCOptions
+from .encoder import ETCOptions
 from .global_local import Structure
 from .lift import ETCModel, register_etc
 from .openkp import MOST_WORDS
@@ -131,12 +130,11 @@ class PhraseHead(nn.Module):
 
 
 @register_etc("etc_keyphrases", ETCKeyphrasesConfig)
-class ETCKeyphrases(ETCModel, EncoderOnlyModel):
+class ETCKeyphrases(ETCModel):
     """An ETC encoder, what nodes look like, and a :class:`PhraseHead`."""
 
     def __init__(self, args, task):
-        super().__init__(ETCEncoder(args, task.source_dictionary))
-        self.args = args
+        super().__init__(args, task)
         self.visual = None
         if not (args.no_visual_features or args.fixed_blocks):
             self.visual = VisualFeatures(args.encoder_embed_dim)

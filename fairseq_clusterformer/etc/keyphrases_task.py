@@ -8,12 +8,12 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
 from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
 from fairseq_clusterformer.etc.page_dataset import PageDataset
 from fairseq_clusterformer.etc.pages import PageData
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,11 @@ from fairseq.models import register_model, register_model_architecture
 from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
-from fairseq_clusterformer.models.encoder_only import fingerprint
-from fairseq_clusterformer.models.options import complete, set_defaults
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
+from fairseq_clusterformer.models.options import set_defaults
 from fairseq_clusterformer.models.roberta import check_words
-from fairseq_clusterformer.ranges import strays
 
-from .encoder import SIZES, ETCOptions
+from .encoder import SIZES, ETCEncoder, ETCOptions
 
 _OPTION = "--lift"
 _WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"
@@ -27,7 +26,6 @@ def register_etc(name: str, options: type[ETCOptions]):
     """Register a model with its options, and the sizes ``NAME_tiny`` to ``NAME_large``."""
 
     def register(model: type) -> type:
-        model.options = options
         model = register_model(name, dataclass=options)(model)
         for size, values in SIZES.items():
             register_model_architecture(name, f"{name}_{size}")(partial(set_defaults, **values))
@@ -36,31 +34,13 @@ def register_etc(name: str, options: type[ETCOptions]):
     return register
 
 
-class ETCModel:
-    """Mixin before a model with ETC's ``encoder``, and ``args`` of :class:`ETCOptions`."""
-
-    options: type[ETCOptions]
+class ETCModel(EncoderOnlyModel):
+    """A model of ETC's encoder and a head; its options are :class:`ETCOptions`."""
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: options that do not fit each other or the task.
-        """
-        complete(args, cls.options)
-        for problem in strays(args, cls.options):
-            raise ValueError(problem)
-        cls.check(args, task)
-        return cls(args, task)
-
-    @classmethod
-    def check(cls, args, task) -> None:
-        """Refuse options that do not fit each other or the task.
-
-        Raises:
-            ValueError: naming them.
-        """
+    def build_encoder(cls, args, task) -> ETCEncoder:
+        """The encoder that the options name."""
+        return ETCEncoder(args, task.source_dictionary)
 
     def load_initial_weights(self) -> None:
         """Start from the model that ``--lift`` names.

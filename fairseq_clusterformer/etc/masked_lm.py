@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 
-from .encoder import ETCEncoder, ETCOptions, Streams
+from .encoder import ETCOptions, Streams
 from .global_local import Structure
 from .lift import ETCModel, register_etc
 from .masked_parts import NO_EXAMPLE
@@ -43,11 +43,6 @@ class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
                 f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
                 "--clusters 0"
             )
-
-    @classmethod
-    def build_encoder(cls, args, task) -> ETCEncoder:
-        """The encoder that the options name."""
-        return ETCEncoder(args, task.source_dictionary)
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """As fairseq's; the two maps are left out where the task hides no parts."""

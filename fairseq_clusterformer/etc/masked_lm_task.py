@@ -12,12 +12,12 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.masked_lm_loss import ETCMaskedLMLoss
 from fairseq_clusterformer.etc.masked_parts import PARTS, MaskedParts
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
 logger = logging.getLogger(__name__)

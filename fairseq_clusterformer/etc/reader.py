@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, StructureLogits
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
 
@@ -264,8 +264,7 @@ class ETCReader(ETCModel, ReaderModel):
     """An :class:`ETCReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
-        super().__init__(ETCReaderEncoder(args, task.source_dictionary))
-        self.args = args
+        super().__init__(args, task)
         self.heads = StructureHeads(args.encoder_embed_dim, supporting=args.supporting_facts)
         self.structure = DocumentStructure(
             sentences=not args.paragraphs_alone,
@@ -273,6 +272,11 @@ class ETCReader(ETCModel, ReaderModel):
             by_parts=self.encoder.by_parts,
             flat=args.structure == "flat",
         )
+
+    @classmethod
+    def build_encoder(cls, args, task) -> ETCReaderEncoder:
+        """The encoder that the options name."""
+        return ETCReaderEncoder(args, task.source_dictionary)
 
     @classmethod
     def check(cls, args, task) -> None:
@@ -326,9 +330,3 @@ class ETCReader(ETCModel, ReaderModel):
             text = text & text_mask
         reading = self.encoder(question_tokens, document_tokens, text_mask, structure)
         return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}
-
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
-    def check_questions(self, most: int) -> None:
-        """A question may have any number of tokens."""

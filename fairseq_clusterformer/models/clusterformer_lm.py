@@ -1,6 +1,6 @@
 """``--arch clusterformer_lm``: a causal language model with clustered sparse attention."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq import options, utils
 from fairseq.models import register_model, register_model_architecture
@@ -20,6 +20,7 @@ from .options import (
     ClusteringOptions,
     attention_plan,
     complete,
+    option,
     set_defaults,
 )
 
@@ -28,33 +29,25 @@ from .options import (
 class LanguageModelOptions(ClusteringOptions):
     """Options that fairseq's ``transformer_lm`` does not have."""
 
-    attention: str = field(
-        default="window*2,window+gated",
-        metadata={
-            "help": "attention of each layer, separated by commas and cycled to the depth, such "
-            "as window*3,neural: + divides a layer's heads among kinds, *n repeats a layer"
-        },
+    attention: str = option(
+        "window*2,window+gated",
+        "attention of each layer, separated by commas and cycled to the depth, such as "
+        "window*3,neural: + divides a layer's heads among kinds, *n repeats a layer",
     )
-    cluster_rule: str = field(
-        default="recent",
-        metadata={
-            "help": "which tokens of its cluster a query sees: recent, the latest ones; or "
-            "leaking-chunk, for comparison, where later tokens change earlier outputs"
-        },
+    cluster_rule: str = option(
+        "recent",
+        "which tokens of its cluster a query sees: recent, the latest ones; or leaking-chunk, for "
+        "comparison, where later tokens change earlier outputs",
     )
-    decoder_kv_heads: int = field(
-        default=0,
-        metadata={
-            "help": "heads of keys and values in each layer, each shared by some heads of "
-            "queries; 0: as many"
-        },
+    decoder_kv_heads: int = option(
+        0,
+        "heads of keys and values in each layer, each shared by some heads of queries; 0: as many",
+        at_least=0,
     )
-    separate_documents: bool = field(
-        default=False,
-        metadata={
-            "help": "tokens do not see other documents of their row: each end-of-sentence symbol "
-            "ends one, and positions start again"
-        },
+    separate_documents: bool = option(
+        False,
+        "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
+        "and positions start again",
     )
 
 
@@ -73,11 +66,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
 
     @classmethod
     def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option of the attention that is not allowed.
-        """
+        """Build a model; raises ValueError for an option that is not allowed."""
         complete(args, LanguageModelOptions)
         if args.cluster_rule == "chunk":
             raise ValueError(

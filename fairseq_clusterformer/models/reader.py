@@ -52,6 +52,12 @@ class ReaderModel(EncoderOnlyModel):
     encodes_apart = False
     structure: DocumentStructure | None = None
 
+    def max_positions(self) -> None:
+        """A document may have any number of tokens."""
+
+    def check_questions(self, most: int) -> None:
+        """Raise ValueError if questions may not have ``most`` tokens."""
+
 
 def check_padding(question_tokens: Tensor, document_tokens: Tensor, padding_idx: int) -> None:
     """Refuse padding before a token.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.models.options import option
 
 from .word_reader import (
     ContextQueryAttention,
@@ -30,10 +30,8 @@ from .words import Words
 class BidafReaderConfig(WordReaderOptions):
     """Options; by default it has the report's sizes with letters, and subwords as well."""
 
-    dropout: float = option(0.2, "dropout probability", at_least=0, at_most=1)
-    encoder_embed_dim: int = option(
-        100, "width of the words, and of each direction of an LSTM", at_least=1
-    )
+    dropout: float = option(0.2, "dropout probability")
+    encoder_embed_dim: int = option(100, "width of the words, and of each direction of an LSTM")
 
 
 class TwoWayLSTM(nn.Module):
@@ -105,8 +103,6 @@ class BidafEncoder(WordReaderEncoder):
 @register_model("bidaf_reader", dataclass=BidafReaderConfig)
 class BidafReader(WordReader):
     """A :class:`BidafEncoder`, and what it answers."""
-
-    options = BidafReaderConfig
 
     @classmethod
     def build_encoder(cls, args, task) -> BidafEncoder:

@@ -17,12 +17,12 @@ from fairseq_clusterformer.attention import (
     MultiheadAttention,
     OptionError,
 )
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import (
     ClusteringOptions,
     attention_plan,
     flagged,
+    option,
     set_defaults,
 )
 from fairseq_clusterformer.models.reader import labelled
@@ -47,16 +47,16 @@ PASSES = 3  # of the model encoder, with shared weights
 class QANetReaderConfig(WordReaderOptions, ClusteringOptions):
     """Options; by default it has the report's smaller sizes."""
 
-    dropout: float = option(0.1, "dropout probability", at_least=0, at_most=1)
+    dropout: float = option(0.1, "dropout probability")
     attention_dropout: float = option(
         0.1, "dropout probability of attention weights", at_least=0, below=1
     )
     letter_filters: int = option(
         64, "filters of the convolution over a word's letters; 0: none", at_least=0
     )
-    encoder_embed_dim: int = option(128, "width of the encoder", at_least=1)
-    encoder_ffn_embed_dim: int = option(128, "width inside the feed-forward layers", at_least=1)
-    encoder_attention_heads: int = option(4, "heads in each block", at_least=1)
+    encoder_embed_dim: int = option(128, "width of the encoder")
+    encoder_ffn_embed_dim: int = option(128, "width inside the feed-forward layers")
+    encoder_attention_heads: int = option(4, "heads in each block")
     encoder_layers: int = option(
         8,
         "blocks: the first encodes questions and documents, the others are the model encoder, "
@@ -266,8 +266,6 @@ def sinusoids(length: int, width: int) -> Tensor:
 @register_model("qanet_reader", dataclass=QANetReaderConfig)
 class QANetReader(WordReader):
     """A :class:`QANetEncoder`, and what it answers."""
-
-    options = QANetReaderConfig
 
     @classmethod
     def build_encoder(cls, args, task) -> QANetEncoder:

@@ -20,13 +20,11 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from fairseq_clusterformer.answers import WordLogits
-from fairseq_clusterformer.attention.options import option
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.models.options import complete, set_defaults
+from fairseq_clusterformer.models.options import option, set_defaults
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.models.word_vectors import first_word_vectors
 from fairseq_clusterformer.precision import ExactLinear, at_least_float32
-from fairseq_clusterformer.ranges import strays
 
 from .words import Speller, VectorTable, Words
 
@@ -330,28 +328,17 @@ class WordReader(ReaderModel):
     """A :class:`WordReaderEncoder`, and what it answers."""
 
     encodes_apart = True
-    options: type[WordReaderOptions]
 
     def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
+        super().__init__(args, task)
         self.heads = SpanHeads(self.encoder.head_width)
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, cls.options)
-        for problem in strays(args, cls.options):
-            raise ValueError(problem)
+    def check(cls, args, task) -> None:
         if not args.word_dim + args.subword_dim:
             raise ValueError("--subword-dim is 0; allowed: 1 or more, where --word-dim is 0")
         if args.word_vectors and not args.word_dim:
             raise ValueError("--word-dim is 0; allowed: the width of --word-vectors")
-        return cls(args, task)
 
     def forward(
         self,
@@ -398,12 +385,6 @@ class WordReader(ReaderModel):
         """Each ``<s>``, and where a short answer can begin and end, bool [B, N]."""
         starts = document_tokens.eq(self.encoder.dictionary.bos())
         return starts, ~starts if text_mask is None else text_mask & ~starts
-
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
-    def check_questions(self, most: int) -> None:
-        """A question may have any number of tokens."""
 
     def load_initial_weights(self) -> None:
         """Start from what ``--word-vectors`` names.

@@ -9,7 +9,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import summary
-from fairseq_clusterformer.criterions.clusterformer_cross_entropy import (
+from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerCrossEntropy,
     ClusterformerCrossEntropyConfig,
 )

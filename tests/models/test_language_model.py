@@ -9,7 +9,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_clusterformer.criterions.clusterformer_cross_entropy import (
+from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerCrossEntropy,
     ClusterformerCrossEntropyConfig,
 )

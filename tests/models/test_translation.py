@@ -13,7 +13,7 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_clusterformer.attention.inspect import token_clusters
-from fairseq_clusterformer.criterions.clusterformer_label_smoothed_cross_entropy import (
+from fairseq_clusterformer.criterions.fairseq_losses import (
     ClusterformerLabelSmoothedCrossEntropy,
     ClusterformerLabelSmoothedCrossEntropyConfig,
 )
