@@ -41,7 +41,7 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
 
     def __init__(self, cfg: ETCKeyphrasesTaskConfig, dictionary: Dictionary):
-        super().__init__(cfg)
+        super().__init__(cfg, dictionary)
         self.dictionary = dictionary
 
     @classmethod

@@ -65,7 +65,7 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
     name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
-        super().__init__(cfg)
+        super().__init__(cfg, dictionary)
         self.dictionary = dictionary
         self.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
 

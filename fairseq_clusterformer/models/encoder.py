@@ -28,7 +28,7 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
 
         Args:
             x: [N, B, D].
-            encoder_padding_mask: bool [B, N], or the batch that has it.
+            encoder_padding_mask: the batch, or bool [B, N], True for padding.
             centroids: handed on by the layer before, [B, K, D].
 
         Returns:
@@ -37,9 +37,7 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         residual = x
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        x, reports = self.self_attn(
-            query=x, key_padding_mask=encoder_padding_mask, centroids=centroids
-        )
+        x, reports = self.self_attn(x, encoder_padding_mask, centroids=centroids)
         x = self.residual_connection(self.dropout_module(x), residual)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)

@@ -1,5 +1,6 @@
-"""What encoders and decoders over clustered layers share: reports, averages, checkpoints."""
+"""What encoders and decoders over clustered layers share: reports, averages, positions."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,14 +10,15 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
+from fairseq.utils import make_positions
 from torch import Tensor, nn
+from torch.nn.functional import embedding, pad
 
 from fairseq_clusterformer.attention import AttentionPlan, OptionError
 from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
 from .options import flagged
-from .positions import Sinusoids
 
 # In tokens: a feed-forward block of 3,072 makes 50 MB of 4,096, and a GPU is kept busy by more.
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
@@ -148,6 +150,32 @@ class ClusteredStack:
         # is still to be committed when the next one begins.
         self.num_updates = None
         return state_dict
+
+
+class Sinusoids(SinusoidalPositionalEmbedding):
+    """fairseq's; an exported graph computes what it would look up, and grows no table."""
+
+    def forward(self, input: Tensor, *args, **kwargs) -> Tensor:
+        if torch.compiler.is_exporting():
+            return self.at(make_positions(input, self.padding_idx))
+        return super().forward(input, *args, **kwargs)
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Rows of fairseq's table [..., D], by their numbers, int64 [...]."""
+        half = self.embedding_dim // 2
+        rate = torch.arange(half, dtype=torch.float32, device=rows.device)
+        rate = torch.exp(rate * -(math.log(10_000) / (half - 1)))
+        angle = rows.unsqueeze(-1) * rate
+        found = torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return pad(found, (0, self.embedding_dim % 2)).to(self.weights.dtype)
+
+
+def embed_places(module: nn.Embedding | Sinusoids, places: Tensor) -> Tensor:
+    """Embeddings of positions [..., D], counted from 0, int64 [...]."""
+    rows = places + module.padding_idx + 1  # as fairseq counts them
+    if isinstance(module, nn.Embedding):
+        return embedding(rows, module.weight)
+    return module.at(rows)
 
 
 def at_once_in(module: nn.Module, device: torch.device) -> int | None:

@@ -45,7 +45,7 @@ BAD_OPTIONS = {
     ),
     "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
     "--positions polar": "--positions is polar; allowed: learned, sinusoidal, rotary",
-    "--short-convolution -1": "--short-convolution is -1; allowed: 1 or more, or 0 for none",
+    "--short-convolution -1": "--short-convolution is -1; allowed: 0 or more",
     "--copying-start": "--copying-start is True: --short-convolution is 0; allowed: with --",
     "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",
     "--attention kmeans --kmeans-bank-size 3": "--kmeans-bank-size is 3; allowed: 4 or more",

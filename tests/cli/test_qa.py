@@ -297,7 +297,7 @@ class TestBadInput:
         ("options", "message"),
         [
             ("--max-positions 1", "--max-positions is 1; allowed: 2 or more, or 0 for documents"),
-            ("--max-positions-inference -1", "--max-positions-inference is -1; allowed: 2 or"),
+            ("--max-positions-inference -1", "--max-positions-inference is -1; allowed: 0 or"),
             ("--max-question-positions 2", "--max-question-positions is 2; allowed: 3 or more"),
             (
                 "--max-question-positions 17",
