@@ -63,39 +63,31 @@ class Labels:
 
 @dataclass(eq=False)
 class Structure:
-    """Which global tokens stand for which part of the long input.
+    """Which global tokens stand for which part of the long input."""
 
-    Args:
-        spans: the long tokens that each global token stands for, from the first to one past the
-            last, int64 [B, G, 2]; equal where there are none. Those of different global tokens
-            may overlap. [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a
-            name.
-        length: N.
-        long_padding, global_padding: bool [B, N] and [B, G], True for padding, which stands
-            behind; None: there is none.
-        long_examples, global_examples: int64 [B, N] and [B, G], never falling, of examples that
-            are packed into one row and do not see each other; both None: each row is one.
-        exempt: global tokens that see the long input of their example even where g2l is hard,
-            bool [B, G]; None: none.
-        paragraphs: of global tokens, int64 [B, G]: those of two paragraphs have a label of their
-            own, not that of a distance; None: all are of one.
-        long_paragraphs: of long tokens, int64 [B, N], never falling: those of two paragraphs do
-            not see each other (l2l); None: all are of one.
-        order: the long token at each place that ``spans`` are of, int64 [B, N], those of an
-            example at its own places; None: long tokens stand at their own places.
-        clusters: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`.
-    """
-
+    #: the long tokens that each global token stands for, from the first to one past the last,
+    #: int64 [B, G, 2]; equal where there are none. Those of different global tokens may overlap.
+    #: [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a name.
     spans: Tensor
-    length: int
+    length: int  # N
+    #: bool [B, N] and [B, G], True for padding, which stands behind; None: there is none
     long_padding: Tensor | None = None
     global_padding: Tensor | None = None
+    #: int64 [B, N] and [B, G], never falling, of examples that are packed into one row and do not
+    #: see each other; both None: each row is one
     long_examples: Tensor | None = None
     global_examples: Tensor | None = None
+    #: global tokens that see the long input of their example even where g2l is hard, bool [B, G]
     exempt: Tensor | None = None
+    #: of global tokens, int64 [B, G]: those of two paragraphs have a label of their own, not that
+    #: of a distance
     paragraphs: Tensor | None = None
+    #: of long tokens, int64 [B, N], never falling: those of two do not see each other (l2l)
     long_paragraphs: Tensor | None = None
+    #: the long token at each place that ``spans`` are of, int64 [B, N], those of an example at its
+    #: own places; None: long tokens stand at their own places
     order: Tensor | None = None
+    #: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`
     clusters: Tensor | None = None
 
     def __post_init__(self):
@@ -328,10 +320,10 @@ class GlobalLocalAttention(nn.Module):
             structure = structure.clustered(self._assigned(x_global, x_long, structure))
         parts_of_global = [self._among_global(of_global, structure)]
         parts_of_global += self._in_spans(of_global, structure)
-        parts_of_long = [
-            self._in_range(of_long, lo, hi, label)
-            for lo, hi, label in self._ranges_of_long(structure)
-        ]
+        parts_of_long = []
+        for lo, hi, label in self._ranges_of_long(structure):
+            ranges = lo.unsqueeze(-1), hi.unsqueeze(-1)
+            parts_of_long += self._in_ranges(of_long, *ranges, label, first=x_global.size(1))
         if self.labels.most:
             parts_of_long.append(self._nearest(of_long, structure))
         if self.same_cluster and structure.length:
@@ -396,46 +388,56 @@ class GlobalLocalAttention(nn.Module):
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
         return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
 
-    def _in_range(self, given: _Projected, lo: Tensor, hi: Tensor, label: int) -> Part:
-        """What long tokens find in ranges [B, N] of keys, all of one label."""
-        first = given.k.size(2) - lo.size(-1)  # kernels want as many queries as keys
-        q = pad(given.q, (0, 0, first, 0))
-        lo, hi = (pad(bound, (first, 0)).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
-        out, lse = self._by_kernel(q, given.k, given.v, Layout(lo, hi))
-        return out[:, :, first:], lse[:, :, first:] + given.added[..., label]
-
     def _in_spans(self, given: _Projected, structure: Structure) -> Iterator[Part]:
         """What global tokens find in the long input: in their spans, and in what lies between."""
-        low, high = structure.bounds_of_global
-        begin, end = structure.own
-        yield from self._in_ranges(given, structure, begin, end, self.labels.mine)
+        number, order = structure.spans.size(1), structure.order
+        if order is not None:  # global tokens are the first keys
+            order = torch.cat(
+                [torch.arange(number).expand(len(order), -1).to(order), number + order], 1
+            )
+        begin, end = (number + bound for bound in structure.own)
+        yield from self._in_ranges(given, begin, end, self.labels.mine, order=order)
         if self.hard and structure.exempt is None:
             return
-        after = torch.cat([low.unsqueeze(-1), end], dim=-1)
-        until = torch.cat([begin, high.unsqueeze(-1)], dim=-1)
+        low, high = (number + bound.unsqueeze(-1) for bound in structure.bounds_of_global)
+        after, until = torch.cat([low, end], dim=-1), torch.cat([begin, high], dim=-1)
         if self.hard:
             until = torch.where(structure.exempt.unsqueeze(-1), until, after)
-        yield from self._in_ranges(given, structure, after, until, self.labels.others)
+        yield from self._in_ranges(given, after, until, self.labels.others, order=order)
 
     def _in_ranges(
-        self, given: _Projected, structure: Structure, lo: Tensor, hi: Tensor, label: int
+        self,
+        given: _Projected,
+        lo: Tensor,
+        hi: Tensor,
+        label: int,
+        *,
+        first: int = 0,
+        order: Tensor | None = None,
     ) -> Iterator[Part]:
-        """Each of several ranges [B, G, R] of long tokens, all of one label."""
+        """What queries find in each of several ranges of key slots, all of one label.
+
+        Args:
+            lo, hi: of each query, int64 [B, G or N, R].
+            first: the slot of the first query: long ones stand behind global ones.
+            order: the key at each slot, int64 [B, M]; None: keys as they are.
+        """
         number, several = lo.shape[1:]
         asked, keys = number * several, given.k.size(2)
-        slots = max(asked, keys)  # each query R times; kernels want as many queries as keys
-        q = pad(given.q.repeat_interleave(several, dim=2), (0, 0, 0, slots - asked))
+        slots = max(first + asked, keys)  # each query R times; kernels want as many keys
+        room = (first, slots - first - asked)
+        q = pad(given.q.repeat_interleave(several, dim=2), (0, 0, *room))
         k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (given.k, given.v))
-        lo, hi = (  # global tokens are the first keys
-            pad(number + bound.flatten(1), (0, slots - asked)).unsqueeze(1)
-            for bound in (lo, torch.maximum(lo, hi))
+        lo, hi = (
+            pad(bound.flatten(1), room).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi))
         )
-        order = None
-        if structure.order is not None:
-            order = torch.arange(slots, device=lo.device).repeat(len(lo), 1, 1)
-            order[:, 0, number:keys] = number + structure.order
+        if order is not None:
+            more = torch.arange(keys, slots, device=order.device).expand(len(order), -1)
+            order = torch.cat([order, more], dim=1).unsqueeze(1)
         found = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
-        out, lse = (x[:, :, :asked].unflatten(2, (number, several)).unbind(3) for x in found)
+        out, lse = (
+            x[:, :, first : first + asked].unflatten(2, (number, several)).unbind(3) for x in found
+        )
         for each, of_each in zip(out, lse, strict=True):
             yield each, of_each + given.added[..., label]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
@@ -59,24 +59,18 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
 
 
 @register_task("etc_masked_lm", dataclass=ETCMaskedLMTaskConfig)
-class ETCMaskedLMTask(OwnModels, FairseqTask):
+class ETCMaskedLMTask(OwnModels):
     """Words that are masked are guessed, and hidden sentences are recognised."""
 
     name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
-        self.dictionary = dictionary
         self.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
 
     @classmethod
     def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
-        """Read the dictionary.
-
-        Raises:
-            FileNotFoundError: no dictionary.
-            ValueError: an option that is not allowed.
-        """
+        """Read the dictionary; raises ValueError for an option that is not allowed."""
         if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
             raise ValueError(
                 f"--random-token-prob is {cfg.random_token_prob}, and --leave-unmasked-prob "
@@ -89,11 +83,10 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> MaskedParts:
-        """Load "train", "valid" or "test".
+        """Load "train", "valid" or "test", and log what is left out.
 
         Raises:
-            FileNotFoundError: no such split.
-            ValueError: a split without a word.
+            FileNotFoundError, ValueError: no such split, or none with a word.
         """
         path = shard_of(self.cfg.data, epoch) / split
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
@@ -148,21 +141,12 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
         return begins
 
     def document(self, sentences: list[Tensor]) -> dict:
-        """What the model reads of one document, of any length, with nothing hidden.
-
-        Args:
-            sentences: words of each, int64 [n].
-        """
-        lines = _Lines(
-            torch.cat([words, words.new_tensor([self.dictionary.eos()])]) for words in sentences
-        )
+        """What the model reads of one document, of any length, with nothing hidden; of the words
+        of each sentence, int64 [n]."""
+        lines = Lines(torch.cat([x, x.new_tensor([self.dictionary.eos()])]) for x in sentences)
         most = sum(map(len, lines))
         rows = self._in_rows(lines, most=most, most_parts=most, hidden_parts=0, guessed=0)
         return rows.collater([rows[0]])["net_input"]
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
@@ -173,8 +157,8 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
         return self.cfg.tokens_per_sample
 
 
-class _Lines(list):
-    """Items, with their sizes as fairseq's data sets have them."""
+class Lines(list):
+    """Items of words and ``</s>``, with their sizes as fairseq's data sets have them."""
 
     @property
     def sizes(self) -> np.ndarray:
