@@ -18,8 +18,7 @@ from omegaconf import OmegaConf
 from safetensors import SafetensorError
 
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.hf.build import build_model
-from fairseq_clusterformer.hf.configuration import ClusterformerConfig
+from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.inference.load import Loaded, reason_of
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.encoder_only import fingerprint
