@@ -117,13 +117,13 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
+    from fairseq_clusterformer.conversion import as_checkpoint
     from fairseq_clusterformer.conversion.batches import (
         batches_of_split,
         batches_of_text,
         length_of,
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
-    from fairseq_clusterformer.conversion.foreign import as_checkpoint
     from fairseq_clusterformer.conversion.write import check_out, fine_tuning, write
     from fairseq_clusterformer.inference.load import load_checkpoint
 
