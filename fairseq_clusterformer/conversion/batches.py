@@ -19,7 +19,8 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.inference.perplexity import text_blocks
 
-Inputs = dict[str, Tensor]
+from .heads import Inputs
+
 AT_ONCE = 2048  # tokens of a batch, or one text
 
 

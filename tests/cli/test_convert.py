@@ -17,6 +17,7 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.conversion import convert as inference
 from fairseq_clusterformer.conversion.fit import calibrate
 from fairseq_clusterformer.conversion.model import target_of
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from tests.cli.in_process import (
     CLASSIFICATION,
@@ -334,7 +335,7 @@ class TestBadInput:
             ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
             ("--attention full --probes 3", "--probes is 3; allowed: none with --attention"),
             ("--attention full --scouts 3", "--scouts is 3; allowed: none with --attention"),
-            ("--decoder-attention full --parts 1", "--parts is 1; allowed: none with --attention"),
+            ("--decoder-attention full --window-below 1", "--window-below is 1.0; allowed: none"),
             ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
             ("--gen-subset tests", "it has no split tests"),
             ("--data no/such", "--data is no/such: no such folder; allowed: "),
@@ -368,8 +369,10 @@ class TestBadInput:
     def test_an_unknown_architecture(
         self, dense_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
-        with pytest.raises(ValueError, match="its architecture is lightconv_lm; allowed: trans"):
-            target_of("lightconv_lm")
+        loaded = load_checkpoint(dense_checkpoint)
+        loaded.cfg.model._name = "lightconv_lm"
+        with pytest.raises(UserError, match="its architecture is lightconv_lm; allowed: trans"):
+            target_of(loaded)
         state = torch.load(dense_checkpoint, weights_only=True)
         state["cfg"]["model"]["_name"] = "other_lm"
         torch.save(state, tmp_path / "other.pt")

@@ -9,7 +9,6 @@ from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.conversion.fit import Pupil, begin, calibrate, fit, pupils
 from fairseq_clusterformer.conversion.heads import (
     Mass,
-    Wanted,
     head_mass,
     kinds_for,
     order_of_heads,
@@ -66,19 +65,18 @@ def mass(far: list[float], best: list[float] | None = None) -> Mass:
 
 class TestKinds:
     @pytest.mark.parametrize(
-        ("far", "best", "parts", "expected"),
+        ("far", "expected"),
         [
-            ([0.5, 0.01, 0.4, 0.02], None, 4, "window cluster"),
-            ([0.5, 0.01, 0.4, 0.9], None, 4, "window cluster cluster cluster"),
-            ([0.5, 0.01, 0.4, 0.9], None, 2, "cluster"),  # one is promoted
-            ([0.0] * 4, None, 4, "window"),
-            ([0.01] * 5 + [0.5] * 7, None, 4, "window cluster cluster"),  # 4 and 8
-            ([0.5, 0.01, 0.4, 0.9], [0.9, 1.0, 0.9, 0.3], 4, "window cluster cluster full"),
-            ([0.5, 0.2, 0.4, 0.9], [0.9, 1.0, 0.9, 0.3], 2, "cluster full"),
+            ([0.5, 0.01, 0.4, 0.02], "window cluster"),
+            ([0.5, 0.01, 0.4, 0.9], "window cluster cluster cluster"),
+            ([0.5, 0.01], "window cluster"),
+            ([0.5, 0.01, 0.4, 0.9, 0.3], "cluster"),  # one is promoted, as 5 do not divide
+            ([0.0] * 4, "window"),
+            ([0.01] * 5 + [0.5] * 7, "window cluster cluster"),  # 4 and 8
         ],
     )
-    def test_of_a_layer(self, far, best, parts: int, expected: str) -> None:
-        assert kinds_for(mass(far, best), Wanted(0.05, 0.5, parts)) == expected.split()
+    def test_of_a_layer(self, far: list[float], expected: str) -> None:
+        assert kinds_for(torch.tensor(far), 0.05) == expected.split()
 
     @pytest.mark.parametrize(
         ("spec", "far", "best", "shared", "expected"),
