@@ -92,7 +92,9 @@ class LanguageModel(Pretrained):
 
     def _begin(self, tokens: Tensor) -> Tensor:
         """Tokens with what a text begins by."""
-        return torch.cat([begin_of(self.loaded, self.coding, empty=not len(tokens)), tokens])
+        return torch.cat(
+            [begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens)), tokens]
+        )
 
     def _check(self, given: int, more: int) -> None:
         """Refuse a model that cannot write, and texts of more tokens than it has positions."""

@@ -15,7 +15,7 @@ from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fairseq_clusterformer.hf import ClusterformerCache  # noqa: E402
-from fairseq_clusterformer.hf.build import numbered  # noqa: E402
+from fairseq_clusterformer.hf.configuration import numbered  # noqa: E402
 from tests.hf.small import (  # noqa: E402
     EOS,
     PAD,

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, TextStreamer  # noqa: E402
 
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
 from fairseq_clusterformer.hf import ClusterformerTokenizer  # noqa: E402
-from fairseq_clusterformer.hf.folder import _tokenizer as tokenizer_of  # noqa: E402
+from fairseq_clusterformer.hf.folder import tokenizer_of  # noqa: E402
 from tests.hf.small import config  # noqa: E402
 from tests.inference.commands import run  # noqa: E402
 
@@ -36,7 +36,7 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def tokenizer(data: Path, tmp_path: Path) -> ClusterformerTokenizer:
     """Saved, and loaded by its Auto class."""
-    made = tokenizer_of(data, "text", config("clusterformer_lm_tiny"))
+    made = tokenizer_of(data, config("clusterformer_lm_tiny"))
     made.save_pretrained(tmp_path)
     config("clusterformer_lm_tiny").save_pretrained(tmp_path)
     return AutoTokenizer.from_pretrained(tmp_path)
