@@ -16,7 +16,7 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
 SENTENCE_END = parsing.SENTENCE_END
 _BLANK_LINE = parsing.BLANK_LINE
+_BLANKS = re.compile(r"\s+")
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
 _TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
 _MARKDOWN_RULE = re.compile(r"\s*+([-=*_]\s?+){3,}+\s*")
@@ -193,15 +194,10 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
     return Source(_printable(str(path)), title, paragraphs)
 
 
-def _joined(texts: Sequence[str]) -> tuple[str, ...]:
-    """Paragraphs with single blanks, without the empty ones.
-
-    A PDF may name the halves of a character one by one: they are put together, and one without
-    the other becomes U+FFFD.
-    """
-    whole = (text.encode("utf-16-le", "surrogatepass") for text in texts)
-    texts = (text.decode("utf-16-le", "replace") for text in whole)
-    return tuple(filter(None, (" ".join(text.split()) for text in texts)))
+def _joined(texts: Iterable[str]) -> tuple[str, ...]:
+    """Paragraphs with single blanks, without the empty ones."""
+    # not by split(): of a long paragraph, its words take ten times its memory
+    return tuple(filter(None, (_BLANKS.sub(" ", text).strip() for text in texts)))
 
 
 def _printable(name: str) -> str:

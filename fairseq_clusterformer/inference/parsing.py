@@ -21,6 +21,7 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from itertools import pairwise
 from os import getpid
+from pathlib import Path
 
 SECONDS = 30.0  # for a document, and 10 more for each of its megabytes
 MEMORY = 2_000_000_000  # bytes
@@ -194,7 +195,14 @@ def _of_pdf(data: bytes) -> tuple[str, list[str]]:
         raise Unreadable("needs a password") from None
     pages = zip(_without_running(flowing), _without_running(placed), strict=True)
     texts = ["\n".join(_of_columns(there) or lines) for lines, there in pages]
-    return title, [text for page in _whole_words(texts) for text in _of_page(page)]
+    found = [text for page in _whole_words(texts) for text in _of_page(page)]
+    return _whole_characters(title), [*map(_whole_characters, found)]
+
+
+def _whole_characters(text: str) -> str:
+    """A text whose halves of characters, which a PDF may name one by one, are put together; one
+    without the other becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _lines(text: str) -> list[str]:
@@ -231,34 +239,34 @@ def _without_running(pages: list[list[str]]) -> list[list[str]]:
 
 
 def _of_columns(lines: list[str]) -> list[str]:
-    """The lines of a page in two columns, one column after the other; none if it has not two.
+    """The lines of a page, one column after the other; none if it has one column.
 
     Args:
         lines: where blanks keep what is below each other below each other.
     """
     width = max(map(len, lines), default=0)
-    best, found = 0, None
-    for gap in range(width // 3, 2 * width // 3):
-        # A line of text in each column has four words or more: rows of a table have fewer.
-        both = [
-            line
-            for line in lines
-            if line[gap - 1 : gap + 2] == "   "
+    # In each column, a line of text has four words or more: rows of a table have fewer.
+    gaps = {
+        gap: sum(
+            line[gap - 1 : gap + 2] == "   "
             and min(len(line[:gap].split()), len(line[gap:].split())) >= 4
-        ]
-        if len(both) > best:
-            best, found = len(both), gap
-    across = {line for line in lines if line[found - 1 : found + 2].strip()} if found else set()
-    if best < 3 or 2 * len(across) > best:
+            for line in lines
+        )
+        for gap in range(width // 5, 4 * width // 5)
+    }
+    gap = max(gaps, key=gaps.get, default=0)
+    across = [bool(line[gap - 1 : gap + 2].strip()) for line in lines]
+    if not gaps or gaps[gap] < 3 or 2 * sum(across) > gaps[gap]:
         return []
-    columns, left, right = [], [], []
-    for line in [*lines, ""]:
-        left.append(line[:found].strip() if line not in across else "")
-        right.append(line[found:].strip() if line not in across else "")
-        if line in across:  # what is above it comes first
-            columns += [*left, *right, line, ""]
-            left, right = [], []
-    columns += [*left, *right]
+    columns, block = [], []
+    for line, is_across in [*zip(lines, across, strict=True), ("", True)]:
+        if not is_across:
+            block.append(line)
+            continue
+        for part in ([each[:gap] for each in block], [each[gap:] for each in block]):
+            columns += _of_columns(part) or [each.strip() for each in part]
+        columns += [line, ""]  # what is above it comes first
+        block = []
     return columns
 
 
@@ -266,24 +274,34 @@ def _whole_words(pages: list[str]) -> list[str]:
     """Pages where words that a line's end divides are whole again.
 
     A hyphen goes where the document has the whole word elsewhere, and stays where it has the
-    compound or both of its words. Else it goes where one part is as short as a syllable.
+    compound. Else it stays between two known words that make no known one.
     """
     others = {
         word.casefold().replace("\u2010", "-")
         for page in pages
         for word in _WORD.findall(_BROKEN_WORD.sub("\n", page))
     }
+    known = others | _dictionary()
 
     def whole(found: re.Match) -> str:
         first, hyphen, second = found.groups()
         parts = [first.casefold(), second.casefold()]
-        if hyphen == "\u00ad" or "".join(parts) in others:
+        joined, compound = "".join(parts), "-".join(parts)
+        if hyphen == "\u00ad" or joined in others:
             return first + second
-        if "-".join(parts) in others or others.issuperset(parts) or not second[0].islower():
-            return f"{first}-{second}"
-        return first + second if min(map(len, parts)) < 5 else f"{first}-{second}"
+        is_compound = joined not in known and known.issuperset(parts)
+        keeps = compound in others or is_compound or not second[0].islower()
+        return f"{first}-{second}" if keeps else first + second
 
     return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]
+
+
+@lru_cache(1)
+def _dictionary() -> set[str]:
+    """What begins words in the dictionaries of the installed models: 6,300 English words."""
+    files = Path(__file__).parents[1].glob("trained/*/dict.txt")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return {line[1:].split(" ")[0].casefold() for line in lines if line.startswith("\u2581")}
 
 
 def _of_page(page: str) -> Iterator[str]:

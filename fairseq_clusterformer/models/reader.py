@@ -132,6 +132,9 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 f"to {self.size} of the document; allowed: {self.max_positions()} "
                 "(--window-positions)"
             )
+        for layer in self.layers:
+            if callable(layer.self_attn.v_proj.bias):  # a quantised projection packs its weights:
+                layer.self_attn.skip_embed_dim_check = True  # fairseq's attention must call it
         at_once = at_once_in(self, document_tokens.device)
         windows = Windows(
             question_tokens, document_tokens, self.size, self.stride, self.padding_idx, at_once

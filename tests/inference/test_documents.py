@@ -186,6 +186,10 @@ a line and more."""
             ("Kö\u2010\nnig", "", "König"),
             ("so\u00adft", "", "soft"),
             ("price-\ndetermining", "", "price-determining"),
+            ("deter-\nmining", "", "determining"),
+            ("environ-\nmental", "", "environmental"),
+            ("Bundes-\nregierung", "", "Bundesregierung"),
+            ("self-\nservice", "", "self-service"),
             ("Rhein-\nMain", "", "Rhein-Main"),
             ("inter-\nnational", "International", "international"),
             ("long-\nterm", "long-term", "long-term"),
@@ -236,6 +240,12 @@ They are all bakers.""".splitlines()
             f"{town}\t{town[::-1]} the king" for town in ("Arle", "Elm", "Ulm", "Bree")
         )
         assert "Elm mlE the king" in " ".join(read(tmp_path / "b.pdf", pdf(table)).paragraphs)
+
+    def test_three_columns(self, tmp_path: Path) -> None:
+        columns = [[f"{word} of line {line} rules" for line in range(6)] for word in "ABC"]
+        rows = "\n".join(map("\t".join, zip(*columns, strict=True)))
+        source = read(tmp_path / "a.pdf", pdf(rows, column=170))
+        assert source.paragraphs == (" ".join(sum(columns, [])),)
 
     def test_halves_of_characters(self, tmp_path: Path) -> None:
         """As fonts of formulas have them."""
