@@ -1,10 +1,12 @@
-"""The lines of text files, plain or packed. Memory holds one line at a time."""
+"""The lines of text files, plain or packed, one in memory at a time; which texts came before."""
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import zipfile
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -99,3 +101,41 @@ def aligned_lines(
                 "line belonging to that of the other file"
             )
         yield row
+
+
+def key_of(text: str) -> int:
+    """Return 8 bytes that stand for a text: of a billion texts, two of a key are unlikely."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
+
+
+class SeenTexts:
+    """A set of texts that takes 11 to 22 bytes for each: a hash table of their 8-byte keys."""
+
+    def __init__(self) -> None:
+        self._keys = array("Q", bytes(8 << 10))  # 0: a free slot
+        self._count = 0
+
+    def __contains__(self, text: str) -> bool:
+        return self._keys[self._slot(key_of(text))] != 0
+
+    def add(self, text: str) -> bool:
+        """Add a text; returns whether it is new."""
+        key = key_of(text)
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return False
+        self._keys[slot] = key
+        self._count += 1
+        if 4 * self._count > 3 * len(self._keys):
+            old, self._keys = self._keys, array("Q", bytes(16 * len(self._keys)))
+            for key in filter(None, old):
+                self._keys[self._slot(key)] = key
+        return True
+
+    def _slot(self, key: int) -> int:
+        """The slot of a key, or the free one where it belongs: linear probing."""
+        mask = len(self._keys) - 1  # their number is a power of 2
+        slot = key & mask
+        while self._keys[slot] not in (0, key):
+            slot = (slot + 1) & mask
+        return slot

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
+from fairseq_clusterformer.corpora.lines import SeenTexts
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.data import RECORD
@@ -141,15 +142,14 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
     from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.subwords import MODEL
 
-    seen, words = set(), set()
+    seen, words = SeenTexts(), set()
     with open(text, "w", encoding="utf-8") as file:
         for line in chain.from_iterable(_lines(record) for record in records):
-            if (key := hash(line)) not in seen:
-                seen.add(key)
+            if seen.add(line):
                 file.write(line + "\n")
                 formed = composed(line, READ_FORM)
                 words.update(re.findall(r"\w+", formed) if vocabulary.whole_words else ())
-    if not seen:
+    if not text.stat().st_size:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
     binarize.train_sentencepiece(
         [text],

@@ -17,7 +17,7 @@ from pathlib import Path
 from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.lines import aligned_lines
+from fairseq_clusterformer.corpora.lines import SeenTexts, aligned_lines
 from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.translation.corpora import ParallelCorpus
 from fairseq_clusterformer.corpora.translation.pairs import (
@@ -149,7 +149,7 @@ class _Job:
         """Write the tokens of each split, and the raw text of all but train; count the pairs."""
         corpus, languages = self.corpus, self.pipeline.languages
         clean = corpus.cleaning.keeps if corpus.cleaning.unit == "tokens" else lambda pair: True
-        held_out = [set(), set()]  # the lines of valid and test in each language
+        held_out = [SeenTexts(), SeenTexts()]  # the lines of valid and test in each language
         found = dict.fromkeys(self.counts, 0)
         train = self.counts["train"]
         train["dropped by length"] = 0
@@ -169,7 +169,7 @@ class _Job:
             def keeps(pair: Pair, disjoint: bool) -> bool:
                 if not clean(pair):
                     train["dropped by length"] += 1
-                elif disjoint and any(map(set.__contains__, held_out, pair)):
+                elif disjoint and any(map(SeenTexts.__contains__, held_out, pair)):
                     train["in valid or test"] += 1
                 else:
                     return True
