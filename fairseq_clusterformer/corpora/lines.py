@@ -1,12 +1,11 @@
-"""The lines of text files, plain or packed, one in memory at a time; which texts came before."""
+"""The lines of text files and the files of archives, plain or packed, one in memory at a time."""
 
 import bz2
 import gzip
-import hashlib
 import lzma
+import tarfile
 import zipfile
 import zlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -16,6 +15,10 @@ from typing import IO
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import UserError
 
+#: what a damaged file raises; RuntimeError: a zip file with a password, or of an unknown method
+_DAMAGED = (OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error)
+_DAMAGED += (zipfile.BadZipFile, tarfile.TarError)
+
 
 class WrongEncoding(UserError):
     """A file of text that has another encoding."""
@@ -24,11 +27,8 @@ class WrongEncoding(UserError):
 @contextmanager
 def _open_zip(path: Path, _mode: str) -> Iterator[IO[bytes]]:
     with zipfile.ZipFile(path) as archive:
-        names = [
-            name
-            for name in archive.namelist()
-            if not name.endswith("/") and not name.startswith("_")  # Tatoeba's _about.txt
-        ]
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        names = [name for name in names if not name.startswith("_")]  # Tatoeba's _about.txt
         if len(names) != 1:
             held = ", ".join(names) or "nothing"
             raise UserError(f"{path} holds {held}; allowed: one text file")
@@ -67,19 +67,13 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
             f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
             f"{encoding.upper()}; allowed: text in this encoding"
         ) from None
-    # RuntimeError: a zip file with a password, or of a method that Python does not know
-    except (
-        *(OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile),
-    ) as error:
+    except _DAMAGED as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file in NFC, without their ends and a byte order mark.
-
-    Raises:
-        UserError: as `raw_lines` does.
-    """
+    """Yield the lines of a text file in NFC, without their ends and a byte order mark; raises
+    UserError as `raw_lines` does."""
     for line in raw_lines(path, encoding):
         yield composed(line.decode(encoding).removeprefix("\ufeff").rstrip("\r\n"))
 
@@ -103,39 +97,34 @@ def aligned_lines(
         yield row
 
 
-def key_of(text: str) -> int:
-    """Return 8 bytes that stand for a text: of a billion texts, two of a key are unlikely."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
+def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield names, below `path`, and contents of the wanted files of a folder (in order), or of a
+    .tar (packed or not) or .zip (as they lie in it).
+
+    Raises:
+        UserError: if it cannot be read to its end.
+    """
+    number = 0
+    try:
+        for found in _members(path, wanted):
+            number += 1
+            yield found
+    except _DAMAGED as error:
+        raise UserError(f"{path}: cannot be read after {number:,} files: {error}") from None
 
 
-class SeenTexts:
-    """A set of texts that takes 11 to 22 bytes for each: a hash table of their 8-byte keys."""
-
-    def __init__(self) -> None:
-        self._keys = array("Q", bytes(8 << 10))  # 0: a free slot
-        self._count = 0
-
-    def __contains__(self, text: str) -> bool:
-        return self._keys[self._slot(key_of(text))] != 0
-
-    def add(self, text: str) -> bool:
-        """Add a text; returns whether it is new."""
-        key = key_of(text)
-        slot = self._slot(key)
-        if self._keys[slot]:
-            return False
-        self._keys[slot] = key
-        self._count += 1
-        if 4 * self._count > 3 * len(self._keys):
-            old, self._keys = self._keys, array("Q", bytes(16 * len(self._keys)))
-            for key in filter(None, old):
-                self._keys[self._slot(key)] = key
-        return True
-
-    def _slot(self, key: int) -> int:
-        """The slot of a key, or the free one where it belongs: linear probing."""
-        mask = len(self._keys) - 1  # their number is a power of 2
-        slot = key & mask
-        while self._keys[slot] not in (0, key):
-            slot = (slot + 1) & mask
-        return slot
+def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path).as_posix()
+            if wanted(name) and file.is_file():
+                yield name, file.read_bytes()
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in filter(wanted, archive.namelist()):
+                yield name, archive.read(name)
+    else:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                if member.isfile() and wanted(member.name):
+                    yield member.name, archive.extractfile(member).read()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_clusterformer.corpora import lines
-from fairseq_clusterformer.corpora.archives import members
+from fairseq_clusterformer.corpora.lines import members
+from fairseq_clusterformer.corpora.splits import SeenTexts
 from fairseq_clusterformer.errors import UserError
 
 
@@ -57,7 +58,7 @@ def test_a_line_may_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.Monk
 def test_texts_seen_before_take_a_few_bytes_each() -> None:
     texts = [f"line {i}" for i in range(20_000)]
     tracemalloc.start()
-    seen = lines.SeenTexts()
+    seen = SeenTexts()
     assert all(map(seen.add, texts))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -16,7 +16,7 @@ from fairseq_clusterformer.cli.common import (
     line_encoding,
     prepare_folder,
 )
-from fairseq_clusterformer.cli.prepare.subwords import add_existing, take_existing
+from fairseq_clusterformer.cli.prepare.subwords import add_existing, take_vocabulary
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
     WIKITEXT103,
@@ -123,6 +123,6 @@ def main(arguments: Sequence[str]) -> int:
     options = vars(_parser().parse_args(arguments))
     for name in ("corpus", "bytes"):
         options.pop(name, None)
-    if "dict" in options:
-        options["vocabulary"] = take_existing(options)
+    if "sentencepiece" in options:
+        options["vocabulary"] = take_vocabulary(options, usual=None)
     return prepare_folder(options)

@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import Parser
-from fairseq_clusterformer.corpora import SUBWORDS
+from fairseq_clusterformer.cli.common import Parser, number
+from fairseq_clusterformer.corpora import SAMPLE, SUBWORDS
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary
 from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.ranges import Range
 
 
 def add_subwords(parser: Parser) -> None:
@@ -20,7 +21,7 @@ def add_subwords(parser: Parser) -> None:
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
-    """Those of an existing model, which exclude others in ``units``."""
+    """Those of an existing model, which exclude others in ``units``, and `add_sample`'s."""
     add = partial(common.add, units)
     add("--sentencepiece-model", "an existing sentencepiece model", metavar="FILE", type=Path)
     add(
@@ -31,10 +32,34 @@ def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     )
     about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
     common.add(parser, "--dict", about, metavar="FILE", type=Path)
+    add_sample(parser)
 
 
-def take_existing(options: dict) -> Vocabulary | None:
-    """Take the options of :func:`add_existing` out; None if no model is given.
+def add_sample(parser: Parser) -> None:
+    """The size of the text that a sentencepiece model learns from."""
+    about = (
+        "megabytes of train that a sentencepiece model learns from, which take 20 times as much "
+        f"memory; of a larger train, lines are drawn (default: {SAMPLE})"
+    )
+    how = {"metavar": "MB", "type": number(Range(1, 100_000, whole=True))}
+    common.add(parser, "--sentencepiece-sample", about, **how)
+
+
+def take_sample(options: dict, trains: bool) -> int:
+    """Take the size of the sample out.
+
+    Raises:
+        UserError: it is given, but no model is trained.
+    """
+    given = options.pop("sentencepiece_sample")
+    if given and not trains:
+        allowed = "where a sentencepiece model is trained"
+        raise bad_option("--sentencepiece-sample", given, allowed)
+    return given or SAMPLE
+
+
+def _existing(options: dict) -> Vocabulary | None:
+    """Take the options of an existing model out; None if none is given.
 
     Raises:
         UserError: a model or a dictionary that does not exist, or a dictionary alone.
@@ -42,21 +67,29 @@ def take_existing(options: dict) -> Vocabulary | None:
     gpt2_bpe, model, words = (
         options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
     )
-    if not (given := gpt2_bpe or model):
-        if words:
-            raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
-        return None
+    if words and not (gpt2_bpe or model):
+        raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
     if gpt2_bpe and not gpt2_bpe.is_dir():
         allowed = "a folder with encoder.json and vocab.bpe"
         raise bad_option("--gpt2-bpe", gpt2_bpe, allowed, "no such folder")
-    if model and not model.is_file():
-        raise bad_option("--sentencepiece-model", model, "a sentencepiece model", "no such file")
-    if words and not words.is_file():
-        raise bad_option("--dict", words, "a dictionary of fairseq's", "no such file")
-    return Vocabulary(given, dictionary=words)
+    for option, path, what in (
+        ("--sentencepiece-model", model, "a sentencepiece model"),
+        ("--dict", words, "a dictionary of fairseq's"),
+    ):
+        if path and not path.is_file():
+            raise bad_option(option, path, what, "no such file")
+    return Vocabulary(gpt2_bpe or model, dictionary=words) if gpt2_bpe or model else None
 
 
-def take_vocabulary(options: dict) -> Vocabulary:
-    """Take the options of :func:`add_subwords` out: a model, or one to train."""
-    pieces = options.pop("sentencepiece")
-    return take_existing(options) or Vocabulary(train=pieces or SUBWORDS, at_most=pieces is None)
+def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
+    """Take a model, or one to train, out of the options.
+
+    Args:
+        usual: pieces to train, or fewer, where no model is given; None: none is trained.
+    """
+    pieces, existing = options.pop("sentencepiece"), _existing(options)
+    trains = not existing and (pieces or usual)
+    sample = take_sample(options, bool(trains))
+    if not trains:
+        return existing
+    return Vocabulary(train=trains, at_most=pieces is None, sample=sample)

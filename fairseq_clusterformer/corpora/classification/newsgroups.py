@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.archives import members
 from fairseq_clusterformer.corpora.classification.readers import LabelledText
+from fairseq_clusterformer.corpora.lines import members
 from fairseq_clusterformer.errors import UserError
 
 GROUPS = tuple(

@@ -1,7 +1,7 @@
 """enwik8, WikiText-103, and any folder of plain text, each prepared as a folder for fairseq.
 
-Functions import ``corpora.binarize``, not this module: it imports fairseq, which takes seconds.
-So a mistake, or that all is prepared already, is reported at once.
+``corpora.binarize`` is imported late: with fairseq it takes seconds, and mistakes are to show at
+once.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from fairseq_clusterformer.corpora.language_modelling.text import (
     split_files,
     write_splits,
 )
-from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
+from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model, sample_recipe
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 
@@ -105,9 +105,8 @@ def prepare_text(
     source: Path,
     dest: Path,
     *,
-    sentencepiece: int | None = None,
-    words: bool = False,
     vocabulary: Vocabulary | None = None,
+    words: bool = False,
     sentences: bool = False,
     document_separator: str | None = None,
     split: str | None = None,
@@ -120,25 +119,25 @@ def prepare_text(
 ) -> dict | None:
     """Prepare the text files in `source`, and print which of them were taken.
 
-    The options are those of ``clusterformer prepare lm text``, whose help explains them;
-    ``vocabulary`` is of an existing model.
+    The options are those of ``clusterformer prepare lm text``, whose help explains them. With
+    neither a `vocabulary` nor `words`, text becomes bytes.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` has been prepared before.
     """
     source, dest = source.resolve(), dest.resolve()
+    encoding = codecs.lookup(encoding).name
+    by_bytes = not (words or vocabulary)
+    fractions = {"valid": valid_fraction, "test": test_fraction}
     if dest.is_relative_to(source):
         problem = "lies in SOURCE, where the next run would read it as text"
         raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
-    by_bytes = not (sentencepiece or words or vocabulary)
     if allow_binary and not by_bytes:
         raise bad_option("--allow-binary", "given", "together with --bytes only")
-    encoding = codecs.lookup(encoding).name
     if allow_binary and encoding != "utf-8":
         raise bad_option("--encoding", encoding, "none together with --allow-binary")
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
-    fractions = {"valid": valid_fraction, "test": test_fraction}
     if sum(fractions.values()) >= 1:
         allowed = "a sum with --valid-fraction below 1"
         problem = f"--valid-fraction is {valid_fraction}, and nothing remains for train"
@@ -163,10 +162,9 @@ def prepare_text(
         _report(texts, split, skipped)
         if split == "files":
             parts = ((name, lines) for name in SPLITS for lines in reader.documents(files[name]))
-        elif split == "documents":
-            parts = by_document(texts, reader, fractions)
         else:
-            parts = contiguous(texts, reader, fractions)
+            divide = by_document if split == "documents" else contiguous
+            parts = divide(texts, reader, fractions)
         if sentences:
             parts = by_sentence(parts)
         counts = write_splits(parts, work, train_bytes=train_bytes)
@@ -174,15 +172,16 @@ def prepare_text(
             allowed = "a line that ends a document, in full"
             problem = f"SOURCE {source} has no such line"
             raise bad_option("--document-separator", document_separator, allowed, problem)
-        units = {"sentencepiece": sentencepiece, "words": words, "vocabulary": vocabulary}
-        return {"splits": _binarize(counts, work, out, lines=sentences, **units)}
+        return {"splits": _binarize(counts, work, out, vocabulary, words, sentences)}
 
+    trained = vocabulary.train if vocabulary else None
     recipe = {
         "corpus": "text",
         **({} if by_bytes else {"unicode": FORM}),
-        "sentencepiece": sentencepiece,
+        "sentencepiece": trained,
+        **(sample_recipe(vocabulary.sample) if trained else {}),
         **({"words": True} if words else {}),
-        **(vocabulary.recipe() if vocabulary else {}),
+        **(vocabulary.recipe() if vocabulary and not trained else {}),
         **({"sentences": True} if sentences else {}),
         **({} if encoding == "utf-8" else {"encoding": encoding}),
         "document_separator": document_separator,
@@ -207,28 +206,22 @@ def _binarize(
     counts: dict,
     work: Path,
     out: Path,
-    *,
-    sentencepiece: int | None = None,
-    words: bool = False,
     vocabulary: Vocabulary | None = None,
+    words: bool = False,
     lines: bool = False,
 ) -> dict:
-    """Binarise the texts in `work` by bytes, pieces or words; add tokens and items to `counts`.
-
-    Args:
-        lines: each line is an item, whatever the unit.
-    """
+    """Binarise the texts in `work`, and add tokens and items to `counts`; with `lines`, each line
+    is an item, whatever the unit."""
     from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
 
     texts = {split: work / f"{split}.txt" for split in counts}
     dictionary = None
-    if vocabulary:
+    if vocabulary and vocabulary.train:
+        vocabulary.train_model(texts["train"], out)
+        dictionary = binarize.piece_dictionary(out / SUBWORD_MODEL)
+    elif vocabulary:
         copy_model(vocabulary, out)
-    elif sentencepiece:
-        model = out / SUBWORD_MODEL
-        binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
-        dictionary = binarize.piece_dictionary(model)
     elif words:
         dictionary = binarize.word_dictionary(binarize.count_words(texts["train"]))
     else:

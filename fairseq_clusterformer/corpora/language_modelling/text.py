@@ -1,8 +1,7 @@
 """Plain text: find the files of a corpus, read and check them, split them.
 
-A *document* is a file or, with a document separator, the text between two separator lines.
-Documents are iterators of their lines, and splits are a stream of ``(split, lines)`` pairs, so
-that memory holds no more than one line of the corpus.
+A *document* is a file, or the text between two separator lines: an iterator of lines. Splits are a
+stream of ``(split, lines)``, so that memory holds one line of the corpus.
 """
 
 import fnmatch
@@ -33,9 +32,8 @@ SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 def find_texts(
     source: Path, patterns: Sequence[str] | None = None, *, allow_binary: bool = False
 ) -> tuple[list[Path], list[Path]]:
-    """Return the text files below `source` in order of their paths, and the files passed over.
-
-    Hidden files and folders, whose names start with a dot, are neither.
+    """Return the text files below `source` in order of their paths, and the files passed over;
+    hidden ones, whose names start with a dot, are neither.
 
     Args:
         source: a folder, searched recursively, or one text file, whatever its name is.
@@ -169,14 +167,12 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
 def by_document(
     texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
 ) -> SplitLines:
-    """Yield every document, whole, with a split that depends on the documents' texts alone.
+    """Yield every document, whole, with a split that depends on the documents' texts alone, so
+    that equal ones share it.
 
     Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
-    ones test, within their fractions of the bytes; where the first is too long, only the shortest
-    document. All others become train. Equal documents come to the same split.
-
-    Args:
-        fractions: of all bytes, for "valid" and for "test".
+    ones test, within their `fractions` of all bytes; where the first is too long, only the
+    shortest document. All others become train.
     """
     sizes, digests = Counter(), []
     for document in reader.documents(texts):
@@ -245,7 +241,7 @@ def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = N
         train_bytes: keep only the first lines of train, at most this many bytes.
 
     Returns:
-        for each split, the number of documents (parts of one count as one), lines and bytes.
+        for each split, the number of documents (parts of one count once), lines and bytes.
 
     Raises:
         UserError: if a split comes out empty.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.lines import SeenTexts
 from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
+from fairseq_clusterformer.corpora.splits import SeenTexts
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
@@ -139,9 +139,6 @@ def _check_ids(out: Path, split: str) -> None:
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
     """Train a sentencepiece model on questions and paragraphs, each text once."""
-    from fairseq_clusterformer.corpora import binarize
-    from fairseq_clusterformer.data.subwords import MODEL
-
     seen, words = SeenTexts(), set()
     with open(text, "w", encoding="utf-8") as file:
         for line in chain.from_iterable(_lines(record) for record in records):
@@ -151,14 +148,7 @@ def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: P
                 words.update(re.findall(r"\w+", formed) if vocabulary.whole_words else ())
     if not text.stat().st_size:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
-    binarize.train_sentencepiece(
-        [text],
-        vocabulary.train,
-        out / MODEL,
-        words=sorted(words),
-        at_most=vocabulary.at_most,
-        form=READ_FORM,
-    )
+    vocabulary.train_model(text, out, words=sorted(words), form=READ_FORM)
 
 
 def _lines(record: Record) -> Iterator[str]:

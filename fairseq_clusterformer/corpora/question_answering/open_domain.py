@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from fairseq_clusterformer.corpora.archives import members
+from fairseq_clusterformer.corpora.lines import members
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,

@@ -1,6 +1,5 @@
 """Parallel text: pairs of lines from two files, from two columns, from the TED talks' markup."""
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from fairseq_clusterformer.corpora.lines import OPENERS, aligned_lines, read_lines
-from fairseq_clusterformer.corpora.splits import draw
+from fairseq_clusterformer.corpora.splits import draw, key_of
 from fairseq_clusterformer.errors import UserError, bad_option
 
 Pair = tuple[str, str]
@@ -92,7 +91,7 @@ def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> di
 
 
 def _key(pair: Pair) -> int:
-    return int.from_bytes(hashlib.sha256("\t".join(pair).encode()).digest()[:8])
+    return key_of("\t".join(pair))
 
 
 # Markup of the TED talks (IWSLT14) and of WMT's test sets
@@ -114,3 +113,8 @@ def read_segments(path: Path) -> Iterator[str]:
     for line in read_lines(path):
         if found := _SEGMENT.search(line):
             yield found[1]
+
+
+def read_plain_segments(path: Path) -> Iterator[str]:
+    """Yield the segments with plain apostrophes, as fairseq's recipe of IWSLT14."""
+    return (line.replace("’", "'") for line in read_segments(path))
