@@ -17,10 +17,11 @@ import torch
 from fairseq.data import Dictionary, indexed_dataset
 from tqdm import tqdm
 
-from fairseq_clusterformer.corpora import SAMPLE
 from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
+
+from . import SAMPLE
 
 Items = Callable[[Path], Iterable[torch.Tensor]]
 

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.folder import difference
-from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, digest, whole_file, written
+
+from .folder import difference
+from .language_modelling.text import TextReader, find_texts
 
 METHODS = ("word2vec", "fasttext")
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SAMPLE
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import digest
+
+from . import SAMPLE
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Vocabulary:
         self, text: Path, out: Path, *, words: Iterable[str] = (), form: str = FORM
     ) -> None:
         """Train the model on a file of text; see `binarize.train_sentencepiece`."""
-        from fairseq_clusterformer.corpora.binarize import train_sentencepiece
         from fairseq_clusterformer.data.subwords import MODEL
+
+        from .binarize import train_sentencepiece
 
         how = {"at_most": self.at_most, "sample": self.sample}
         train_sentencepiece([text], self.train, out / MODEL, words=words, form=form, **how)
@@ -69,8 +71,9 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     """Copy the model and write ``dict.txt``, its own or all its symbols."""
     from fairseq.data import Dictionary
 
-    from fairseq_clusterformer.corpora.binarize import symbol_dictionary
     from fairseq_clusterformer.data import subwords
+
+    from .binarize import symbol_dictionary
 
     given = vocabulary.model
     try:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import find_answers
+from fairseq_clusterformer.corpora.question_answering.hops import several_hops
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
     quasar_t,
@@ -28,6 +28,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Paragraph,
     Record,
 )
+from fairseq_clusterformer.corpora.question_answering.squad import qed, squad
 from fairseq_clusterformer.errors import UserError
 
 
@@ -44,7 +45,7 @@ def write(path: Path, data: object) -> Path:
 
 def read(reader: Callable, path: Path, **options) -> tuple[dict[str, Record], Drops]:
     """Return the records by their ids, all answers looked at, and what was dropped."""
-    drops = Drops()
+    drops = Drops(keep_unfound=options.pop("keep_unfound", False))
     records = {record.id: record for record in reader(path, drops, **options)}
     for record in records.values():
         for answer in record.answers:

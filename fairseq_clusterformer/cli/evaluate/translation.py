@@ -20,19 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_force,
-    check_files,
-    inputs_of,
-    read_lines,
-    whole_number,
-)
-from fairseq_clusterformer.cli.translate import add_translator, load_translator
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
+
+from ..common import Parser, add_force, check_files, inputs_of, read_lines, whole_number
+from ..translate import add_translator, load_translator
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator

@@ -13,20 +13,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import (
-    NUMBER,
-    PATH,
-    Parser,
-    add_dest,
-    line_encoding,
-    prepare_folder,
-)
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID
 from fairseq_clusterformer.corpora.classification.newsgroups import STRIPS
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
 from fairseq_clusterformer.errors import bad_option
+
+from .. import common
+from ..common import NUMBER, PATH, Parser, add_dest, line_encoding, prepare_folder
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 

@@ -8,15 +8,6 @@ tokens of each split.
 from collections.abc import Sequence
 from functools import partial
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import (
-    NUMBER,
-    Parser,
-    add_dest,
-    line_encoding,
-    prepare_folder,
-)
-from fairseq_clusterformer.cli.prepare.subwords import add_existing, take_vocabulary
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
     WIKITEXT103,
@@ -24,6 +15,10 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_text,
     prepare_wikitext103,
 )
+
+from .. import common
+from ..common import NUMBER, Parser, add_dest, line_encoding, prepare_folder
+from .shared import add_existing, take_vocabulary
 
 
 def _parser() -> Parser:

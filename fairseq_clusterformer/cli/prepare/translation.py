@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, Parser, add_dest, prepare_folder
-from fairseq_clusterformer.cli.prepare.subwords import add_sample, take_sample
 from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.translation.build import prepare
 from fairseq_clusterformer.corpora.translation.corpora import (
@@ -22,6 +19,10 @@ from fairseq_clusterformer.corpora.translation.corpora import (
     known_corpus,
     own_pairs,
 )
+
+from .. import common
+from ..common import NUMBER, Parser, add_dest, prepare_folder
+from .shared import add_sample, take_sample
 
 _FILES = (
     "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "

@@ -16,17 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
-from fairseq_clusterformer.corpora.classification.tokenise import (
-    TokenisedPart,
-    tokenise,
-    warn_of_counts,
-)
-from fairseq_clusterformer.corpora.download import checksum
-from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError
+
+from .. import SPLITS
+from ..download import checksum
+from ..folder import make_folder
+from .corpora import LabelledCorpus
+from .tokenise import TokenisedPart, tokenise, warn_of_counts
 
 if TYPE_CHECKING:
     import torch
@@ -211,8 +208,9 @@ def _write_folder(
     corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path
 ) -> dict[str, int]:
     """Write a folder as the task reads it; return the size of its vocabulary."""
-    from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.coding import WordCoding
+
+    from .. import binarize
 
     inputs = [f"input{i}" for i in range(corpus.inputs)]
     words = sum((binarize.count_words(texts / f"train.{name}") for name in inputs), Counter())

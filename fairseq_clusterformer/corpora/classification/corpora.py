@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, read_posts
-from fairseq_clusterformer.corpora.classification.readers import (
+from fairseq_clusterformer.errors import bad_option
+
+from .newsgroups import GROUPS, read_posts
+from .readers import (
     LabelledText,
     read_aligned,
     read_class_files,
@@ -18,7 +20,6 @@ from fairseq_clusterformer.corpora.classification.readers import (
     read_objects,
     read_table,
 )
-from fairseq_clusterformer.errors import bad_option
 
 BINARY = {"0": "0", "1": "1"}
 

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.readers import LabelledText
-from fairseq_clusterformer.corpora.lines import members
 from fairseq_clusterformer.errors import UserError
+
+from ..lines import members
+from .readers import LabelledText
 
 GROUPS = tuple(
     """

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
-from fairseq_clusterformer.corpora.classification.readers import (
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SPLITS
+from ..lines import OPENERS, read_lines
+from ..splits import split_of
+from .corpora import LabelledCorpus
+from .readers import (
     LabelledText,
     read_labelled_lines,
     read_objects,
@@ -21,9 +25,6 @@ from fairseq_clusterformer.corpora.classification.readers import (
     short,
     some,
 )
-from fairseq_clusterformer.corpora.lines import OPENERS, read_lines
-from fairseq_clusterformer.corpora.splits import split_of
-from fairseq_clusterformer.errors import UserError, bad_option
 
 FORMATS = ("tsv", "csv", "jsonl", "lines")
 _SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}

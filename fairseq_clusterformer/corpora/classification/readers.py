@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.corpora.lines import aligned_lines, read_lines
 from fairseq_clusterformer.errors import UserError
+
+from ..lines import aligned_lines, read_lines
 
 _NAMES = {"\t": "tabs", ",": "commas"}
 

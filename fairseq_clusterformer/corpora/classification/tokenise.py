@@ -8,11 +8,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
-from fairseq_clusterformer.corpora.classification.readers import some
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError
+
+from .corpora import LabelledCorpus
+from .readers import some
 
 
 @dataclass

@@ -10,10 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.download import Archive, checksum, obtain
-from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.language_modelling.text import (
+from fairseq_clusterformer.data.unicode import FORM
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SPLITS
+from ..download import Archive, checksum, obtain
+from ..folder import make_folder
+from ..vocabulary import Vocabulary, copy_model, sample_recipe
+from .text import (
     TextReader,
     by_document,
     by_sentence,
@@ -24,9 +28,6 @@ from fairseq_clusterformer.corpora.language_modelling.text import (
     split_files,
     write_splits,
 )
-from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model, sample_recipe
-from fairseq_clusterformer.data.unicode import FORM
-from fairseq_clusterformer.errors import UserError, bad_option
 
 ENWIK8 = Archive(
     url="http://mattmahoney.net/dc/enwik8.zip",
@@ -84,8 +85,9 @@ def prepare_wikitext103(
     form = "none"  # the published numbers are of its words as they are
 
     def build(work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
+
+        from .. import binarize
 
         texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
         words = binarize.count_words(texts["train"], form)
@@ -212,8 +214,9 @@ def _binarize(
 ) -> dict:
     """Binarise the texts in `work`, and add tokens and items to `counts`; with `lines`, each line
     is an item, whatever the unit."""
-    from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
+
+    from .. import binarize
 
     texts = {split: work / f"{split}.txt" for split in counts}
     dictionary = None

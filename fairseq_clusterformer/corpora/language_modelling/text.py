@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.lines import PACKED, WrongEncoding, raw_lines
 from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SPLITS
+from ..lines import PACKED, WrongEncoding, raw_lines
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 

@@ -16,17 +16,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
-from fairseq_clusterformer.corpora.splits import SeenTexts
-from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 
+from ..download import checksums
+from ..folder import make_folder
+from ..splits import SeenTexts
+from ..vocabulary import Vocabulary, copy_model
+from .records import Drops, Record
+
 if TYPE_CHECKING:
-    from fairseq_clusterformer.corpora.question_answering.encode import Reader
+    from .encode import Reader
 
 
 def prepare(
@@ -71,7 +72,7 @@ def prepare(
         return {}
 
     def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.corpora.question_answering.encode import write_file
+        from .encode import write_file
 
         counts, drops = write_file(
             path, out, split, read=readers[split], model=model, titles=titles, workers=workers
@@ -108,9 +109,10 @@ def prepare(
 
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
     """Write a split of all its parts, given with their records; return what is in it."""
-    from fairseq_clusterformer.corpora.question_answering.encode import COUNTS
     from fairseq_clusterformer.data.qa import QAWriter
     from fairseq_clusterformer.data.stored import load_dictionary
+
+    from .encode import COUNTS
 
     drops = Drops()
     with QAWriter(out, split, vocab_size=len(load_dictionary(out))) as writer:

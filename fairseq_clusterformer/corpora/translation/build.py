@@ -13,21 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SAMPLE, SUBWORDS
-from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.lines import aligned_lines
-from fairseq_clusterformer.corpora.parallel import parallel
-from fairseq_clusterformer.corpora.splits import SeenTexts
-from fairseq_clusterformer.corpora.translation.corpora import ParallelCorpus
-from fairseq_clusterformer.corpora.translation.pairs import (
-    Pair,
-    pair_files,
-    pairs_of,
-)
-from fairseq_clusterformer.corpora.vocabulary import sample_recipe
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SAMPLE, SUBWORDS
+from ..download import checksums
+from ..folder import make_folder
+from ..lines import aligned_lines
+from ..parallel import parallel
+from ..splits import SeenTexts
+from ..vocabulary import sample_recipe
+from .corpora import ParallelCorpus
+from .pairs import Pair, pair_files, pairs_of
 
 Counts = dict[str, dict[str, int]]
 
@@ -109,7 +106,7 @@ def learn_subwords(
         UserError: if the texts do not give as many.
     """
     if pipeline.bpe == "sentencepiece":
-        from fairseq_clusterformer.corpora.binarize import train_sentencepiece
+        from ..binarize import train_sentencepiece
 
         how = {"at_most": number is None, "sample": sample}
         train_sentencepiece(texts, number or SUBWORDS, pipeline.model, "--bpe-operations", **how)
@@ -240,8 +237,9 @@ class _Job:
 
     def binarise(self) -> None:
         """Write the one dictionary of both languages, and every split; count the tokens."""
-        from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
+
+        from .. import binarize
 
         languages = self.pipeline.languages
         if self.pipeline.bpe == "sentencepiece":

@@ -6,10 +6,13 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.download import Archive, checksums, obtain
-from fairseq_clusterformer.corpora.lines import aligned_lines, read_lines
-from fairseq_clusterformer.corpora.translation.pairs import (
+from fairseq_clusterformer.data.text import TextPipeline
+from fairseq_clusterformer.errors import bad_option
+
+from .. import SPLITS
+from ..download import Archive, checksums, obtain
+from ..lines import aligned_lines, read_lines
+from .pairs import (
     Pairs,
     draw_pairs,
     pair_files,
@@ -18,8 +21,6 @@ from fairseq_clusterformer.corpora.translation.pairs import (
     read_segments,
     read_talks,
 )
-from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import bad_option
 
 GERMAN_ENGLISH = ("de", "en")
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.lines import OPENERS, aligned_lines, read_lines
-from fairseq_clusterformer.corpora.splits import draw, key_of
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from ..lines import OPENERS, aligned_lines, read_lines
+from ..splits import draw, key_of
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]

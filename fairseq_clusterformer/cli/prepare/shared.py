@@ -1,15 +1,63 @@
-"""Options of commands that prepare text in subwords."""
+"""Options that the preparation of several tasks has: files of splits, subwords."""
 
 import argparse
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import Parser, number
-from fairseq_clusterformer.corpora import SAMPLE, SUBWORDS
+from fairseq_clusterformer.corpora import SAMPLE, SPLITS, SUBWORDS
 from fairseq_clusterformer.corpora.vocabulary import Vocabulary
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.ranges import Range
+
+from .. import common
+from ..common import PATH, Parser, number
+
+Files = dict[str, list[Path]]  # of each split
+
+
+def add_files(parser: Parser, source: str) -> None:
+    """The options of a split's files, to be used in the place of what is found in ``source``."""
+    for split in SPLITS:
+        about = f"the files of {split}, instead of those found in {source}"
+        common.add(parser, f"--{split}", about, **PATH, nargs="+")
+
+
+def check_folder(source: Path | None) -> None:
+    if source and not source.is_dir():
+        raise bad_option("--source", source, "a folder", "no such folder")
+
+
+def files_of_splits(
+    options: dict, found: Mapping[str, list[Path]], source: Path | None, patterns: Sequence[str]
+) -> Files:
+    """Take the files of each split out, or return what was found in --source by its patterns.
+
+    Raises:
+        UserError: if there are none, or one is missing.
+    """
+    splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
+    splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
+    if not splits:
+        allowed = f"a folder with {', '.join(patterns)}; or --train, --valid or --test with files"
+        problem = "nothing found" if source else ""
+        raise bad_option("--source", source or "missing", allowed, problem)
+    for split, paths in splits.items():
+        for path in paths:  # which may lead into an archive
+            if not path.exists() and not any(part.is_file() for part in path.parents):
+                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
+    return splits
+
+
+def check_train(splits: Files, vocabulary: Vocabulary, shares: Collection[str] = ()) -> None:
+    """Raise UserError if train is needed, and is not among the splits."""
+    if "train" not in splits and (shares or vocabulary.train):
+        needs = "a share of train" if shares else "a sentencepiece model to train"
+        fractions = "or without --valid-fraction and --test-fraction and with "
+        raise UserError(
+            f"{needs}, but no train; allowed: --train with files, {fractions if shares else 'or '}"
+            "--gpt2-bpe or --sentencepiece-model"
+        )
 
 
 def add_subwords(parser: Parser) -> None:
