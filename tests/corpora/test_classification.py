@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.corpora.classification import build
-from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, STRIPS
+from fairseq_clusterformer.corpora.classification.readers import GROUPS
 
 SPLITS = ("train", "valid", "test")
 PLACES = {"train": "train", "valid": "dev", "test": "test"}
@@ -211,18 +211,6 @@ def test_posts_keep_subject_and_body(posts):
         assert examples_of(folder, split) == expected
     assert facts_of(folder)["settings"]["strip"] == ["fields"]
     assert facts_of(folder)["settings"]["max_length"] == 1500
-
-
-def test_strip_takes_out_what_scikit_learn_does(posts):
-    from sklearn.datasets import _twenty_newsgroups as reference
-
-    for post in (POST, POST.replace("--\n", "").replace("\n\n", "\n"), "Subject: x\n\nalone\n"):
-        assert STRIPS["headers"](post) == reference.strip_newsgroup_header(post)
-        assert STRIPS["quotes"](post) == reference.strip_newsgroup_quoting(post)
-        assert STRIPS["footers"](post) == reference.strip_newsgroup_footer(post)
-    assert run("20news", posts, "--strip", "headers,footers,quotes", "--valid-fraction", 0.25) == 0
-    counts = Counter(examples_of(posts / "dest" / "20news", "valid"))
-    assert counts == {(group, "my engine ' s 4 valvesé ."): 5 for group in GROUPS[:2]}
 
 
 # Pairs
@@ -515,7 +503,7 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
             "a.jsonl",
             ['{"label": "a", "text": "\\ud83d"}'],
             (),
-            r"a.jsonl: line 1: '\ud83d' has half a character; allowed: valid Unicode",
+            r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
         ),
         ("a.jsonl", ["[" * 100_000], (), "a.jsonl: line 1: '[[[["),
         (
@@ -643,7 +631,6 @@ def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, capsys, damage)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--strip", "headers"), "unrecognized arguments: --strip"),
         (("--valid-fraction", "0.1"), "unrecognized arguments: --valid-fraction"),
         (("--vocabulary-size", "5k"), "--vocabulary-size is 5k; allowed: a whole number"),
     ],

@@ -1,14 +1,15 @@
 """From a data set to the folders that fairseq's ``sentence_prediction`` task reads.
 
 The tokenised examples of each part are dealt to train, valid and test, in one folder or in ten
-folds. Each folder's dictionary has the words of its own train. The modules that need fairseq are
-imported where they are used.
+folds. Each folder's dictionary has the words of its own train.
 """
 
 import contextlib
 import itertools
 import json
 import random
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from .. import SPLITS
 from ..download import checksum
 from ..folder import make_folder
 from .corpora import LabelledCorpus
-from .tokenise import TokenisedPart, tokenise, warn_of_counts
+from .tokenise import TokenisedPart, tokenise
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 RECORD = "data.json"  # in each folder, for the reader and for ``clusterformer classify``
 # Of a data set that comes undivided (Quora's questions): about the 10,000 pairs that are usual.
 _UNDIVIDED = 1 / 40
+
+Dealt = dict[str, Sequence[str]]  # of each part, the split of each example
 
 
 @dataclass(frozen=True)
@@ -73,28 +76,30 @@ def prepare(
     recipe = {
         "name": corpus.name,
         "unicode": FORM,
-        "settings": vars(settings) | options,
-        "sources": {
-            f"{part} {number} {_file_in(path).name}": checksum(path)
+        "settings": vars(settings) | options | corpus.settings,
+        "sources": {  # a path may lead into an archive
+            f"{part} {n} {(path if path.exists() else path.parent).name}": checksum(path)
             for part, paths in corpus.files.items()
-            for number, path in enumerate(paths, 1)
+            for n, path in enumerate(paths, 1)
         },
     }
 
     def build(work: Path, out: Path) -> dict:
         parts = {part: tokenise(corpus, part, settings.max_length, work) for part in corpus.files}
-        warn_of_counts(corpus, parts)
+        for part, number in (corpus.published or {}).items():
+            if (found := len(parts[part].labels)) != number:
+                told = f"{part} has {found:,} examples; published: {number:,}"
+                print(f"{corpus.name}: warning: {told}", file=sys.stderr)
         splits = {}
         for folder, dealt in _deal(corpus, parts, settings).items():
-            (work / "texts").mkdir(exist_ok=True)
-            _route(parts, dealt, work / "texts")
+            texts = work / "texts"
+            _route(parts, dealt, texts)
             facts = _describe(corpus, parts, dealt)
-            vocabulary = _write_folder(corpus, settings, work / "texts", out / folder)
             record = {
                 "folder": folder,
                 "classes": corpus.classes,
                 "tokenised": corpus.tokenised,
-                "vocabulary": vocabulary,
+                "vocabulary": _write_folder(corpus, settings, texts, out / folder),
                 "splits": facts,
                 "parts": {part: dict(each.counts) for part, each in parts.items()},
                 "published": corpus.published,
@@ -107,18 +112,10 @@ def prepare(
     return make_folder(dest, recipe, build, force)
 
 
-def _file_in(path: Path) -> Path:
-    """Return the path, or the archive that it leads into."""
-    return path if path.exists() else path.parent
-
-
-Dealt = dict[str, Sequence[str]]
-
-
 def _deal(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], settings: Settings
 ) -> dict[str, Dealt]:
-    """Return the split of each example of each part, for each folder to make.
+    """The split of each example of each part, for each folder to make.
 
     Raises:
         UserError: if a split that is drawn is empty.
@@ -153,17 +150,6 @@ def _deal(
     return {"": dealt}
 
 
-def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
-    """Return the rows that the command prints: one per fold, or one per split."""
-    if folder:
-        return {folder: {split: each["examples"] for split, each in facts.items()}}
-    return {
-        split: {"examples": each["examples"]}
-        | {key: each[key]["sum"] for key in each if key.endswith("tokens")}
-        for split, each in facts.items()
-    }
-
-
 def places(labels: Sequence[str], seed: int) -> list[float]:
     """Return a random number in [0, 1) for each example, the same spread for each class.
 
@@ -181,27 +167,32 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
     return result
 
 
-def _route(parts: dict[str, TokenisedPart], dealt: dict[str, Dealt], folder: Path) -> None:
-    """Write each split's inputs, labels and groups, one example per line."""
-    for old in folder.iterdir():
-        old.unlink()
-    with contextlib.ExitStack() as stack:
-        inputs = max(len(each.files) for each in parts.values())
-        keys = [*(f"input{i}" for i in range(inputs)), "group", "label"]
-        outs = {
-            (split, key): stack.enter_context(
-                open(folder / f"{split}.{key}", "w", encoding="utf-8")
-            )
-            for split in _present(dealt)
-            for key in keys
-        }
-        for part, each in parts.items():
-            group = each.files[0].with_suffix(".group")
-            lines = [stack.enter_context(open(p, encoding="utf-8")) for p in (*each.files, group)]
-            labels = (f"{label}\n" for label in each.labels)
-            for split, *row in zip(dealt[part], *lines, labels, strict=True):
-                for key, line in zip(keys, row, strict=True):
-                    outs[split, key].write(line)
+def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
+    """The rows that the command prints: one per fold, or one per split."""
+    if folder:
+        return {folder: {split: each["examples"] for split, each in facts.items()}}
+    return {
+        split: {"examples": each["examples"]}
+        | {key: each[key]["sum"] for key in each if key.endswith("tokens")}
+        for split, each in facts.items()
+    }
+
+
+def _route(parts: dict[str, TokenisedPart], dealt: Dealt, folder: Path) -> None:
+    """Write each split's columns, ``SPLIT.COLUMN``, one example per line."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for part, each in parts.items():
+        for column, path in each.files.items():
+            with open(path, encoding="utf-8") as lines, contextlib.ExitStack() as stack:
+                outs = {
+                    split: stack.enter_context(
+                        open(folder / f"{split}.{column}", "w", encoding="utf-8")
+                    )
+                    for split in set(dealt[part])
+                }
+                for split, line in zip(dealt[part], lines, strict=True):
+                    outs[split].write(line)
 
 
 def _write_folder(
@@ -210,7 +201,7 @@ def _write_folder(
     """Write a folder as the task reads it; return the size of its vocabulary."""
     from fairseq_clusterformer.data.coding import WordCoding
 
-    from .. import binarize
+    from .. import binarize  # which imports fairseq
 
     inputs = [f"input{i}" for i in range(corpus.inputs)]
     words = sum((binarize.count_words(texts / f"train.{name}") for name in inputs), Counter())
@@ -232,12 +223,6 @@ def _write_folder(
     return {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
 
 
-def _present(dealt: Dealt) -> list[str]:
-    """Return the splits that have examples; a user's own data may have no test set."""
-    found = set().union(*dealt.values())
-    return [split for split in SPLITS if split in found]
-
-
 def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
     """Yield each line's one symbol, without ``</s>``."""
     import torch
@@ -250,10 +235,11 @@ def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor
 def _describe(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], dealt: Dealt
 ) -> dict[str, dict]:
-    """Return each split's classes and lengths, and how many of its texts are in train too."""
+    """Each split's classes and lengths, and how many of its texts are in train too."""
     import numpy as np
 
-    members = {split: [] for split in _present(dealt)}
+    present = set().union(*dealt.values())  # a user's own data may have no test set
+    members = {split: [] for split in SPLITS if split in present}
     for part, splits in dealt.items():
         for index, split in enumerate(splits):
             members[split].append((parts[part], index))
