@@ -29,11 +29,8 @@ Items = Callable[[Path], Iterable[torch.Tensor]]
 def write_dataset(
     texts: dict[str, Path], out: Path, dictionary: Dictionary, items: Items
 ) -> dict[str, dict[str, int]]:
-    """Write ``dict.txt``, and the .bin and .idx of each split from its text file in `texts`.
-
-    Returns:
-        for each split, the number of tokens and items.
-    """
+    """Write ``dict.txt``, and the .bin and .idx of each split from its text file; return the
+    number of tokens and items of each split."""
     dictionary.save(str(out / "dict.txt"))
     counts = {}
     for split, text in texts.items():
@@ -64,10 +61,8 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
 
 
 def count_words(text: Path, form: str = FORM) -> Counter:
-    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line.
-
-    What a text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``.
-    """
+    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line. What a
+    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``."""
     counts, lines = Counter(), 0
     with open(text, encoding="utf-8", newline="\n") as file:
         for lines, line in enumerate(_progress(file, "counting words"), 1):  # noqa: B007

@@ -104,12 +104,8 @@ def _unpack(path: Path, name: str, work: Path) -> Path:
 
 
 def download(archive: Archive, folder: Path) -> Path:
-    """Download the archive into `folder`, or go on with a download that was interrupted. Prints a
-    warning if nobody publishes a checksum.
-
-    Raises:
-        UserError: if it cannot be downloaded, or its checksum is wrong.
-    """
+    """Download the archive into `folder`, or go on with a download that was interrupted; warn if
+    nobody publishes a checksum. Raises UserError if that fails, or the checksum is wrong."""
     from http.client import HTTPException  # http and urllib.request would slow down each --help
 
     elsewhere = "or get it elsewhere and pass --source DIR"

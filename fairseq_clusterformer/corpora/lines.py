@@ -44,10 +44,7 @@ LONGEST, TIMES = 1 << 26, 100
 
 def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
     """Yield the lines of a text file, or of the one in a .gz, .bz2, .xz or .zip, with their ends.
-
-    Raises:
-        UserError: if it cannot be read or unpacked, or has another encoding (None: any bytes).
-    """
+    Raises UserError if it cannot be read, or has another encoding (None: any bytes)."""
     number = 0
     try:
         longest = max(LONGEST, TIMES * path.stat().st_size)
@@ -81,11 +78,8 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 def aligned_lines(
     files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the lines that `read` yields of several files, side by side.
-
-    Raises:
-        UserError: if they do not have as many lines.
-    """
+    """Yield the lines that `read` yields of several files, side by side; raises UserError if one
+    has more of them."""
     for number, row in enumerate(zip_longest(*map(read, files))):
         if None in row:
             ended = files[row.index(None)]
@@ -99,11 +93,8 @@ def aligned_lines(
 
 def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """Yield names, below `path`, and contents of the wanted files of a folder (in order), or of a
-    .tar (packed or not) or .zip (as they lie in it).
-
-    Raises:
-        UserError: if it cannot be read to its end.
-    """
+    .tar (packed or not) or .zip (as they lie in it). Raises UserError if it cannot be read to its
+    end."""
     number = 0
     try:
         for found in _members(path, wanted):

@@ -52,11 +52,7 @@ def _corpus(folder: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Score a reader; returns the exit status.
-
-    Raises:
-        UserError: if a file or an option is wrong.
-    """
+    """Score a reader; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     from fairseq_clusterformer.inference.evaluate import predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint

@@ -123,11 +123,7 @@ def _add_common_options(parser: Parser, made: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a data set; returns the exit status.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
     settings = Settings(
         **{key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")},

@@ -52,14 +52,7 @@ def _parser() -> Parser:
 def prepare_corpus(
     *, dest: Path, source: Path | None, workers: int, force: bool, **options
 ) -> dict | None:
-    """Prepare pages; see ``clusterformer prepare keyphrases --help``.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare pages; see `etc.openkp_build.prepare`."""
     check_folder(source)
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
@@ -70,11 +63,7 @@ def prepare_corpus(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare pages; returns the exit status.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
     del options["corpus"]  # there is one
     return prepare_folder({"prepare": prepare_corpus, **options})

@@ -149,14 +149,7 @@ def prepare_corpus(
     force: bool,
     **options,
 ) -> dict | None:
-    """Prepare a corpus; see ``clusterformer prepare qa --help``.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare a corpus; see `question_answering.build.prepare`."""
     known = CORPORA.get(corpus) or QuestionCorpus(own_questions)
     made = {}
     if options.pop("cloze", False):
@@ -202,9 +195,5 @@ def _named(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; returns the exit status.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare a corpus; returns the exit status, or raises UserError."""
     return prepare_folder({"prepare": prepare_corpus, **vars(_parser().parse_args(arguments))})

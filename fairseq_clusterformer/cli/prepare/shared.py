@@ -31,11 +31,8 @@ def check_folder(source: Path | None) -> None:
 def files_of_splits(
     options: dict, found: Mapping[str, list[Path]], source: Path | None, patterns: Sequence[str]
 ) -> Files:
-    """Take the files of each split out, or return what was found in --source by its patterns.
-
-    Raises:
-        UserError: if there are none, or one is missing.
-    """
+    """Take the files of each split out, or return what was found in --source by its patterns;
+    raises UserError if there are none, or one is missing."""
     splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
     splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
     if not splits:
@@ -94,11 +91,7 @@ def add_sample(parser: Parser) -> None:
 
 
 def take_sample(options: dict, trains: bool) -> int:
-    """Take the size of the sample out.
-
-    Raises:
-        UserError: it is given, but no model is trained.
-    """
+    """Take the size of the sample out; raises UserError if it is given and no model is trained."""
     given = options.pop("sentencepiece_sample")
     if given and not trains:
         allowed = "where a sentencepiece model is trained"
@@ -107,11 +100,7 @@ def take_sample(options: dict, trains: bool) -> int:
 
 
 def _existing(options: dict) -> Vocabulary | None:
-    """Take the options of an existing model out; None if none is given.
-
-    Raises:
-        UserError: a model or a dictionary that does not exist, or a dictionary alone.
-    """
+    """Take the options of an existing model out; None if none is given."""
     gpt2_bpe, model, words = (
         options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
     )

@@ -61,14 +61,10 @@ class Settings:
 def prepare(
     dest: Path, corpus: LabelledCorpus, settings: Settings, options: dict, force: bool = False
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`.
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
 
     Args:
         options: other options of the command, for the record.
-        force: replace a `dest` that was prepared before.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
         UserError: if the files are damaged, or too small to be split.
@@ -115,11 +111,7 @@ def prepare(
 def _deal(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], settings: Settings
 ) -> dict[str, Dealt]:
-    """The split of each example of each part, for each folder to make.
-
-    Raises:
-        UserError: if a split that is drawn is empty.
-    """
+    """The split of each example of each part, for each folder to make."""
     dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
     undivided = "all" if "all" in parts else "train"
     place = places(parts[undivided].labels, settings.seed)
@@ -151,10 +143,8 @@ def _deal(
 
 
 def places(labels: Sequence[str], seed: int) -> list[float]:
-    """Return a random number in [0, 1) for each example, the same spread for each class.
-
-    The examples whose number is in an interval are a stratified sample of the interval's length.
-    """
+    """Return a random number in [0, 1) for each example, spread alike over each class: the
+    examples in an interval are a stratified sample of its length."""
     result = [0.0] * len(labels)
     by_class = {}
     for index, label in enumerate(labels):

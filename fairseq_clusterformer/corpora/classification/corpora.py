@@ -197,11 +197,8 @@ NO_VALID = ("20news", "msrp")
 
 
 def known_corpus(name: str, source: Path) -> LabelledCorpus:
-    """Return a data set whose files are in the folder of --source, or (20news) its archive.
-
-    Raises:
-        UserError: if they are in none of its forms, or a file is there twice.
-    """
+    """Return a data set whose files are in the folder of --source, or (20news) its archive; raises
+    UserError if they are in none of its forms, or twice."""
     facts = dict(CORPORA[name])
     forms = facts.pop("forms")
     packed = name == "20news" and source.is_file()

@@ -72,8 +72,7 @@ def own_corpus(
     """Return a user's own data set.
 
     Args:
-        source: a file, or a folder: with files that are named after splits, with a folder per
-            split, or with a folder per label.
+        source: a file; or a folder of files named after splits, or of a folder per split or label.
         valid, test: files or folders of these splits, where `source` is the training data.
 
     Raises:

@@ -89,11 +89,8 @@ def read_table(
 def read_rows(
     path: Path, delimiter: str, *, quoted: bool, encoding: str = "utf-8"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line and its columns.
-
-    Args:
-        quoted: a column may stand in quotes, and then hold delimiters and line ends, as in CSV.
-    """
+    """Yield the number of each line and its columns, which may be `quoted` and then hold
+    delimiters and line ends, as in CSV."""
     if not quoted:
         for number, line in enumerate(read_lines(path, encoding), 1):
             yield number, line.split(delimiter)
@@ -168,12 +165,9 @@ GROUPS = tuple(
 
 
 def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
-    """Yield the posts of a part, sorted by group and number, without their headers, which give the
-    group away, but for the subject's text.
-
-    Args:
-        files: the part's folder, on the disk or in an archive: ``20news.tar.gz/20news-train``.
-    """
+    """Yield the posts of a part, sorted by group and number. Their headers, which give the group
+    away, are left out but for the subject's text. The part's folder may be in an archive:
+    ``20news.tar.gz/20news-train``."""
     folder = files[0]
     source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
     posts = {}

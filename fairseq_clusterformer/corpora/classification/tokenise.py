@@ -37,11 +37,8 @@ class TokenisedPart:
 def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[list[str], bool]:
     """Return the words of a text in lower case, and whether its end was cut off.
 
-    Preparation and ``clusterformer classify`` both use this function.
-
     Args:
-        tokenised: the words stand between blanks already. Otherwise each run of letters and
-            digits is a word, and so is every other visible character (`words_of`).
+        tokenised: the words stand between blanks already; otherwise see `words_of`.
         max_length: the most tokens, ``</s>`` included; None: any number.
     """
     text = composed(text).lower()
@@ -54,11 +51,8 @@ def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[
 def tokenise(
     corpus: LabelledCorpus, part: str, max_length: int | None, work: Path
 ) -> TokenisedPart:
-    """Write the columns of a part's examples into files of the folder `work`.
-
-    Raises:
-        UserError: if a label is not in the data set, or if there is no example.
-    """
+    """Write the columns of a part's examples into files of the folder `work`; raises UserError if
+    a label is not in the data set, or if there is no example."""
     from tqdm import tqdm
 
     names = [*(f"input{i}" for i in range(corpus.inputs)), "group", "label"]

@@ -57,11 +57,8 @@ def prepare_enwik8(
     archive: Archive = ENWIK8,
     sizes: Sequence[int] = ENWIK8_SIZES,
 ) -> dict | None:
-    """Prepare enwik8 by bytes: its first `sizes` bytes are train, valid and test.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-    """
+    """Prepare enwik8 by bytes: its first `sizes` bytes are train, valid and test. Returns what
+    `make_folder` does."""
 
     def build(work: Path, out: Path) -> dict:
         (path,) = obtain([archive], source, work).values()
@@ -119,14 +116,9 @@ def prepare_text(
     allow_binary: bool = False,
     encoding: str = "utf-8",
 ) -> dict | None:
-    """Prepare the text files in `source`, and print which of them were taken.
-
-    The options are those of ``clusterformer prepare lm text``, whose help explains them. With
-    neither a `vocabulary` nor `words`, text becomes bytes.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-    """
+    """Prepare the text files in `source`, and print which of them were taken. The options are
+    those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
+    bytes."""
     source, dest = source.resolve(), dest.resolve()
     encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)

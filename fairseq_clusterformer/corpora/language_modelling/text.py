@@ -113,11 +113,7 @@ class TextReader:
                     yield document
 
     def check(self, texts: Iterable[Path]) -> None:
-        """Read all files once.
-
-        Raises:
-            UserError: if some have another encoding; it names them all.
-        """
+        """Read all files once; raises UserError if some have another encoding, with all names."""
         wrong = []
         for path in () if self.allow_binary else texts:
             try:
@@ -144,14 +140,9 @@ def _without_mark(lines: Lines) -> Lines:
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the files of each split, if files or folders right in `source` are named so.
-
-    ``train.txt``, ``train-00.txt.xz`` and all below ``train/`` belong to train. The result is
-    empty if no file has such a name.
-
-    Raises:
-        UserError: if there are files for one split but not for another.
-    """
+    """Return the files of each split, if files or folders right in `source` are named so:
+    ``train.txt``, ``train-00.txt.xz``, all below ``train/``. Raises UserError if there are files
+    for one split but not for another."""
     files = defaultdict(list)
     for path in texts:
         if path != source and (name := _SPLIT_NAME.match(path.relative_to(source).parts[0])):
@@ -236,16 +227,8 @@ def _sentences(lines: Iterable[bytes]) -> Lines:
 
 
 def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = None) -> dict:
-    """Write ``train.txt``, ``valid.txt`` and ``test.txt``: documents in order, nothing between.
-
-    Args:
-        train_bytes: keep only the first lines of train, at most this many bytes.
-
-    Returns:
-        for each split, the number of documents (parts of one count once), lines and bytes.
-
-    Raises:
-        UserError: if a split comes out empty.
+    """Write ``train.txt``, ``valid.txt`` and ``test.txt``, of train the first lines up to
+    `train_bytes`; return the documents (parts of one count once), lines and bytes of each split.
     """
     counts = {split: dict.fromkeys(("documents", "lines", "bytes"), 0) for split in SPLITS}
     room = {"train": train_bytes or math.inf, "valid": math.inf, "test": math.inf}

@@ -1,8 +1,7 @@
 """From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
 
 The model of subwords and each file become a folder in ``DEST.partial/parts``. An interrupted run
-goes on with those that are complete. Modules that need fairseq are imported where they are used,
-so that mistakes are reported at once.
+goes on with those that are complete.
 """
 
 import functools
@@ -42,15 +41,12 @@ def prepare(
     workers: int = 1,
     force: bool = False,
 ) -> dict | None:
-    """Prepare the files of `splits`, each read by its split's reader, in the folder `dest`.
+    """Prepare the files of `splits` in the folder `dest`, as `make_folder` does.
 
     Args:
+        readers: of each split.
         options: of the corpus, for ``prepared.json``.
         titles: put each paragraph's title before its text.
-        force: replace a `dest` that was prepared before.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
         UserError: if a file is not what it must be, or has no question that can be used.

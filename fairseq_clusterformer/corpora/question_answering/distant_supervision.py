@@ -64,10 +64,7 @@ def mentions_of(
     id_: str, candidates: Sequence[str], paragraphs: Sequence[Paragraph]
 ) -> tuple[Mention, ...]:
     """Return the places of each candidate, as `find_answers`; they may overlap those of another.
-
-    Raises:
-        Unusable: if there is no candidate.
-    """
+    Raises `Unusable` if there is no candidate."""
     if not candidates or not all(isinstance(text, str) for text in candidates):
         raise Unusable("no candidates", f"question {id_}")
     parts = [(i, part.text, _words(part.text)) for i, part in enumerate(paragraphs)]
@@ -87,14 +84,11 @@ def distant_record(
     texts: Iterable[str] | None = None,
     supporting: tuple[int, ...] = (),
 ) -> Record:
-    """Return a record whose spans are the places of an answer's `names`.
+    """Return a record whose spans are the places of an answer's `names`; one must be given.
 
     Args:
         texts: the accepted answers, where they differ from the `names`.
         supporting: paragraphs to search first; the others are searched if nothing is found.
-
-    Raises:
-        Unusable: if there is no name.
     """
     names = [name for name in dict.fromkeys(names) if isinstance(name, str) and name.strip()]
     if not names:

@@ -50,15 +50,8 @@ def write_file(
     titles: bool,
     workers: int,
 ) -> tuple[dict[str, int], Drops]:
-    """Write the records of a corpus's file as a split in `out`.
-
-    Args:
-        model: a folder with a model of subwords and its ``dict.txt``.
-        titles: put each paragraph's title before its text.
-
-    Returns:
-        `COUNTS`, and what was dropped.
-    """
+    """Write the records of a corpus's file as a split in `out`, by the subwords in the folder
+    `model`; return `COUNTS`, and what was dropped."""
     dictionary, pieces = load_dictionary(model), subwords.load_prepared(model)
     to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
     drops, counts = Drops(keep_unfound=split != "train"), dict.fromkeys(COUNTS, 0)
@@ -136,11 +129,8 @@ def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tu
 def led_by_start(
     text: subwords.Tokens, title: subwords.Tokens | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n].
-
-    Args:
-        title: stands between both; None: there is none.
-    """
+    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n]; with a
+    title between both."""
     head = np.full(1, -1, np.int32)
     if title is not None:
         head = np.concatenate([head, title.ids])
@@ -182,12 +172,8 @@ def _outline(item: Encoded) -> Outline:
 
 
 def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
-    """Return a document in symbols of the dictionary.
-
-    Args:
-        ids: the model's; -1 stands for ``<s>``.
-        to_index: of each id's symbol.
-    """
+    """Return a document in symbols of the dictionary, of the model's ids, where -1 stands for
+    ``<s>``; `to_index` has each id's symbol."""
     return np.where(ids < 0, dictionary.bos(), to_index[ids])
 
 

@@ -148,8 +148,7 @@ def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
     """Return a reader for train and for each split of `shares`, all of the same files.
-
-    No document is in two splits, by its title or its text; documents are drawn at random.
+    Documents are drawn at random, and none is in two splits, by its title or its text.
 
     Args:
         shares: of all questions.
@@ -177,10 +176,8 @@ def draw_documents(
 
 
 def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
-    """Return the questions of each document, and what names a record's document.
-
-    Records of one title or of equal texts have one document.
-    """
+    """The questions of each document, and what names a record's document: records of one title or
+    of equal texts have one."""
     questions: Counter[str] = Counter()
     other_name: dict[str, str] = {}
     first_of_text: dict[int, str] = {}

@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq_clusterformer.data.unicode import READ_FORM, composed, with_places
 from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError
 
@@ -121,7 +123,8 @@ class Record:
         for answer in self.answers:
             text = self.paragraphs[answer.paragraph].text
             if not answer.text or not 0 <= answer.start < answer.end <= len(text):
-                raise Unusable("answer not in its context", f"{answer}")
+                place = f"is at [{answer.start}, {answer.end}) of {len(text):,} characters"
+                raise Unusable("answer not in its context", f"{answer.text!r} {place}")
             if (found := text[answer.start : answer.end]) != answer.text:
                 raise Unusable("answer not in its context", f"{answer.text!r} is {found!r} there")
         self._check_structure()
@@ -254,8 +257,9 @@ def gold_answer(
 ) -> GoldAnswer:
     """The answer at an offset of a paragraph.
 
-    If other text stands there, it is where the offset as one of UTF-16 points to, or up to two
-    characters before or behind either; this is counted in `drops`.
+    Text is compared in the form in which documents are read (NFKC). If other text stands there,
+    the answer is where the offset as one of UTF-16 points to, or up to two characters before or
+    behind either; this is counted in `drops`.
     """
     context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
     units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
@@ -263,10 +267,33 @@ def gold_answer(
     if len(units) == 2 * start:
         bases.append(len(units.decode("utf-16-le", "replace")))
     for place in (*bases, *(base + off for off in (-1, 1, -2, 2) for base in bases)):
-        if text and place >= 0 and context.startswith(text, place):
+        if text and place >= 0 and (found := _text_at(context, place, text)):
             drops.moved += place != start
-            return GoldAnswer(number, place, place + len(text), text)
+            return GoldAnswer(number, place, place + len(found), found)
     return GoldAnswer(number, start, start + len(text), text)  # which no record takes
+
+
+def _text_at(context: str, place: int, text: str) -> str:
+    """What stands at a place, if it is a text but for its form of Unicode; else nothing."""
+    if context.startswith(text, place):
+        return text
+    if context.isascii() and text.isascii():
+        return ""
+    wanted, places = composed(text, READ_FORM), _read_places(context)
+    if places is None:
+        return wanted if context.startswith(wanted, place) else ""
+    read, starts, ends = places
+    first = int(starts.searchsorted(place))
+    if first == len(read) or starts[first] != place or not read.startswith(wanted, first):
+        return ""
+    last = first + len(wanted) - 1
+    # a ligature of which only a part is wanted is taken whole
+    return context[place : ends[last]]
+
+
+@lru_cache(8)  # questions on one paragraph follow each other
+def _read_places(context: str):
+    return with_places(context, READ_FORM)
 
 
 Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
@@ -286,11 +313,7 @@ def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> I
 
 
 def get(item: Any, name: str, kind: type | tuple[type, ...] = str) -> Any:
-    """Return a field of a JSON object.
-
-    Raises:
-        Unusable: if it is missing or of another kind.
-    """
+    """Return a field of a JSON object; raises `Unusable` if it is missing or of another kind."""
     value = item.get(name) if isinstance(item, Mapping) else None
     kinds = kind if isinstance(kind, tuple) else (kind,)
     # JSON's true and false are no numbers, though Python's are
@@ -304,12 +327,8 @@ def get(item: Any, name: str, kind: type | tuple[type, ...] = str) -> Any:
 
 
 def json_lines(path: Path, drops: Drops) -> Items:
-    """Yield the JSON object of each line, unpacked; blank lines are passed over. A line that is
-    not UTF-8 or not JSON goes to `drops`.
-
-    Raises:
-        UserError: if the file cannot be read or unpacked to its end.
-    """
+    """Yield the JSON object of each line, unpacked; a line that is not UTF-8 or not JSON goes to
+    `drops`. Raises UserError if the file cannot be read to its end."""
     for number, line in enumerate(raw_lines(path, None), 1):
         with drops.at(place := f"{path}: line {number:,}"):
             if line.strip():
@@ -317,11 +336,7 @@ def json_lines(path: Path, drops: Drops) -> Items:
 
 
 def json_file(path: Path) -> Any:
-    """Return the content of a JSON file, unpacked.
-
-    Raises:
-        UserError: if it cannot be read, is not UTF-8 or not JSON.
-    """
+    """Return the content of a JSON file, unpacked; raises UserError if it is no such file."""
     try:
         return parse_json(b"".join(raw_lines(path, None)))
     except Unusable as error:
@@ -341,11 +356,7 @@ def list_items(path: Path, content: Any, allowed: str) -> Items:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what JSON in UTF-8 (with or without a byte order mark) says.
-
-    Raises:
-        Unusable: if it is something else.
-    """
+    """Return what JSON in UTF-8 (with or without a byte order mark) says, or raise `Unusable`."""
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -39,7 +39,7 @@ def prepare(
     sample: int = SAMPLE,
     workers: int = 1,
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`.
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
 
     Args:
         bpe_operations: merges to learn, or pieces with sentencepiece; None: `SUBWORDS`, or as many
@@ -48,9 +48,6 @@ def prepare(
         extra_train: more training text; see `pair_files`. Columns are target and source.
         sample: MB of text that sentencepiece learns from; of more, lines are drawn.
         workers: processes that tokenise and apply subwords.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
         UserError: if a file or an option is not as it must be.
@@ -100,11 +97,8 @@ def _check_moses(languages: Sequence[str]) -> None:
 def learn_subwords(
     texts: Sequence[Path], number: int | None, pipeline: TextPipeline, sample: int
 ) -> None:
-    """Learn the subwords of `texts` together and write the pipeline's model.
-
-    Raises:
-        UserError: if the texts do not give as many.
-    """
+    """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
+    the texts do not give as many."""
     if pipeline.bpe == "sentencepiece":
         from ..binarize import train_sentencepiece
 

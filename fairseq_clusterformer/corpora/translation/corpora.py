@@ -94,9 +94,6 @@ def own_pairs(
         files: what --train, --valid and --test give; see `pair_files`. Without files, valid and
             test are drawn from train.
         fractions: of train, for "valid" and "test"; see `draw_pairs`.
-
-    Raises:
-        UserError: if files are missing.
     """
     if languages[0] == languages[1]:
         raise bad_option("--target-lang", languages[1], "another language than --source-lang")

@@ -16,14 +16,8 @@ Pairs = Iterator[Pair]
 
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
-    """Return the file of two columns, or the two files of lines, that an option's value means.
-
-    Args:
-        given: a file of two columns, or what the names of the two files have before ``.LANGUAGE``.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """Return the file of two columns, or the two files ``GIVEN.LANGUAGE`` of lines, that an
+    option's value means; raises UserError if there are none."""
     if given.is_file():
         return [given]
     files = []
@@ -39,13 +33,8 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
 
 
 def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[str]) -> Pairs:
-    """Yield the pairs of what `pair_files` returned, in the order of `languages`.
-
-    Args:
-        columns: the languages of the columns, if it is one file; more columns are passed over.
-
-    Raises:
-        UserError: if lines or columns are missing.
+    """Yield the pairs of what `pair_files` returned, in the order of `languages`. The first
+    `columns` of one file are of these languages. Raises UserError if lines or columns are missing.
     """
     if len(files) == 2:
         yield from aligned_lines(files)
@@ -70,9 +59,6 @@ def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> di
 
     Returns:
         the pairs of train and of each split.
-
-    Raises:
-        UserError: if there are too few different pairs.
     """
     import numpy as np  # takes too long for --help
 
