@@ -75,9 +75,6 @@ def _nothing_left(split: str, drops: Drops) -> UserError:
 
 def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> None:
     """Train a sentencepiece model on the pages' nodes."""
-    from fairseq_clusterformer.corpora import binarize
-    from fairseq_clusterformer.data.subwords import MODEL
-
     text, drops = work / "train.txt", Drops()
     with open(text, "w", encoding="utf-8") as file:
         for record in _records(paths, "train", drops):
@@ -85,9 +82,7 @@ def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> 
                 file.write(" ".join(record.words[first:last]) + "\n")
     if not text.stat().st_size:
         raise _nothing_left("train", drops)
-    binarize.train_sentencepiece(
-        [text], vocabulary.train, out / MODEL, at_most=vocabulary.at_most, form=READ_FORM
-    )
+    vocabulary.train_model(text, out, form=READ_FORM)
 
 
 def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -> dict[str, int]:

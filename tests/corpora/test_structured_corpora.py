@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.corpora.question_answering.babi import babi
-from fairseq_clusterformer.corpora.question_answering.corpora import several_hops
+from fairseq_clusterformer.corpora.question_answering.hops import babi, several_hops, wikihop
 from fairseq_clusterformer.corpora.question_answering.own import own_questions
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
@@ -17,7 +16,6 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Sentence,
     Unusable,
 )
-from fairseq_clusterformer.corpora.question_answering.wikihop import wikihop
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError
 
@@ -54,8 +52,10 @@ def test_babi_written_out(tmp_path: Path) -> None:
     assert [answer.start for answer in third.answers] == [len(" ".join(told)) - 7]
     assert third.document == second.document == "qa1_some_train story 1"
     (place,) = drops.examples["answer not found"]
-    assert place.startswith(f"{path}: line 8: 'one' is not in the story of qa1_some_train-4")
-    kept = list(babi(path, Drops(), keep_unfound=True))
+    assert place.startswith(
+        f"{path}: line 8: 'one' is in no paragraph of question qa1_some_train-4"
+    )
+    kept = list(babi(path, Drops(keep_unfound=True)))
     assert (kept[3].texts, kept[3].answers) == (("one",), ())
 
 
@@ -207,7 +207,7 @@ def test_a_candidate_that_no_mention_links_is_named(tmp_path: Path) -> None:
     assert drops.summary() == (
         f"left out: a candidate that no mention links: {path}: item 0: 'rome' of question WH_0"
     )
-    (record,) = wikihop(path, Drops(), keep_unfound=True)
+    (record,) = wikihop(path, Drops(keep_unfound=True))
     assert {mention.candidate for mention in record.mentions} == {0}
     path, drops = queries(tmp_path, answer="rome")
     assert list(wikihop(path, drops)) == []

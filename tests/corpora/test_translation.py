@@ -7,6 +7,7 @@ import re
 import tarfile
 import tracemalloc
 import zipfile
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_clusterformer.corpora import parallel
 from fairseq_clusterformer.corpora.download import Archive
-from fairseq_clusterformer.corpora.translation import corpora
 from fairseq_clusterformer.corpora.translation.build import prepare
+from fairseq_clusterformer.corpora.translation.corpora import CORPORA, known_corpus
 from fairseq_clusterformer.corpora.translation.pairs import draw_pairs
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError
@@ -25,6 +26,10 @@ from tests.corpora.commands import run as run_command
 
 LANGUAGES = ("de", "en")
 TALKS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+def known(name, source, archives):
+    return known_corpus(replace(CORPORA[name], archives=archives), source)
 
 
 def run(*words, name="iwslt14", operations="--bpe-operations 30"):
@@ -296,7 +301,7 @@ def multi30k(tmp_path):
 def test_multi30k_has_two_tests(multi30k, tmp_path, form):
     source = tmp_path / "multi30k" if form == "files" else None
     dest = tmp_path / "dest"
-    corpus = corpora.multi30k(source, multi30k)
+    corpus = known("multi30k", source, multi30k)
     prepare(dest, corpus, bpe_operations=20)
     assert words_of(dest, "train") == [lower_caption(n) for n in range(30)]
     assert words_of(dest, "test1") == [lower_caption(70)]
@@ -308,7 +313,7 @@ def test_multi30k_has_two_tests(multi30k, tmp_path, form):
 
 def test_changed_multi30k_is_refused(multi30k, tmp_path):
     write(tmp_path / "multi30k" / "val.en.gz", "Changed.\n")
-    corpus = corpora.multi30k(tmp_path / "multi30k", multi30k)
+    corpus = known("multi30k", tmp_path / "multi30k", multi30k)
     with pytest.raises(UserError, match="val.en.gz has .* bytes with sha256 .*; allowed: sha256 "):
         prepare(tmp_path / "dest", corpus, bpe_operations=20)
     assert [path.name for path in tmp_path.iterdir()] == ["multi30k"]
@@ -358,9 +363,11 @@ def test_tokenised_wmt14_knows_its_sides(tmp_path):
 def test_download_of_iwslt14_is_unverified_and_its_pairs_are_counted(talks, tmp_path, capsys):
     with tarfile.open(tmp_path / "de-en.tgz", "w:gz") as file:
         file.add(talks / "de-en", "de-en")
-    archive = Archive((tmp_path / "de-en.tgz").as_uri(), None, corpora.IWSLT14.members)
+    archive = Archive(
+        (tmp_path / "de-en.tgz").as_uri(), None, CORPORA["iwslt14"].archives[0].members
+    )
     with pytest.raises(UserError, match=r"download has 52 pairs for train; allowed: 174,443, .*"):
-        prepare(tmp_path / "dest", corpora.iwslt14(None, archive), bpe_operations=20)
+        prepare(tmp_path / "dest", known("iwslt14", None, [archive]), bpe_operations=20)
     assert "could not be verified, because nobody publishes a checksum" in capsys.readouterr().err
     assert not (tmp_path / "dest").exists()
 
