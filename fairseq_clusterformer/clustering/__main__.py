@@ -29,7 +29,7 @@ from fairseq_clusterformer.ranges import strays
 from .fit import METHODS, Options, check, fit
 from .fitted import load_clusters
 from .matrices import FORMATS, read_labels, read_matrix
-from .statistics import cluster_use, majority_accuracy
+from .report import cluster_use
 
 PROGRAM = "python -m fairseq_clusterformer.clustering"
 
@@ -119,6 +119,21 @@ def run_fit(args: argparse.Namespace) -> None:
             record = json.dumps(_record(args, x, rows), indent=1) + "\n"
             write_text("--json", args.json, record, **_how(args))
     print(table(rows))
+
+
+def majority_accuracy(
+    train_clusters: Tensor, train_labels: Tensor, clusters: Tensor, labels: Tensor
+) -> float:
+    """Share of vectors that have their cluster's label, from 0 to 1.
+
+    A cluster's label is the most frequent one of its members in training (the lowest of several);
+    a vector in a cluster that had none counts as wrong. All int64, [N] of training and [M].
+    """
+    size = (int(max(train_clusters.max(), clusters.max())) + 1, int(train_labels.max()) + 1)
+    counts = torch.zeros(size, dtype=torch.long)
+    counts.index_put_((train_clusters, train_labels), torch.tensor(1), accumulate=True)
+    majority = torch.where(counts.amax(1) > 0, counts.argmax(1), -1)
+    return float((majority[clusters] == labels).double().mean())
 
 
 def _data(

@@ -24,6 +24,7 @@ from fairseq_clusterformer.ranges import Range, strays
 from ..precision import full_float32
 from .fitted import Clusters
 from .fuzzy import SIMILARITIES, fuzzy_clusters
+from .kmeans import kmeans
 from .neural import NeuralClustering
 
 
@@ -160,20 +161,15 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
 def _kmeans(
     x: Tensor, num_clusters: int, seed: int, options: KMeansOptions, *, spherical: bool = False
 ) -> Clusters:
-    import faiss
-
-    kmeans = faiss.Kmeans(
-        x.size(1),
+    centroids = kmeans(
+        normalize(x, dim=-1) if spherical else x,
         num_clusters,
-        niter=options.iterations,
-        nredo=options.redos,
-        seed=seed,
         spherical=spherical,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(x),  # all of them: faiss would sample
+        iterations=options.iterations,
+        redos=options.redos,
+        seed=seed,
     )
-    kmeans.train((normalize(x, dim=-1) if spherical else x).numpy())
-    return Clusters(torch.from_numpy(kmeans.centroids.copy()), spherical=spherical)
+    return Clusters(centroids, spherical=spherical)
 
 
 def _som(x: Tensor, num_clusters: int, seed: int, options: SomOptions) -> Clusters:

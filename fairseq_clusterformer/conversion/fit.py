@@ -27,7 +27,7 @@ from fairseq_clusterformer.attention.scouts import (
     scout_layouts,
 )
 from fairseq_clusterformer.attention.taught import Taught
-from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
+from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.precision import full_float32
 
@@ -109,7 +109,7 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
             projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
         keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
         if len(keys) >= router.num_clusters:
-            router.centroids[at] = spherical_kmeans(keys, router.num_clusters, seed=seed)
+            router.centroids[at] = kmeans(keys, router.num_clusters, seed=seed)
     for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
         projection.weight.copy_(torch.cat(projections[name]))
 

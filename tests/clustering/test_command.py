@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fairseq_clusterformer.clustering import __main__ as command
+from fairseq_clusterformer.clustering.__main__ import majority_accuracy
 from fairseq_clusterformer.clustering.fitted import load_clusters
 from fairseq_clusterformer.clustering.matrices import read_labels, read_matrix
-from fairseq_clusterformer.clustering.statistics import majority_accuracy
 from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
 
