@@ -13,6 +13,16 @@ from fairseq_clusterformer.models.clusterformer_lm import (
 )
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 
+#: attention of encoders
+ENCODERS = {
+    "full": {"encoder_attention": "full"},
+    "window": {"encoder_attention": "window"},
+    "chunk, handed on": {"encoder_attention": "neural"},
+    "chunk, own centroids": {"encoder_attention": "neural", "own_centroids": True},
+    "recent": {"encoder_attention": "neural", "encoder_cluster_rule": "recent"},
+    "mixed": {"encoder_attention": "window+neural,full"},
+}
+
 
 def make_task(form: str = "text") -> SimpleNamespace:
     dictionary = Dictionary()
