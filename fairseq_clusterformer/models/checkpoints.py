@@ -38,23 +38,29 @@ class ExplainedCheckpoints:
         return {}  # not those of fairseq's class
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; raises CheckpointError for tensors of other shapes, or (if ``strict``)
-        missing or unknown ones."""
+        """As fairseq's; raises CheckpointError for tensors of other shapes, numbers that are not
+        finite, or (if ``strict``) missing or unknown tensors."""
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
-        self.upgrade_state_dict(state_dict)
-        given = self._prune(state_dict, model_cfg)
-        other_shapes = {
-            name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
-            for name, tensor in self.state_dict().items()
-            if name in given and isinstance(tensor, Tensor) and given[name].shape != tensor.shape
-        }
-        fitting = {name: t for name, t in given.items() if name not in other_shapes}
-        result = nn.Module.load_state_dict(self, fitting, strict=False)
-        differences = {"of another shape": list(other_shapes.values())}
-        if strict:
-            missing = [name for name in result.missing_keys if name not in other_shapes]
-            differences |= {"missing": missing, "of another model": result.unexpected_keys}
+        own = {name: t for name, t in self.state_dict().items() if isinstance(t, Tensor)}
+        differences = {"without numbers": [n for n in own if not _is_tensor(state_dict.get(n))]}
+        if not any(differences.values()):
+            self.upgrade_state_dict(state_dict)
+            given = self._prune(state_dict, model_cfg)
+            other_shapes = {
+                name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
+                for name, tensor in own.items()
+                if name in given and given[name].shape != tensor.shape
+            }
+            fitting = {name: t for name, t in given.items() if name not in other_shapes}
+            result = nn.Module.load_state_dict(self, fitting, strict=False)
+            differences["of another shape"] = list(other_shapes.values())
+            differences["that are not finite"] = [
+                name for name, p in self.named_parameters() if not p.isfinite().all()
+            ]
+            if strict:
+                missing = [name for name in result.missing_keys if name not in other_shapes]
+                differences |= {"missing": missing, "of another model": result.unexpected_keys}
         told = [
             f"tensors {what}: {len(names)}, such as {names[0]}"
             for what, names in differences.items()
@@ -92,6 +98,11 @@ class ExplainedCheckpoints:
                 setattr(cfg, f"{side}_layers", len(kept))
                 setattr(cfg, f"{side}_layers_to_keep", "")
         return state
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether an entry of a checkpoint is a tensor, or not there."""
+    return value is None or isinstance(value, Tensor)
 
 
 def read_model(option: str, path: str) -> dict[str, Tensor]:

@@ -262,13 +262,8 @@ def attention_plan(
             f"{_flag(rule)} is {cluster_rule}; allowed: recent, for no kind of {_flag(spec)} has "
             "another"
         )
-    if keep := getattr(args, f"{side}_layers_to_keep", ""):
-        kept = sorted({int(number) for number in keep.split(",")})
-        if not 0 <= kept[0] <= kept[-1] < layers:
-            raise ValueError(
-                f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}"
-            )
-        kinds = [kinds[number] for number in kept]
+    if getattr(args, f"{side}_layers_to_keep", ""):
+        kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
         setattr(args, f"{side}_layers", len(kinds))
     kernel = args.attention_kernel
@@ -300,6 +295,25 @@ def attention_plan(
         copying_start=args.copying_start and side == "decoder",
         kernel=kernel,
     )
+
+
+def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
+    """The layers that an option lists, counted from 0, rising.
+
+    Raises:
+        ValueError: naming one that is not among ``first`` to ``layers`` - 1.
+    """
+    text = getattr(args, name)
+    try:
+        numbers = sorted({int(number) for number in text.split(",") if number})
+    except ValueError:
+        numbers = [-1]
+    if any(not first <= number < layers for number in numbers):
+        raise ValueError(
+            f"{_flag(name)} is {text}; allowed: layers {first} to {layers - 1}, counted from 0, "
+            "separated by commas"
+        )
+    return tuple(numbers)
 
 
 def _set_positions(args: Namespace, side: str) -> None:

@@ -164,6 +164,23 @@ def test_a_dense_checkpoint_fits_and_clusters_start_anew(own):
         clustered.load_state_dict(incomplete)
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (torch.nan, "that are not finite"),
+        (torch.inf, "that are not finite"),
+        ("x", "without numbers"),
+    ],
+)
+def test_damaged_tensors_are_refused(value, problem):
+    model = make_model()
+    state = model.state_dict()
+    name = "decoder.layers.1.fc1.bias"
+    state[name] = value if isinstance(value, str) else state[name].clone().fill_(value)
+    with pytest.raises(ValueError, match=f"tensors {problem}.*, such as {name}"):
+        model.load_state_dict(state)
+
+
 def test_a_checkpoint_of_old_fairseq_fits():
     """Its q, k and v are one in_proj_weight."""
     task = make_task()
@@ -350,6 +367,7 @@ def test_layer_drop_hands_centroids_past_the_dropped_layer():
         ({"decoder_xformers_att_config": "{}"}, "--decoder-xformers-att-config is {}; allowed"),
         ({"base_layers": 1}, "--base-layers is 1; allowed"),
         ({"encoder_layers_to_keep": "2"}, "--encoder-layers-to-keep is 2; allowed: .* 0 to 1"),
+        ({"decoder_layers_to_keep": "1,x"}, "--decoder-layers-to-keep is 1,x; allowed: .* 0 to 1"),
     ],
 )
 def test_wrong_options_are_refused(changes, message):
