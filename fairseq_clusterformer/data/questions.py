@@ -29,18 +29,8 @@ class DocumentStructure(Protocol):
     supporting: bool
 
     def read(self, outline: Outline, length: int) -> Outline: ...
-
-    def rows(
-        self,
-        question: Tensor,
-        starts: Tensor,
-        length: int,
-        outline: Outline,
-        dictionary: Dictionary,
-    ) -> Any: ...
-
+    def rows(self, question: Tensor, starts: Tensor, length: int, outline, words) -> Any: ...
     def batch(self, rows: Sequence[Any], pad: int) -> dict[str, Tensor]: ...
-
     def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None: ...
 
 

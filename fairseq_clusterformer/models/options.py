@@ -27,12 +27,8 @@ POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
-    """A field of a dataclass that fairseq turns into an option.
-
-    Args:
-        limits: of :class:`~fairseq_clusterformer.ranges.Range`; none: what fairseq's option of
-            this name has.
-    """
+    """A field of a dataclass that fairseq turns into an option; ``limits`` are those of a
+    :class:`~fairseq_clusterformer.ranges.Range`, or else of fairseq's option of this name."""
     limit = Range(**limits) if limits else None
     return field(default=default, metadata={"help": help, "range": limit})
 
@@ -161,9 +157,14 @@ def complete(args, options: type[FairseqDataclass]) -> None:
                 f"model._name is {args._name}: fairseq-hydra-train does not apply the sizes of a "
                 f"named architecture; allowed: {model}, with each size"
             )
-    defaults = defaults_of(options)
-    set_defaults(args, **defaults)
-    for problem in strays({name: getattr(args, name) for name in defaults}, options):
+    set_defaults(args, **defaults_of(options))
+    check_ranges(args, options)
+
+
+def check_ranges(args, options: type) -> None:
+    """Raise ValueError for a value that its declaration in a dataclass does not allow."""
+    given = {name: getattr(args, name) for name in defaults_of(options)}
+    for problem in strays(given, options):
         raise ValueError(problem)
 
 
@@ -195,11 +196,7 @@ def options_of(model: type) -> type[FairseqDataclass]:
 
 
 def check_heads(args: Namespace, side: str) -> None:
-    """Refuse heads that do not divide the width of the encoder or the decoder.
-
-    Raises:
-        ValueError: naming the options and their values.
-    """
+    """Raise ValueError for heads that do not divide the width of the encoder or the decoder."""
     heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
     if heads < 1 or width % heads:
         raise ValueError(
@@ -298,11 +295,7 @@ def attention_plan(
 
 
 def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
-    """The layers that an option lists, counted from 0, rising.
-
-    Raises:
-        ValueError: naming one that is not among ``first`` to ``layers`` - 1.
-    """
+    """The layers that an option lists, rising, of ``first`` to ``layers`` - 1, or ValueError."""
     text = getattr(args, name)
     try:
         numbers = sorted({int(number) for number in text.split(",") if number})
