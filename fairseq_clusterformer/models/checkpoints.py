@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -43,7 +44,8 @@ class ExplainedCheckpoints:
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
         own = {name: t for name, t in self.state_dict().items() if isinstance(t, Tensor)}
-        differences = {"without numbers": [n for n in own if not _is_tensor(state_dict.get(n))]}
+        given = {name: state_dict[name] for name in own if name in state_dict}
+        differences = {"without numbers": [n for n, t in given.items() if not torch.is_tensor(t)]}
         if not any(differences.values()):
             self.upgrade_state_dict(state_dict)
             given = self._prune(state_dict, model_cfg)
@@ -100,16 +102,6 @@ class ExplainedCheckpoints:
         return state
 
 
-def _is_tensor(value: Any) -> bool:
-    """Whether an entry of a checkpoint is a tensor, or not there."""
-    return value is None or isinstance(value, Tensor)
-
-
-def read_model(option: str, path: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint that an option names; see :func:`read_checkpoint`."""
-    return read_checkpoint(option, path)["model"]
-
-
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg", where it is,
     its options. Raises CheckpointError: no such file, or fairseq has not written it."""
@@ -138,8 +130,11 @@ def explain_loading() -> None:
     def load_checkpoint(self: Trainer, filename: str, *args, **kwargs):
         explains = isinstance(self.get_model(), ExplainedCheckpoints)
         option, value = _option(self.cfg.checkpoint, filename)
-        if explains:
-            _check_exists(self.cfg.checkpoint, filename)
+        ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
+        # one of --save-dir may be missing: jobs are started anew with the same command
+        missing = option == "--restore-file" and not ours and not Path(filename).is_file()
+        if explains and missing:
+            raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")
         try:
             return load(self, filename, *args, **kwargs)
         except Exception as error:
@@ -191,11 +186,3 @@ def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:
     if cfg.restore_file != CheckpointConfig.restore_file:
         return "--restore-file", cfg.restore_file
     return "--save-dir", cfg.save_dir
-
-
-def _check_exists(cfg: CheckpointConfig, filename: str) -> None:
-    """A file of --save-dir may be missing: jobs are started anew with the same command."""
-    option, value = _option(cfg, filename)
-    ours = Path(filename).resolve().parent == Path(cfg.save_dir).resolve()
-    if option == "--restore-file" and not ours and not Path(filename).is_file():
-        raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")
