@@ -54,14 +54,14 @@ def read(model: nn.Module, inputs: Inputs) -> dict[Place, Read]:
     found: dict[Place, Read] = {}
 
     def listener(place: Place) -> Callable:
-        def hook(attention: SelfAttention, args: tuple, named: dict) -> None:
-            batch = Batch.of(named["key_padding_mask"])
-            found[place] = _read(attention, named["query"].transpose(0, 1), batch)
+        def hook(attention: SelfAttention, args: tuple) -> None:
+            x, batch, *_ = args
+            found[place] = _read(attention, x.transpose(0, 1), Batch.of(batch))
 
         return hook
 
     hooks = [
-        attention.register_forward_pre_hook(listener((side, number)), with_kwargs=True)
+        attention.register_forward_pre_hook(listener((side, number)))
         for side, number, attention in attentions(model)
     ]
     try:
@@ -169,7 +169,7 @@ def recall(
         first = getattr(getattr(clustered, place[0]), "centroids", None)
         if first is not None:  # what the first layer is handed
             first = first.expand(x.size(1), -1, -1)
-        found = tokens_seen(theirs, query=x, key_padding_mask=reading.batch, centroids=first)
+        found = tokens_seen(theirs, x, reading.batch, centroids=first)
         size = theirs.num_heads // len(theirs.routers)
         parts = [part.expand(-1, size, -1, -1) for part in found.values()]
 

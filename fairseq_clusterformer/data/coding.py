@@ -56,14 +56,8 @@ class TextCoding(ABC):
 
     @staticmethod
     def from_folder(folder: Path | str, dictionary=None) -> "TextCoding":
-        """Return the coding of a prepared folder, or of a bundle.
-
-        Args:
-            dictionary: default: the folder's ``dict.txt``.
-
-        Raises:
-            UserError: if the folder has no ``dict.txt``, and no dictionary is given.
-        """
+        """The coding of a prepared folder, or of a bundle, for a dictionary or the folder's own;
+        raises UserError if there is none."""
         folder = Path(folder)
         if dictionary is None:
             from fairseq.data import Dictionary
@@ -86,11 +80,8 @@ class TextCoding(ABC):
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
         """Return the tokens of a text, int64 [N]; its first character begins a line.
 
-        Args:
-            name: what an error calls the text, such as ``--text is FILE``.
-
         Raises:
-            UserError: if the text is not UTF-8. `ByteCoding` takes every text.
+            UserError: if the text, which it calls ``name``, is not UTF-8. `ByteCoding` takes all.
         """
         data = _utf8(text)
         try:
@@ -106,13 +97,11 @@ class TextCoding(ABC):
 
     @abstractmethod
     def items(self, file: Path) -> Iterator[Tensor]:
-        """Yield the tokens of a text file, in the items that a prepared folder stores.
-
-        Items of pieces and words are lines with their ``</s>``, also where the file's last line
-        has no end.
+        """Yield the tokens of a text file, in the items that a prepared folder stores; those of
+        pieces and words are lines with their ``</s>``, which the last has, too.
 
         Raises:
-            UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes every text.
+            UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes all.
         """
 
     def line_items(self, file: Path) -> Iterator[Tensor]:
@@ -124,11 +113,8 @@ class TextCoding(ABC):
 
     @abstractmethod
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        """Yield what each token stands for, in UTF-8 that may be cut anywhere.
-
-        Args:
-            after: the token before the first one; None: the first one begins a line.
-        """
+        """Yield what each token stands for, in UTF-8 that may be cut anywhere; ``after`` is the
+        token before the first one, or None where that begins a line."""
 
     def stream(self, tokens: Iterable[int], after: int | None = None) -> Iterator[str]:
         """Yield what each token adds to the text; joined, it is `decode`.

@@ -27,10 +27,11 @@ class DocumentStructure(Protocol):
     """What a reader of structured documents is given of them: see etc/global_tokens.py."""
 
     supporting: bool
-    read: Callable[[Outline, int], Outline]
-    check: Callable[[Outline, int, int, int], None]
-    rows: Callable[[Tensor, Tensor, int, Outline, Dictionary], Any]
-    batch: Callable[[Sequence[Any], int], dict[str, Tensor]]
+
+    def read(self, outline: Outline, length: int) -> Outline: ...
+    def rows(self, question: Tensor, starts: Tensor, length: int, outline, words) -> Any: ...
+    def batch(self, rows: Sequence[Any], pad: int) -> dict[str, Tensor]: ...
+    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None: ...
 
 
 class QuestionDataset(BySize):

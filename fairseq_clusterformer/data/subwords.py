@@ -45,13 +45,8 @@ class Tokens:
         return len(self.ids)
 
     def cover(self, start: int, end: int) -> tuple[int, int]:
-        """Return the fewest tokens [first, last) that hold the characters [start, end).
-
-        Blanks that the model drops are in no token.
-
-        Raises:
-            ValueError: if no token holds any of them.
-        """
+        """Return the fewest tokens [first, last) that hold the characters [start, end); ValueError
+        if none does, as of blanks that the model drops."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left"))
         (held,) = np.nonzero(self.starts[first:last] < self.ends[first:last])
@@ -69,11 +64,7 @@ class Tokens:
 
 
 def load_sentencepiece(path: Path):
-    """A sentencepiece model.
-
-    Raises:
-        UserError: a file that is missing or damaged.
-    """
+    """A sentencepiece model; raises UserError for a file that is missing or damaged."""
     from sentencepiece import SentencePieceProcessor
 
     with reading(path, "a sentencepiece model"):
@@ -113,16 +104,9 @@ class Subwords(ABC):
 
 
 class GPT2Subwords(Subwords):
-    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``.
-
-    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``.
-
-    Attributes:
-        bytes: that each id stands for.
-
-    Raises:
-        ValueError: if the files do not belong together.
-    """
+    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``, or
+    ValueError if these do not belong together. Its symbols are the ids as text, as in RoBERTa's
+    ``dict.txt``; ``bytes`` are what each id stands for."""
 
     def __init__(self, folder: Path) -> None:
         from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
@@ -169,13 +153,10 @@ class GPT2Subwords(Subwords):
 
 
 class SentencePieceSubwords(Subwords):
-    """A sentencepiece model; its symbols are the pieces.
+    """A sentencepiece model, or ValueError; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
     character in a token. One that normalises drops some blanks.
-
-    Raises:
-        ValueError: if the file is no such model.
     """
 
     def __init__(self, model: Path) -> None:

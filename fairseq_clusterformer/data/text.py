@@ -58,11 +58,8 @@ class TextPipeline:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "TextPipeline":
-        """Return the pipeline of a folder that ``clusterformer prepare translation`` made.
-
-        Raises:
-            UserError: if it is another folder, or none.
-        """
+        """The pipeline of a folder that ``clusterformer prepare translation`` made; raises
+        UserError for another one."""
         folder = Path(folder)
         try:
             match json.loads((folder / RECORD).read_text()):

@@ -12,7 +12,14 @@ from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.precision import ExactLinear
 
 from .encoder_only import ACTIVATIONS, EncoderOptions, embed_words, masked_mean
-from .options import ClusteringOptions, attention_plan, option, set_defaults, set_sizes
+from .options import (
+    ClusteringOptions,
+    attention_plan,
+    layer_numbers,
+    option,
+    set_defaults,
+    set_sizes,
+)
 from .reader import ReaderEncoder, ReaderModel, Reading
 from .roberta import load_roberta
 
@@ -165,7 +172,9 @@ class ClusterformerReader(ReaderModel):
             embed_words(args, task.source_dictionary),
             size=args.window_size,
             stride=args.window_stride,
-            cluster_layers=_cluster_layers(args),
+            # The first layer has no window below it. CF20 counts from 0 as well: in its table 4,
+            # 24 is a multiple of 6 and yet no layer of 24.
+            cluster_layers=layer_numbers(args, "cluster_layers", args.encoder_layers, first=1),
             cluster_attention=args.cluster_attention,
             plan=plan,
         )
@@ -210,25 +219,6 @@ class ClusterformerReader(ReaderModel):
         cannot be read or does not fit."""
         if self.args.roberta_checkpoint:
             load_roberta(self, self.args.roberta_checkpoint)
-
-
-def _cluster_layers(args) -> tuple[int, ...]:
-    """The numbers that ``--cluster-layers`` lists. CF20 counts from 0 as well: in its table 4,
-    24 is a multiple of 6 and yet no layer of 24.
-
-    Raises:
-        ValueError: a layer that there is not, or the first, which has no window below it.
-    """
-    try:
-        numbers = sorted({int(number) for number in args.cluster_layers.split(",") if number})
-    except ValueError:
-        numbers = [0]
-    if any(not 1 <= number < args.encoder_layers for number in numbers):
-        raise ValueError(
-            f"--cluster-layers is {args.cluster_layers}; allowed: layers 1 to "
-            f"{args.encoder_layers - 1}, counted from 0, separated by commas"
-        )
-    return tuple(numbers)
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
