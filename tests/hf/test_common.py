@@ -151,6 +151,12 @@ def test_what_is_not_read_is_refused(auto: type, name: str) -> None:
         model(**given, **{name: value})
 
 
+@pytest.mark.parametrize("length", [10, 12, 1])
+def test_positions_of_another_length_are_refused(auto: type, length: int) -> None:
+    with pytest.raises(ValueError, match="position_ids .*; allowed: "):
+        make(auto)(**inputs(auto), position_ids=torch.arange(length)[None])
+
+
 def test_what_says_nothing_new_is_taken(auto: type) -> None:
     """Positions from 0 in each row, one type of tokens, a mask of no head, and None."""
     model, given = make(auto), inputs(auto)
