@@ -188,14 +188,17 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         """
         if position_ids is None:
             return None
-        real = tokens.ne(self.config.pad_token_id)
-        found = position_ids.expand_as(tokens)
-        in_row = real.cumsum(1) - 1 + (0 if cache is None else cache.real)
-        if torch.equal(in_row[real], found[real]):
-            return None
-        documents = (found.eq(0) & real).cumsum(1)  # each begins at position 0
-        in_document = Batch(~real, documents).positions(tokens)
-        if cache is not None or not torch.equal(in_document[real], found[real]):
+        real, documents = tokens.ne(self.config.pad_token_id), None
+        if position_ids.dim() == 2 and position_ids.size(1) == tokens.size(1):
+            found = position_ids.expand_as(tokens)
+            in_row = real.cumsum(1) - 1 + (0 if cache is None else cache.real)
+            if torch.equal(in_row[real], found[real]):
+                return None
+            documents = (found.eq(0) & real).cumsum(1)  # each begins at position 0
+            in_document = Batch(~real, documents).positions(tokens)
+            if cache is not None or not torch.equal(in_document[real], found[real]):
+                documents = None
+        if documents is None:
             raise ValueError(
                 "position_ids count neither each row's tokens from 0 nor, without a cache, those "
                 "of each document in it; allowed: None, or one of these"

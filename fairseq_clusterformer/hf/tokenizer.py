@@ -240,21 +240,21 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
     ) -> str:
-        """Readable text. Tokens that do not begin a text, such as what was generated, keep the
-        blank before the first word."""
+        """Readable text; line ends within it are no symbols. Tokens that do not begin a text, such
+        as what was generated, keep the blank before the first word."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         special, begin = set(self.all_special_ids), self._begin()
         after = self.unk_token_id if self.form == "text" else None
+        padding = next((i for i, token in enumerate(ids) if token != self.pad_token_id), len(ids))
+        if ids[padding:][: len(begin)] == begin:
+            padding, after = padding + len(begin), None if begin else after
+        first, rest = ids[:padding], ids[padding:]
+        special -= {self.eos_token_id} & set(begin)  # a line's end
         if skip_special_tokens:
-            while ids[:1] == [self.pad_token_id]:
-                ids = ids[1:]
-            if begin and ids[: len(begin)] == begin:
-                ids, after = ids[len(begin) :], None
-            line_ends = {self.eos_token_id} & set(begin)
-            return self._readable([i for i in ids if i not in special - line_ends], after)
+            return self._readable([i for i in rest if i not in special], after)
+        found = [self.target_symbols[i] for i in first]
         own = self.form in ("text", "masked") and self.coding.unit != "word"
-        found = []
-        for is_special, run in groupby(ids, key=special.__contains__):
+        for is_special, run in groupby(rest, key=special.__contains__):
             run = list(run)
             texts = [self.target_symbols[i] for i in run]
             found += texts if is_special else [self._readable(run, after)]

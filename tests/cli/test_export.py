@@ -292,7 +292,8 @@ def test_a_reader_of_titles(tmp_path: Path) -> None:
     assert title not in tokenizer.decode(untitled)
 
 
-def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Path) -> None:
+def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Path, capsys) -> None:
+    """And --force replaces its own files alone."""
     card = (exported / "README.md").read_text()
     assert "\npipeline_tag: translation\n" in card
     assert "40.1 on test2016" in card  # of the bundle's own card
@@ -302,51 +303,9 @@ def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Pat
     words = ("export", checkpoint, tmp_path / "out", "--to", "transformers")
     assert run(*words, "--card", tmp_path / "card.md") == 0
     assert "Loss: 2.5" in (tmp_path / "out" / "README.md").read_text()
-
-
-@pytest.mark.parametrize("unit", ["bytes", "words"])
-def test_a_text_begins_as_in_training(
-    unit: str, byte_data: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    """With --add-bos-token: by <s>, and words by a line's end behind it, in both tokenizers; so
-    perplexity and greedy text are fairseq's."""
-    if unit == "words":
-        text = byte_data.parent / "text"
-        assert run("prepare", "lm", "text", text, tmp_path / "data", "--words") == 0
-        train(tmp_path / "data", CLUSTERFORMER, tmp_path, "--max-update", 2)
-        checkpoint = tmp_path / "checkpoint_last.pt"
-    state = torch.load(checkpoint, weights_only=True)
-    state["cfg"]["task"]["add_bos_token"] = True
-    torch.save(state, tmp_path / "bos.pt")
-    assert run("export", tmp_path / "bos.pt", tmp_path / "out", "--to", "transformers") == 0
-    ours = fairseq_clusterformer.load(tmp_path / "bos.pt", device="cpu")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    slow = AutoTokenizer.from_pretrained(tmp_path / "out")
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "out" / "tokenizer.json"))
-    # the second block of bytes begins by <s> alone: only the very first has </s> behind it
-    source, target = list(split_blocks(ours.loaded, "train"))[int(unit == "bytes")]
-    begin = {"bytes": [0], "words": [0, 2]}[unit]
-    text = slow.decode(source, skip_special_tokens=True)
-    for read in (slow, fast):
-        assert read(text)["input_ids"] == source.tolist()
-        assert read("")["input_ids"] == (begin if read is fast else [0, 2])
-    assert source.tolist()[: len(begin)] == begin
-    with torch.no_grad():
-        found = model(source[None]).logits.log_softmax(-1)[:, -len(target) :]
-    wanted = in_one_pass(ours.model, source[None], target[None])
-    torch.testing.assert_close(found.gather(-1, target[None, :, None])[..., 0], wanted)
-    prompt = text[:40].rpartition(" ")[0]
-    text = ours.generate(prompt, max_tokens=12, temperature=0)
-    assert slow(prompt)["input_ids"] == ours._begin(ours.coding.encode(prompt)).tolist()
-    for read in (slow, fast):
-        given = read(prompt, return_tensors="pt", return_token_type_ids=False)
-        written = model.generate(**given, max_new_tokens=12, do_sample=False)[0]
-        assert slow.decode(written, skip_special_tokens=True) == text
-    if unit == "words":  # without a prompt
-        assert model.generate(max_new_tokens=3)[0, :2].tolist() == begin
-    assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
-    again = fairseq_clusterformer.load(tmp_path / "back", device="cpu")
-    assert again.generate(prompt, max_tokens=12, temperature=0) == text
+    assert run(*words, "--force") == 0
+    (tmp_path / "out" / "notes.txt").touch()
+    assert "holds notes.txt" in error(capsys, *words, "--force")
 
 
 def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
@@ -376,11 +335,3 @@ def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "o").exists()
     with pytest.raises(ValueError, match="allowed in ClusterformerForMaskedLM"):
         AutoModelForMaskedLM.from_pretrained(exported)
-
-
-def test_force_replaces_its_own_files_alone(checkpoint: Path, tmp_path: Path, capsys) -> None:
-    words = ("export", checkpoint, tmp_path / "out", "--to", "transformers")
-    assert run(*words) == 0
-    assert run(*words, "--force") == 0
-    (tmp_path / "out" / "notes.txt").touch()
-    assert "holds notes.txt" in error(capsys, *words, "--force")

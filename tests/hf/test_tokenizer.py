@@ -67,11 +67,12 @@ def test_a_batch_is_padded_on_the_left(tokenizer: ClusterformerTokenizer) -> Non
 
 def test_symbols_stand_in_readable_text(tokenizer: ClusterformerTokenizer) -> None:
     """Also where a text is written token by token."""
-    ids = tokenizer("The small cat sat .")["input_ids"]
-    found = tokenizer.decode([tokenizer.pad_token_id, *ids])
     blank = " " if tokenizer.coding.unit == "word" else ""
     begins = [] if tokenizer.coding.unit == "byte" else ["</s>"]
-    assert found == blank.join(["<pad>", *begins, "The small cat sat ."])
+    text = "The small cat sat .\nA dog ran"  # a line's end is no symbol
+    found = tokenizer.decode([tokenizer.pad_token_id, *tokenizer(text)["input_ids"]])
+    assert found == blank.join(["<pad>", *begins, text])
+    ids = tokenizer("The small cat sat .")["input_ids"]
     for skip in (False, True):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
