@@ -16,9 +16,8 @@ from fairseq_clusterformer.etc.openkp import PageRecord, page_record
 from fairseq_clusterformer.etc.openkp_encode import encode_record, page_of
 from fairseq_clusterformer.etc.page_dataset import batch_of_pages
 from fairseq_clusterformer.etc.pages import VISUAL
-from fairseq_clusterformer.inference.encoders import MaskedLanguageModel
 from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.pretrained import Pretrained
+from fairseq_clusterformer.inference.pretrained import MaskedLanguageModel, Pretrained
 
 #: a text, or a page as OpenKP's files have it
 WebPage = str | Mapping[str, Any]

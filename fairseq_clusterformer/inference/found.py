@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..answers import TYPES, Answer, Answers, text_mask
-from .documents import SENTENCE_END
+from .parsing import SENTENCE_END
 from .sections import Section
 
 # Numbers with their points, and words with apostrophes except for an 's. In scripts that put no
