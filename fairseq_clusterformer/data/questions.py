@@ -1,6 +1,6 @@
 """Questions and their documents as a reader's samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np

@@ -11,9 +11,8 @@ from fairseq_clusterformer.corpora.question_answering.records import Unusable
 from fairseq_clusterformer.data.subwords import load_prepared
 from fairseq_clusterformer.data.words import sentences as sentences_in
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.inference.encoders import MaskedLanguageModel
 from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.pretrained import Pretrained
+from fairseq_clusterformer.inference.pretrained import MaskedLanguageModel, Pretrained
 
 from .keyphrases import best_keyphrases
 from .openkp import VISUAL, PageRecord, page_record

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..answers import TYPES, Answer, Answers, text_mask
-from .documents import SENTENCE_END
+from .parsing import SENTENCE_END
 from .sections import Section
 
 # Numbers with their points, and words with apostrophes except for an 's. In scripts that put no
@@ -84,16 +84,31 @@ class FoundAnswer:
         Args:
             most: characters before and behind.
         """
+        before, text, behind = self._near(most)
+        ends = [match.end() for match in SENTENCE_END.finditer(before)]
+        before = before[ends[-1] :] if ends else before
+        if end := SENTENCE_END.search(text[-1:] + behind):  # the answer may end the sentence
+            behind = behind[: max(0, end.end() - 1)]
+        before = before if len(before) <= most else "\u2026" + before[-most:]
+        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
+        return before, text, behind.rstrip()
+
+    def passage(self, most: int) -> tuple[str, str, str]:
+        """As :meth:`around`, of the whole paragraph, cut between words."""
+        before, text, behind = self._near(most)
+        if len(before) > most:
+            before = "\u2026 " + before[-most:].partition(" ")[2]
+        if len(behind) > most:
+            behind = behind[:most].rpartition(" ")[0] + " \u2026"
+        return before, text, behind
+
+    def _near(self, most: int) -> tuple[str, str, str]:
+        """The answer, and up to one character more than `most` on either side."""
         if self.characters is None:
             return "", self.text, ""
         text = self.read.section.source.paragraphs[self.paragraph]
         start, end = self.characters
-        ends = [match.end() for match in SENTENCE_END.finditer(text)]
-        before = text[max((place for place in ends if place <= start), default=0) : start]
-        behind = text[end : min((place for place in ends if place > end), default=len(text))]
-        before = before if len(before) <= most else "\u2026" + before[-most:]
-        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
-        return before, text[start:end], behind.rstrip()
+        return text[max(0, start - most - 1) : start], text[start:end], text[end : end + most + 1]
 
     @property
     def supporting(self) -> list[tuple[str, float]]:

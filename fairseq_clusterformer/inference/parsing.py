@@ -29,8 +29,26 @@ MEMORY = 2_000_000_000  # bytes
 SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
 BLANK_LINE = re.compile(r"\n\s*\n|\f")
 _LONGEST = 1200  # characters of a paragraph of a PDF
-_BROKEN_WORD = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\n[ \t]*([^\W\d_]+)")
-_WORD = re.compile(r"[^\W\d_]+(?:[-\u2010][^\W\d_]+)*")
+_LETTERS = r"[^\W\d_]+"
+_BROKEN_WORD = re.compile(
+    rf"\b((?:{_LETTERS}[-\u2010]){{0,3}}{_LETTERS})([-\u2010\u00ad])[ \t]*\n[ \t]*({_LETTERS})"
+)
+_WORD = re.compile(rf"{_LETTERS}(?:[-\u2010]{_LETTERS})*")
+# English, German and French: "Jan" to "janvier"; bounded, or repeated they take quadratic time
+_MONTH = (
+    r"(?:jan|f[e\u00e9][bv]|m[a\u00e4]r|a[pv]r|ma[iy]|ju[nil]|a[uo]|sep|o[ck]t|nov|d[e\u00e9][cz])"
+    r"[^\W\d_]{0,7}\.?"
+)
+_DAY = r"\d{1,2}(?:\.|st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"(?:{_DAY}\s{_MONTH}|{_MONTH}\s{_DAY}),?\s\d{{4}}"
+    r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?",
+    re.IGNORECASE,
+)
+_ROMAN = re.compile("[ivxl]{1,8}")
+_ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
+_COMPOUNDING = set("half high long low non self short two three four five six ten well".split())
+_LONGEST_RUNNING = 200  # characters of a line that may recur
 _EDGE = 3  # lines at the top and at the bottom of a page where others may recur
 _BLOCKS = set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt "
@@ -218,16 +236,21 @@ def _placed(page) -> list[str]:
 
 def _without_running(pages: list[list[str]]) -> list[list[str]]:
     """The lines of pages without those that recur at one place at the edge of many pages, such as
-    headers and dates; numbers may differ. Left and right pages may have their own."""
+    headers, page numbers and dates. Left and right pages may have their own."""
 
-    def edges(lines: list[str]) -> dict[tuple[int, str], int]:
-        """Where each outer line lies, by its place and by what it says."""
-        full = [number for number, line in enumerate(lines) if line.strip()]
-        places = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
-        same = {n: re.sub(r"\d+", "0", " ".join(lines[n].split())).casefold() for n in full}
-        return {(place, same[number]): number for place, number in places}
+    def edges(number: int, lines: list[str]) -> dict[tuple[int, str], int]:
+        """Where each outer line lies, by its place and by each form in which it may recur."""
+        full = [place for place, line in enumerate(lines) if line.strip()]
+        dated = Counter(_DATE.sub("<date>", line) for line in lines)
+        outer = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
+        return {
+            (place, form): line
+            for place, line in outer
+            if len(lines[line]) <= _LONGEST_RUNNING
+            for form in _forms(number, lines[line], dated)
+        }
 
-    found = [edges(lines) for lines in pages]
+    found = [edges(number, lines) for number, lines in enumerate(pages)]
     counts = Counter(edge for own in found for edge in own)
     least = max(2, 0.3 * len(pages))
     running = [{own[edge] for edge in own if counts[edge] >= least} for own in found]
@@ -236,6 +259,22 @@ def _without_running(pages: list[list[str]]) -> list[list[str]]:
         for lines, without in zip(pages, running, strict=True)
     ]
     return kept if any(map(any, kept)) else pages
+
+
+def _forms(page: int, line: str, dated: Counter) -> Iterator[str]:
+    """What a line has in common with those of other pages: itself; itself but for its date, if
+    few lines of the page are so; or itself but for a number that rises with the pages'."""
+    plain = " ".join(line.split()).casefold()
+    yield plain
+    masked = _DATE.sub("<date>", line)
+    if masked != line and dated[masked] <= 2:
+        yield " ".join(masked.split()).casefold()
+    if _ROMAN.fullmatch(plain):
+        values = [_ROMAN_VALUES[letter] for letter in plain] + [0]
+        number = sum(-v if v < following else v for v, following in pairwise(values))
+        yield f"<roman {number - page}>"
+    for found in re.finditer(r"(?<![\d.,])\d{1,5}(?![\d.,]*\d)", plain):
+        yield f"{plain[: found.start()]}<{int(found[0]) - page}>{plain[found.end() :]}"
 
 
 def _of_columns(lines: list[str]) -> list[str]:
@@ -274,7 +313,8 @@ def _whole_words(pages: list[str]) -> list[str]:
     """Pages where words that a line's end divides are whole again.
 
     A hyphen goes where the document has the whole word elsewhere, and stays where it has the
-    compound. Else it stays between two known words that make no known one.
+    compound. Else it stays behind a letter, a hyphenated word or a word that makes compounds, and
+    between two known words; unless both parts make a known word.
     """
     others = {
         word.casefold().replace("\u2010", "-")
@@ -289,9 +329,9 @@ def _whole_words(pages: list[str]) -> list[str]:
         joined, compound = "".join(parts), "-".join(parts)
         if hyphen == "\u00ad" or joined in others:
             return first + second
-        is_compound = joined not in known and known.issuperset(parts)
-        keeps = compound in others or is_compound or not second[0].islower()
-        return f"{first}-{second}" if keeps else first + second
+        keeps = len(first) == 1 or "-" in first or not second[0].islower() or compound in others
+        makes = parts[0] in _COMPOUNDING or known.issuperset(parts)
+        return f"{first}-{second}" if keeps or (makes and joined not in known) else first + second
 
     return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]
 
