@@ -1,5 +1,6 @@
 """Folders that are complete or not there at all."""
 
+import errno
 import json
 import logging
 import os
@@ -50,7 +51,7 @@ def make_folder(
     if before:
         own = {*before["files"], RECORD}
         check_holds_only("DEST", dest, own)
-    with _locked(work):
+    with _locked(work), _disk_full_told(dest):
         out = work / "out"
         out.mkdir()
         record = {"recipe": recipe, **build(work, out)}
@@ -131,6 +132,16 @@ def _locked(work: Path) -> Iterator[None]:
         lock.release()
         if not any(any((work / kept).glob("*")) for kept in _KEPT):
             shutil.rmtree(work)
+
+
+@contextmanager
+def _disk_full_told(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise bad_option("DEST", dest, "a place to write to", error.strerror) from None
 
 
 def _clear(work: Path, kept: Sequence[str] = _KEPT) -> None:

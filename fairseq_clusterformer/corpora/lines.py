@@ -6,7 +6,8 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -18,6 +19,9 @@ from fairseq_clusterformer.errors import UserError
 #: what a damaged file raises; RuntimeError: a zip file with a password, or of an unknown method
 _DAMAGED = (OSError, EOFError, RuntimeError, lzma.LZMAError, zlib.error)
 _DAMAGED += (zipfile.BadZipFile, tarfile.TarError)
+
+
+_REMEDY = "as iconv -f latin1 -t utf-8 makes of Latin-1"
 
 
 class WrongEncoding(UserError):
@@ -62,10 +66,31 @@ def raw_lines(path: Path, encoding: str | None = "utf-8") -> Iterator[bytes]:
     except UnicodeDecodeError as error:
         raise WrongEncoding(
             f"{path}: line {number:,}: byte 0x{error.object[error.start]:02X} cannot be read as "
-            f"{encoding.upper()}; allowed: text in this encoding"
+            f"{encoding.upper()}; allowed: text in this encoding, {_REMEDY}"
         ) from None
     except _DAMAGED as error:
         raise UserError(f"{path}: cannot be read after line {number:,}: {error}") from None
+
+
+@contextmanager
+def naming_all(
+    files: Iterable[Path], encoding: str = "utf-8", remedy: str = _REMEDY
+) -> Iterator[None]:
+    """Where a file has another encoding than is read, say so of all the files, and what helps."""
+    try:
+        yield
+    except WrongEncoding:
+        wrong = []
+        for path in files:
+            try:
+                deque(raw_lines(path, encoding), maxlen=0)
+            except WrongEncoding as error:
+                wrong.append(str(error).partition("; allowed: ")[0])
+            except UserError:
+                pass  # damaged in another way: named when this is mended
+        if not wrong:
+            raise
+        raise UserError(f"{', '.join(wrong)}; allowed: text in this encoding, {remedy}") from None
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:

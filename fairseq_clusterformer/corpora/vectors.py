@@ -15,6 +15,7 @@ from fairseq_clusterformer.outputs import check_output, digest, whole_file, writ
 
 from .folder import difference
 from .language_modelling.text import TextReader, find_texts
+from .lines import naming_all
 
 METHODS = ("word2vec", "fasttext")
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
@@ -76,7 +77,8 @@ def learn_vectors(
     how = {"inputs": inputs, "force": force, "recipe": recipe}
     with whole_file("OUT", out, **how) as partial:
         words = partial.with_name("scratch")
-        counts = _write_words(reader.documents(texts), words, lower_case)
+        with naming_all(texts):
+            counts = _write_words(reader.documents(texts), words, lower_case)
         if document_separator is not None and not reader.separators_seen:
             problem = "no such line in SOURCE"
             raise bad_option("--document-separator", document_separator, "a line of it", problem)

@@ -12,6 +12,7 @@ from fairseq_clusterformer.corpora import lines
 from fairseq_clusterformer.corpora.lines import members
 from fairseq_clusterformer.corpora.splits import SeenTexts
 from fairseq_clusterformer.errors import UserError
+from tests.corpora.commands import one_line, run, write
 
 
 def read_members(path: Path) -> list:
@@ -66,3 +67,36 @@ def test_texts_seen_before_take_a_few_bytes_each() -> None:
     assert all(text in seen for text in texts)
     assert not any(map(seen.add, texts))
     assert "line" not in seen
+
+
+UTF8 = "Stra\u00dfe\tstreet\nx\ty\n" * 4
+LATIN = UTF8.encode("latin-1")
+ICONV = "as iconv -f latin1 -t utf-8 makes of Latin-1"
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("prepare lm text {0} {0}.out", "--encoding NAME for another, or --pattern without it"),
+        ("prepare classification text {0} {0}.out", "--encoding NAME for another"),
+        (
+            "prepare translation text {0}.out --source-lang de --target-lang en --train "
+            "{0}/train.tsv --valid {0}/valid.tsv --test {0}/test.tsv",
+            ICONV,
+        ),
+        ("vectors {0} {0}.out --min-count 1", ICONV),
+    ],
+)
+def test_all_files_of_another_encoding_are_named(command, remedy, tmp_path, capsys) -> None:
+    if command.startswith("vectors"):
+        pytest.importorskip("gensim")
+    folder = tmp_path / "in"
+    for split, text in (("train", UTF8), ("valid", LATIN), ("test", LATIN)):
+        write(
+            folder / f"{split}.tsv", text + b"x\ty\n" * 4 if text == LATIN else text + "x\ty\n" * 4
+        )
+    assert run(command.format(folder)) == 1
+    line = one_line(capsys)
+    for split in ("valid", "test"):
+        assert f"{folder}/{split}.tsv: line 1: byte 0xDF cannot be read as UTF-8" in line
+    assert line.endswith(f"; allowed: text in this encoding, {remedy}")

@@ -237,6 +237,16 @@ def test_the_structure_of_own_questions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"question": None}, "no question: "),
+        ({"paragraphs": [7]}, "malformed: "),
+        ({"answers": [{"answer_start": 0}]}, "no text: "),
+        ({"answers": ["Zoe"]}, "answer not found: "),
+        ({"answers": [{"text": "Zoe", "answer_start": 0}]}, "answer not in its context: "),
+        (
+            {"answers": [{"text": "Ada", "answer_start": 0, "paragraph": 7}]},
+            "answer not in its context: 2 paragraphs",
+        ),
+        ({"id": "\ud83d"}, "not valid Unicode: "),
         ({"sentences": [[0, 0, 20]]}, "sentence across paragraphs: sentence 0 is characters"),
         (
             {"sentences": [[0, 0, 9], [0, 8, 17]]},

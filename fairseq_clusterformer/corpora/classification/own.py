@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from .. import SPLITS
-from ..lines import OPENERS, read_lines
+from ..lines import OPENERS, naming_all, read_lines
 from ..splits import split_of
 from .corpora import LabelledCorpus
 from .readers import (
@@ -29,6 +30,7 @@ from .readers import (
 FORMATS = ("tsv", "csv", "jsonl", "lines")
 _SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
 _READ = (*_SUFFIXES, ".txt", ".label", ".labels", ".all")
+_REMEDY = "--encoding NAME for another"
 _RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")
 # The names of texts that are looked for unless the user gives others.
 _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
@@ -84,7 +86,8 @@ def own_corpus(
             files[part] = _data(path, f"--{part}")
     if "train" not in files:
         raise bad_option("SOURCE", source, "a file or folder with training data", "no train")
-    read = partial(_read, form=form)
+    places = [path for paths in files.values() for path in paths]
+    read = partial(_read, form=form, places=places)
     counts, first = Counter(), None
     for example in read(files["train"]):
         counts[example.label] += 1
@@ -160,8 +163,23 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
-def _read(files: Sequence[Path], *, form: FileFormat) -> Iterator[LabelledText]:
-    """Yield the examples of files, and of folders that hold a folder per label."""
+def _read(
+    files: Sequence[Path], *, form: FileFormat, places: Sequence[Path]
+) -> Iterator[LabelledText]:
+    """Yield the examples of files, and of folders that hold a folder per label; `places` are those
+    of all splits."""
+    with naming_all(chain.from_iterable(map(_files_in, places)), form.encoding, _REMEDY):
+        yield from _examples(files, form)
+
+
+def _files_in(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    files = (path for path in sorted(place.rglob("*")) if path.is_file())
+    return [path for path in files if not path.name.startswith(".")]
+
+
+def _examples(files: Sequence[Path], form: FileFormat) -> Iterator[LabelledText]:
     readers = {"jsonl": _read_objects, "lines": _read_lines}
     for path in files:
         read = _read_folders if path.is_dir() else readers.get(form.of(path), _read_table)
@@ -178,10 +196,9 @@ def _read_folders(folder: Path, form: FileFormat) -> Iterator[LabelledText]:
     for of_label in sorted(path for path in folder.iterdir() if path.is_dir()):
         if of_label.name.startswith(".") or (form.labels and of_label.name not in form.labels):
             continue
-        for path in sorted(of_label.rglob("*")):
-            if path.is_file() and not path.name.startswith("."):
-                text = "\n".join(read_lines(path, form.encoding))
-                yield LabelledText(of_label.name, (text,), str(path))
+        for path in _files_in(of_label):
+            text = "\n".join(read_lines(path, form.encoding))
+            yield LabelledText(of_label.name, (text,), str(path))
 
 
 def _read_lines(path: Path, form: FileFormat) -> Iterator[LabelledText]:

@@ -16,6 +16,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from .. import SPLITS
 from ..download import Archive, checksum, obtain
 from ..folder import make_folder
+from ..lines import naming_all
 from ..vocabulary import Vocabulary, copy_model, sample_recipe
 from .text import (
     TextReader,
@@ -152,7 +153,6 @@ def prepare_text(
     reader = TextReader(document_separator and document_separator.encode(), allow_binary, encoding)
 
     def build(work: Path, out: Path) -> dict:
-        reader.check(texts)
         _report(texts, split, skipped)
         if split == "files":
             parts = ((name, lines) for name in SPLITS for lines in reader.documents(files[name]))
@@ -161,7 +161,8 @@ def prepare_text(
             parts = divide(texts, reader, fractions)
         if sentences:
             parts = by_sentence(parts)
-        counts = write_splits(parts, work, train_bytes=train_bytes)
+        with naming_all(texts, encoding, "--encoding NAME for another, or --pattern without it"):
+            counts = write_splits(parts, work, train_bytes=train_bytes)
         if document_separator and not reader.separators_seen:
             allowed = "a line that ends a document, in full"
             problem = f"SOURCE {source} has no such line"

@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from .. import SPLITS
-from ..lines import PACKED, WrongEncoding, raw_lines
+from ..lines import PACKED, raw_lines
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
@@ -111,20 +111,6 @@ class TextReader:
             for number, document in itertools.groupby(lines, self._document_number):
                 if number is not None:
                     yield document
-
-    def check(self, texts: Iterable[Path]) -> None:
-        """Read all files once; raises UserError if some have another encoding, with all names."""
-        wrong = []
-        for path in () if self.allow_binary else texts:
-            try:
-                deque(raw_lines(path, self.encoding), maxlen=0)
-            except WrongEncoding as error:
-                wrong.append(str(error).partition("; allowed: ")[0])
-            except UserError:
-                pass  # damaged: named when it is read for good
-        if wrong:
-            allowed = "text in this encoding, --encoding NAME for another, or --pattern without it"
-            raise UserError(f"{', '.join(wrong)}; allowed: {allowed}")
 
     def _document_number(self, line: bytes) -> int | None:
         if self.separator is not None and line.rstrip(b"\r\n") == self.separator:

@@ -11,7 +11,7 @@ from fairseq_clusterformer.errors import bad_option
 
 from .. import SPLITS
 from ..download import Archive, checksums, obtain
-from ..lines import aligned_lines, read_lines
+from ..lines import aligned_lines, naming_all, read_lines
 from .pairs import (
     Pairs,
     draw_pairs,
@@ -107,8 +107,12 @@ def own_pairs(
             problem = f"--{split} is given"
             raise bad_option(f"--{split}-fraction", fractions[split], "one of both", problem)
 
+    all_files = [path for parts in found.values() for path in chain.from_iterable(parts)]
+
     def pairs(split: str) -> Pairs:
-        return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
+        with naming_all(all_files):
+            for part in found[split]:
+                yield from pairs_of(part, languages, languages)
 
     def read(_work: Path) -> dict[str, Pairs]:
         given = {split: pairs(split) for split in (*fractions, "train")}
