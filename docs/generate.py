@@ -28,14 +28,14 @@ TABLES = {
     "translation": "-models.options:ClusteringOptions models.clusterformer:ClusterformerOptions",
     "classifier": "-models.encoder_only:EncoderOnlyOptions"
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
-    "etc": "-models.encoder_only:EncoderOptions etc.masked_lm:ETCMaskedLMConfig",
+    "etc": "-models.encoder_only:EncoderOptions etc.encoder:ETCOptions",
     "etc pre-training": "etc.masked_lm_task:ETCMaskedLMTaskConfig"
     " etc.masked_lm_loss:ETCMaskedLMLossConfig",
-    "etc keyphrases": "-etc.lift:LiftOptions etc.keyphrases_model:ETCKeyphrasesConfig",
+    "etc keyphrases": "-etc.encoder:ETCOptions etc.keyphrases_model:ETCKeyphrasesConfig",
     "keyphrases": "etc.keyphrases_task:ETCKeyphrasesTaskConfig"
     " etc.keyphrases_loss:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
-    "etc reader": "-etc.lift:LiftOptions etc.reader:ETCReaderConfig",
+    "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
     "bidaf": "readers.bidaf:BidafReaderConfig",

@@ -133,21 +133,6 @@ class _Full:
 _full = _Full()
 
 
-def without_autocast(backward: Callable) -> Callable:
-    """Decorator of an autograd function's ``backward(ctx, gradient, ...)``.
-
-    Who calls ``loss.backward()`` inside autocast would have its products in half precision, and
-    what they are added to in float32.
-    """
-
-    @wraps(backward)
-    def run(ctx, gradient, *others):
-        with torch.autocast(gradient.device.type, enabled=False):
-            return backward(ctx, gradient, *others)
-
-    return run
-
-
 class ExactLinear(nn.Linear):
     """A linear map computed in float32 or more, whatever the precision of its weights. What
     quantises ``nn.Linear`` alone leaves it as it is."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs everything that needs a GPU, in under ten minutes: the tests of the Triton kernels, of flex_attention, of the
-# operator and of torch.compile, of TF32 and half precision; and the times of attention, of training whole models, of
-# generating with them and of encoders. A part that takes longer than its share is stopped.
+# Runs everything that needs a GPU, in under ten minutes: the tests of the Triton kernels, of the operator and
+# of torch.compile, of TF32 and half precision; and the times of attention, of training whole models, of generating with
+# them and of encoders. A part that takes longer than its share is stopped.
 #
 #   bash scripts/gpu_suite.sh OUT                  on a machine with an NVIDIA GPU
 #   bash scripts/gpu_suite.sh OUT --wheels DIR     first installs the wheels in DIR, for a machine without network
@@ -52,7 +52,7 @@ else
   "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
     die "torch sees no GPU; allowed: a machine with one, or --rehearse"
   nvidia-smi >"$out/gpu.txt"
-  tests=(tests/kernels tests/test_conformance.py tests/test_gpu.py -k 'triton or sorting or flex or op or gpu')
+  tests=(tests/kernels tests/test_conformance.py tests/test_gpu.py -k 'triton or sorting or op or gpu')
   attention=(--device cuda --dtype bfloat16 --batch 8 --heads 8 --width 64 --window 256
     --lengths 1024 2048 4096 8192 16384 32768 --repeats 20)
   training=(--device cuda --dtype bfloat16 --batch 2 --lengths 2048 8192 16384 --window 256 --updates 10

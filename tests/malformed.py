@@ -34,6 +34,7 @@ import yaml
 
 import fairseq_clusterformer.plugin  # noqa: F401
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.compat.one_line import report_in_one_line
 from fairseq_clusterformer.inference.bundle import SHIPPED
 from tests.inference.papers import pdf
 
@@ -57,7 +58,7 @@ COMMANDS = {
     "perplexity --checkpoint {model} --cpu --max-blocks 1 --text {text} --tokens-per-sample 8": (
         "--out --tokens-per-sample --max-blocks --rare --gen-subset --text"
     ),
-    "perplexity {data} --checkpoint {checkpoint} --cpu --max-blocks 1 --teacher-forced": (
+    "perplexity --data {data} --checkpoint {checkpoint} --cpu --max-blocks 1 --teacher-forced": (
         "--out --tokens-per-sample --gen-subset --max-blocks"
     ),
     "translate --checkpoint {translator} --cpu --beam 1 --input {lines}": (
@@ -70,22 +71,24 @@ COMMANDS = {
     "bundle {checkpoint} out --data {data}": "--card --dtype --max-words --word-vectors",
     "export {model} out --to transformers": "--card --dtype --to",
     "average --inputs {checkpoint} {checkpoint} --output out.pt": "--output",
-    "convert {checkpoint} out --data {data} --updates 0": (
+    "convert {dense} out --data {data} --updates 0 --near-window 4 --far-window 4 --clusters 2": (
         "--clusters --near-window --far-window --lr --probes --tokens --seed --attention"
     ),
     "vectors {text} out.txt --width 4 --epochs 1 --min-count 1 --workers 1": (
         "--window --width --epochs --negative --min-count --max-words --seed --pattern"
     ),
     "prepare lm text {text} out --words": "--valid-fraction --test-fraction --train-bytes --dict",
-    "prepare lm text {text} out --sentencepiece 60": "--sentencepiece --pattern --encoding",
+    "prepare lm text {text} out --sentencepiece 400": "--sentencepiece --pattern --encoding",
     "prepare translation text out --source-lang de --target-lang en --train {pair}": (
-        "--bpe --max-length --valid-fraction --train --source-lang --valid"
+        "--bpe-operations --vocabulary --valid-fraction --train --source-lang --valid --workers"
     ),
     "prepare classification text {table} out": (
         "--vocabulary-size --min-count --max-length --label-field --labels --format --encoding"
     ),
-    "prepare qa text {questions} out --words": "--valid-fraction --max-length --workers --format",
-    "grid {grid} --out out --table": "--only --out --data --workers",
+    "prepare qa text {questions} out": (
+        "--valid-fraction --paragraphs --workers --sentencepiece --seed --train"
+    ),
+    "grid {grid} --out {results} --table": "--only --out --data --workers",
     _TRAIN: (
         "--dropout --num-clusters --attention-window --lr --clustering-loss-weight --max-update"
         " --attention --cluster-temperature --label-smoothing --clip-norm --seed --update-freq"
@@ -130,13 +133,17 @@ def make_inputs(folder: Path) -> None:
     with zipfile.ZipFile(folder / "files.zip", "w") as archive:
         archive.writestr("a.txt", "The author is Alice.")
     for language in ("de", "en"):
-        (folder / f"pair.{language}").write_text("ein Hund\nzwei\n" * 20)
+        lines = (f"{language} Hund {n} und {n + 1} Katzen\n" for n in range(60))
+        (folder / f"pair.{language}").write_text("".join(lines))
     rows = [f"{label}\tsome {label} text {n}" for n in range(20) for label in ("good", "bad")]
     (folder / "table.tsv").write_text("\n".join(rows) + "\n")
     answers = [{"text": "Alice", "answer_start": 14}]
-    qas = [{"id": f"q{n}", "question": "Who?", "answers": answers} for n in range(10)]
-    paragraph = {"context": "The author is Alice.", "qas": qas}
-    data = {"data": [{"title": str(n), "paragraphs": [paragraph]} for n in range(3)]}
+    articles = []
+    for title in "abcdefgh":
+        qas = [{"id": f"{title}{n}", "question": "Who?", "answers": answers} for n in range(3)]
+        paragraph = {"context": f"The author is Alice {title}.", "qas": qas}
+        articles.append({"title": title, "paragraphs": [paragraph]})
+    data = {"data": articles}
     (folder / "questions.json").write_text(json.dumps(data))
     rows = {"dense": {"arch": "a"}, "window": {"arch": "b", "seeds": [1]}}
     grid = {"score": "language_model", "shared": {"lr": 0.5}, "rows": rows, "columns": {"x": 1}}
@@ -144,6 +151,8 @@ def make_inputs(folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         given = "prepare lm text {0}/text.txt {0}/data --bytes"
         assert main(given.format(folder).split()) == 0
+        make_dense(folder)
+    make_results(folder)
     packed = (CHECKPOINTS / "language_model.pt.xz").read_bytes()
     (folder / "checkpoint.pt").write_bytes(lzma.decompress(packed))
     given = f"bundle {folder}/checkpoint.pt {folder}/model --data {folder}/data"
@@ -152,10 +161,34 @@ def make_inputs(folder: Path) -> None:
     shutil.copytree(SHIPPED / "multi30k-de-en", folder / "translator")
 
 
+def make_dense(folder: Path) -> None:
+    """A checkpoint of a dense language model, after one update."""
+    words = [word.format(data=folder / "data") for word in _TRAIN.split()]
+    words[words.index("out")] = str(folder / "saved")
+    more = "--attention full --no-epoch-checkpoints --no-save-optimizer-state"
+    child = os.fork()  # fairseq's task, model and logs stay there
+    if child == 0:
+        _in_child([*words, *more.split()], folder)
+    assert os.waitpid(child, 0)[1] == 0
+    (folder / "saved" / "checkpoint_last.pt").rename(folder / "dense.pt")
+
+
+def make_results(folder: Path) -> None:
+    """A result of each run of the grid."""
+    from scripts.experiments.grids import load_grid, runs_of
+    from scripts.experiments.run import Place, commands
+
+    grid = load_grid(folder / "grid.yaml")
+    (folder / "results").mkdir()
+    for run in runs_of(grid):
+        made_by = commands(Place(run, grid, Path("DATA"), Path(f"KEEP/{run.name}")))
+        (folder / "results" / f"{run.name}.json").write_text(json.dumps({"x": 1.0, **made_by}))
+
+
 def files_of(name: str, draw: random.Random) -> list[str]:
     """The input that a word of a command stands for."""
     known = {"text": "text.txt", "lines": "lines.txt", "table": "table.tsv", "grid": "grid.yaml"}
-    known |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "pair": "pair"}
+    known |= {"questions": "questions.json", "checkpoint": "checkpoint.pt", "dense": "dense.pt"}
     return draw.choice(DOCUMENTS) if name == "document" else known.get(name, name)
 
 
@@ -272,10 +305,10 @@ def spoil_file(path: Path, draw: random.Random) -> str:
     return damage.__name__.strip("_")
 
 
-def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
-    """The command line of a run, and what is spoilt, in the folder `place`."""
-    draw = random.Random(f"malformed {number}")
-    command = list(COMMANDS)[number % len(COMMANDS)]
+def make_words(
+    command: str, inputs: Path, place: Path, draw: random.Random
+) -> tuple[list[str], list[str]]:
+    """A command line whose inputs are copied to `place`, and their names."""
     words, used = [], []
     for word in command.split():
         name = word.strip("{}")
@@ -290,6 +323,14 @@ def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
         else:
             for file in inputs.glob(f"{name}*" if name == "pair" else name):
                 shutil.copyfile(file, place / "in" / file.name)
+    return words, used
+
+
+def make_run(number: int, inputs: Path, place: Path) -> tuple[list[str], str]:
+    """The command line of a run, and what is spoilt, in the folder `place`."""
+    draw = random.Random(f"malformed {number}")
+    command = list(COMMANDS)[number % len(COMMANDS)]
+    words, used = make_words(command, inputs, place, draw)
     options = COMMANDS[command].split()
     if draw.random() < 0.4:
         option, value = draw.choice(options), draw.choice(VALUES)
@@ -306,6 +347,7 @@ def run_words(words: list[str]) -> int:
     """What the command line does; returns its exit status."""
     if words[0] == "fairseq-train":
         sys.argv = words
+        report_in_one_line()  # as the plug-in does when it is imported
         return fairseq_cli.train.cli_main() or 0
     if words[0] == "grid":
         from scripts.experiments import run
@@ -319,8 +361,6 @@ def run_words(words: list[str]) -> int:
 
 def _in_child(words: list[str], place: Path) -> int:
     """Never returns to the caller: the exit status of the process is that of the command."""
-    import traceback
-
     status = 1
     out = os.open(place / "printed", os.O_WRONLY | os.O_CREAT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -336,7 +376,7 @@ def _in_child(words: list[str], place: Path) -> int:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # as Python does where nothing catches it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -359,19 +399,31 @@ def one(number: int, inputs: Path) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         words, spoilt = make_run(number, inputs, place)
-        before = content(place / "in")
-        child = os.fork()
-        if child == 0:
-            _in_child(words, place)
-        end, status = time.monotonic() + SECONDS, None
-        while status is None and time.monotonic() < end:
-            ended, value = os.waitpid(child, os.WNOHANG)
-            status = os.waitstatus_to_exitcode(value) if ended else time.sleep(0.005)
-        if status is None:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        printed = (place / "printed").read_text(errors="replace")
-        lost = before != content(place / "in")
+        return judged(number, words, spoilt, place)
+
+
+def undamaged(command: str, inputs: Path) -> Result:
+    """The run of a command with good inputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        words, _ = make_words(command, inputs, Path(folder), random.Random(1))
+        return judged(-1, words, "nothing", Path(folder))
+
+
+def judged(number: int, words: list[str], spoilt: str, place: Path) -> Result:
+    """What comes of a command line in a folder."""
+    before = content(place / "in")
+    child = os.fork()
+    if child == 0:
+        _in_child(words, place)
+    end, status = time.monotonic() + SECONDS, None
+    while status is None and time.monotonic() < end:
+        ended, value = os.waitpid(child, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(value) if ended else time.sleep(0.005)
+    if status is None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    printed = (place / "printed").read_text(errors="replace")
+    lost = before != content(place / "in")
     said = (printed.strip().splitlines() or [""])[-1]
     if status is None:
         verdict = "hang"

@@ -25,7 +25,6 @@ from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_n
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.ranges import Range
 
-_SHARE = number(Range(0, 1))
 _LENGTH = 2048  # short texts are enough to teach a router
 
 
@@ -33,7 +32,6 @@ def _parser() -> Parser:
     parser = Parser(prog="clusterformer convert", description=__doc__)
     add = parser.add_argument
     whole = {"metavar": "N", "type": whole_number}
-    share = {"metavar": "F", "type": _SHARE}
     add(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -45,7 +43,7 @@ def _parser() -> Parser:
     spec = {"metavar": "SPEC"}
     about = (
         "of all layers (default: what the heads' attention suggests, by --clusters, --probes, "
-        "--scouts, --window-below, --full-below and --parts)"
+        "--scouts and --window-below)"
     )
     add("--attention", **spec, help=about)
     add("--encoder-attention", **spec, help="of a translator's encoder alone")
@@ -62,13 +60,7 @@ def _parser() -> Parser:
     about = "clusters that a query looks into, which share --far-window (default: 2)"
     add("--probes", **whole, help=about)
     about = "a head with less attention beyond the near window becomes a window (default: 0.05)"
-    add("--window-below", **share, help=about)
-    about = (
-        "a head stays full if the near window and the heaviest W keys have less (default: 0, none)"
-    )
-    add("--full-below", **share, help=about)
-    about = "most groups of heads in a layer (default: 4)"
-    add("--parts", **whole, help=about)
+    add("--window-below", metavar="F", type=number(Range(0, 1)), help=about)
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions", **whole, help=about)
     add("--gen-subset", metavar="SPLIT", default="train", help="to read (default: train)")
@@ -117,13 +109,13 @@ def main(arguments: Sequence[str]) -> int:
 
     from tqdm import tqdm
 
+    from fairseq_clusterformer.conversion import as_checkpoint
     from fairseq_clusterformer.conversion.batches import (
         batches_of_split,
         batches_of_text,
         length_of,
     )
     from fairseq_clusterformer.conversion.convert import TASKS, check, convert
-    from fairseq_clusterformer.conversion.foreign import as_checkpoint
     from fairseq_clusterformer.conversion.write import check_out, fine_tuning, write
     from fairseq_clusterformer.inference.load import load_checkpoint
 
@@ -160,34 +152,27 @@ def _plan(args: argparse.Namespace, loaded):
         UserError: an option of specs that are made, where all are given.
     """
     from fairseq_clusterformer.conversion.convert import Plan
-    from fairseq_clusterformer.conversion.heads import Wanted
-    from fairseq_clusterformer.conversion.model import sides_of
+    from fairseq_clusterformer.conversion.model import target_of
 
-    sides = sides_of(loaded.cfg.model._name)
+    sides = target_of(loaded).specs
     given = {"encoder": args.encoder_attention, "decoder": args.decoder_attention}
     specs = {} if args.attention is None else dict.fromkeys(sides, args.attention)
     specs |= {side: spec for side, spec in given.items() if spec is not None}
-    made, wanted = (
-        _given(args, names) for names in (("clusters", "probes", "scouts"), Wanted._fields)
-    )
-    if sides and specs.keys() >= set(sides) and (made or wanted):
-        name, value = next(iter((made | wanted).items()))
+    names = ("clusters", "probes", "scouts", "window_below")
+    made = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if specs.keys() >= set(sides) and made:
+        name, value = next(iter(made.items()))
         raise bad_option(f"--{name.replace('_', '-')}", value, "none with --attention")
     return Plan(
         specs=specs,
         near=args.near_window,
         far=args.far_window,
-        wanted=Wanted(**wanted),
         max_positions=args.max_positions,
         updates=args.updates,
         lr=args.lr,
         seed=args.seed,
         **made,
     )
-
-
-def _given(args: argparse.Namespace, names: Sequence[str]) -> dict[str, float]:
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _print(converted) -> None:

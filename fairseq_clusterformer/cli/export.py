@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     how = {"dtype": args.dtype, "force": args.force}
     done = args.out.is_dir() and any(args.out.iterdir()) and not args.force
     if args.to == "fairseq":
-        from fairseq_clusterformer.conversion.foreign import as_bundle
+        from fairseq_clusterformer.conversion import as_bundle
 
         as_bundle(args.checkpoint, args.out, **how)
     else:

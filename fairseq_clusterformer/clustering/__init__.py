@@ -3,8 +3,7 @@
 from .average import AverageNormalizer
 from .kmeans import KMeansClustering
 from .neural import NeuralClustering, initial_centroids
-from .report import Report, State
-from .statistics import LOSSES, ClusterUse, cluster_sizes, cluster_use, summary
+from .report import LOSSES, ClusterUse, Report, State, cluster_sizes, cluster_use, summary
 
 __all__ = [
     "LOSSES",

@@ -14,33 +14,31 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.outputs import check_output, whole_file
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import check_output, whole_file, write_text
+from fairseq_clusterformer.ranges import strays
 
-from .fit import METHODS, W_C, Options, check, fit
+from .fit import METHODS, Options, check, fit
 from .fitted import load_clusters
-from .fuzzy import SIMILARITIES
-from .matrices import FORMATS, InputError, read_labels, read_matrix
-from .statistics import cluster_use, majority_accuracy
+from .matrices import FORMATS, read_labels, read_matrix
+from .report import cluster_use
 
 PROGRAM = "python -m fairseq_clusterformer.clustering"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of both commands; an option of a method is named as the field of its options."""
+    """Of both commands; a method's options are those of its dataclass."""
     described = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     main_parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, **described)
     commands = main_parser.add_subparsers(dest="command", required=True)
-
     fitting = commands.add_parser("fit", allow_abbrev=False, help="fit centroids to a matrix")
     add = fitting.add_argument
     add("input", type=Path, metavar="INPUT", help=f"vectors, one per row: {FORMATS}")
@@ -53,37 +51,16 @@ def parser() -> argparse.ArgumentParser:
     add("--test-labels", type=Path, metavar="FILE", help="of --test")
     add("--out", type=Path, metavar="NPZ", help="the centroids and all else that assigning needs")
     add("--json", type=Path, metavar="FILE", help="every run, written after each")
-    settings = {
-        "neural": (
-            ("epochs", int, "passes over INPUT"),
-            ("batch_size", int, "vectors over which eq. 2 is normalised in learning"),
-            ("learning_rate", float, "of Adam, relative to the numbers of the first centroids"),
-            ("similarity", SIMILARITIES, "phi; dot is the paper's"),
-            ("temperature", float, "divides phi inside the exponent of eq. 2"),
-            ("w_c", W_C, "W_c of eq. 2; learned is the paper's"),
-            ("sorting_weight", float, "nu: weight of the centroid sorting loss (eq. 11)"),
-        ),
-        "kmeans": (
-            ("iterations", int, "of each run, spherical-kmeans too"),
-            ("redos", int, "runs, of which the best by its loss is kept, spherical-kmeans too"),
-        ),
-        "som": (
-            ("epochs", int, "vectors seen, in multiples of N"),
-            ("learning_rate", float, "the first; it falls to 0"),
-            ("sigma", float, "first width of the neighbourhood; it falls to a third"),
-        ),
-    }
-    for method, options in settings.items():
-        default = METHODS[method][0]()
-        for name, kind, meaning in options:
-            value = getattr(default, name)
-            fitting.add_argument(
-                f"--{method}-{name.replace('_', '-')}",
-                type=str if isinstance(kind, tuple) else kind,
-                choices=kind if isinstance(kind, tuple) else None,
-                metavar=None if isinstance(kind, tuple) else "N" if kind is int else "X",
-                default=value,
-                help=f"{meaning} (default: {value})",
+    for method in ("neural", "kmeans", "som"):
+        for item in fields(METHODS[method][0]):
+            limits, text = item.metadata["range"], item.metadata["help"]
+            add(
+                f"--{method}-{item.name.replace('_', '-')}",
+                type=type(item.default),
+                choices=limits.choices or None,
+                metavar=None if limits.choices else "N" if limits.whole else "X",
+                default=item.default,
+                help=f"{text} (default: {item.default})",
             )
 
     assigning = commands.add_parser(
@@ -102,12 +79,22 @@ def run_fit(args: argparse.Namespace) -> None:
     """Fit every method, K and seed asked for; print a table of means over seeds.
 
     Raises:
-        InputError: before any fitting, for what is not allowed.
+        UserError: before any fitting, for what is not allowed.
     """
     methods = list(METHODS) if "all" in args.methods else list(dict.fromkeys(args.methods))
     plan = [(m, k, s) for m in methods for k in args.num_clusters for s in args.seed]
     x, labels, test, test_labels = _data(args)
-    _check(args, plan, len(x))
+    for method, num_clusters, _ in plan:
+        check(method, num_clusters, len(x), _options(args, method))
+    for problem in strays({"seed": args.seed}):
+        raise UserError(problem)
+    if args.out is not None and (len(plan) > 1 or args.out.suffix != ".npz"):
+        allowed = "a name that ends in .npz, for one fit"
+        raise bad_option("--out", args.out, allowed, f"fits: {len(plan)}")
+    for name in ("out", "json"):
+        if (path := getattr(args, name)) is not None:
+            check_output(f"--{name}", path, **_how(args))
+
     rows: list[dict] = []
     for method, num_clusters, seed in plan:
         start = time.perf_counter()
@@ -122,57 +109,54 @@ def run_fit(args: argparse.Namespace) -> None:
         if labels is not None:
             row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
         if test_labels is not None:
-            row["accuracy"] = majority_accuracy(
-                assigned, labels, clusters.assign(test), test_labels
-            )
+            found = clusters.assign(test)
+            row["accuracy"] = majority_accuracy(assigned, labels, found, test_labels)
         rows.append(row)
         if args.out is not None:
-            _write(args, "out", clusters.save)
+            with whole_file("--out", args.out, **_how(args)) as new, open(new, "wb") as file:
+                clusters.save(file)
         if args.json is not None:
             record = json.dumps(_record(args, x, rows), indent=1) + "\n"
-            _write(args, "json", lambda file, text=record: file.write(text.encode()))
+            write_text("--json", args.json, record, **_how(args))
     print(table(rows))
+
+
+def majority_accuracy(
+    train_clusters: Tensor, train_labels: Tensor, clusters: Tensor, labels: Tensor
+) -> float:
+    """Share of vectors that have their cluster's label, from 0 to 1.
+
+    A cluster's label is the most frequent one of its members in training (the lowest of several);
+    a vector in a cluster that had none counts as wrong. All int64, [N] of training and [M].
+    """
+    size = (int(max(train_clusters.max(), clusters.max())) + 1, int(train_labels.max()) + 1)
+    counts = torch.zeros(size, dtype=torch.long)
+    counts.index_put_((train_clusters, train_labels), torch.tensor(1), accumulate=True)
+    majority = torch.where(counts.amax(1) > 0, counts.argmax(1), -1)
+    return float((majority[clusters] == labels).double().mean())
 
 
 def _data(
     args: argparse.Namespace,
 ) -> tuple[np.ndarray, Tensor | None, np.ndarray | None, Tensor | None]:
+    """The vectors of INPUT and their labels, and those of --test."""
     names = ("labels", "test", "test_labels")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
     if given not in ([], ["--labels"], ["--labels", "--test", "--test-labels"]):
-        raise InputError(
+        raise UserError(
             f"given are {' and '.join(given)}; allowed: --labels, or it with --test and "
             "--test-labels, or none"
         )
-    x = read_matrix(args.input)
-    labels = test = test_labels = None
+    x, labels, test, test_labels = read_matrix(args.input), None, None, None
     if args.labels is not None:
-        labels = torch.from_numpy(read_labels(args.labels, len(x), args.input))
+        labels = torch.from_numpy(read_labels(args.labels, args.input, len(x)))
     if args.test is not None:
         test = read_matrix(args.test)
         if test.shape[1] != x.shape[1]:
-            raise InputError(
-                f"--test {args.test} has {test.shape[1]} columns; "
-                f"allowed: {x.shape[1]}, as {args.input}"
-            )
-        test_labels = torch.from_numpy(read_labels(args.test_labels, len(test), args.test))
+            allowed = f"{x.shape[1]} columns, as {args.input}"
+            raise bad_option("--test", args.test, allowed, f"it has {test.shape[1]}")
+        test_labels = torch.from_numpy(read_labels(args.test_labels, args.test, len(test)))
     return x, labels, test, test_labels
-
-
-def _check(args: argparse.Namespace, plan: list[tuple[str, int, int]], length: int) -> None:
-    for method, num_clusters, _ in plan:
-        check(method, num_clusters, length, _options(args, method))
-    for seed in args.seed:
-        if not 0 <= seed < 2**31:
-            raise InputError(f"--seed is {seed}; allowed: 0 to 2147483647")
-    if args.out is not None and len(plan) > 1:
-        raise InputError(f"--out keeps one fit, and {len(plan)} are asked for; allowed: one")
-    if args.out is not None and args.out.suffix != ".npz":
-        raise InputError(f"--out is {args.out}; allowed: a name that ends in .npz")
-    for name in ("out", "json"):
-        path = getattr(args, name)
-        if path is not None:
-            check_output(f"--{name}", path, **_how(args))
 
 
 def _options(args: argparse.Namespace, method: str) -> Options:
@@ -198,7 +182,7 @@ def table(rows: list[dict]) -> str:
     known = [name for name in ("accuracy", "train accuracy") if name in rows[0]]
     head = ["method", "k", *(f"{name} (%)" for name in known)]
     head += ["effective clusters", "empty", "seconds"]
-    lines = [head]
+    lines = [head, ["---"] * len(head)]
     for key in dict.fromkeys((row["method"], row["k"]) for row in rows):
         of_key = [row for row in rows if (row["method"], row["k"]) == key]
         cells = [key[0], str(key[1])]
@@ -209,17 +193,7 @@ def table(rows: list[dict]) -> str:
         for name in ("effective", "empty", "seconds"):
             cells.append(f"{statistics.mean(row[name] for row in of_key):.1f}")
         lines.append(cells)
-    lines.insert(1, ["---"] * len(head))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _write(args: argparse.Namespace, name: str, write: Callable[[IO[bytes]], object]) -> None:
-    """A whole file or none of it."""
-    with (
-        whole_file(f"--{name}", getattr(args, name), **_how(args)) as new,
-        open(new, "wb") as file,
-    ):
-        write(file)
 
 
 def _how(args: argparse.Namespace) -> dict:
@@ -234,29 +208,19 @@ def run_assign(args: argparse.Namespace) -> None:
     check_output("--out", args.out, **_how(args))
     clusters = load_clusters(args.clusters)
     assigned = clusters.assign(read_matrix(args.input))
-    _write(args, "out", lambda file: np.save(file, assigned.numpy()))
-    use = cluster_use(torch.bincount(assigned, minlength=len(clusters.centroids)))
-    print(
-        f"{len(assigned):,} vectors in {float(use.effective):.1f} effective clusters: {args.out}"
-    )
-
-
-def run(words: Sequence[str]) -> None:
-    """Run the command.
-
-    Raises:
-        InputError: a user's mistake.
-    """
-    args = parser().parse_args(words)
-    args.words = list(words)
-    {"fit": run_fit, "assign": run_assign}[args.command](args)
+    with whole_file("--out", args.out, **_how(args)) as new, open(new, "wb") as file:
+        np.save(file, assigned.numpy())
+    effective = cluster_use(assigned.bincount(minlength=len(clusters.centroids))).effective
+    print(f"{len(assigned):,} vectors in {float(effective):.1f} effective clusters: {args.out}")
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command; a user's mistake is one line on stderr and status 1."""
+    args = parser().parse_args(words)
+    args.words = list(words)
     try:
-        run(words)
-    except (InputError, UserError) as error:
+        {"fit": run_fit, "assign": run_assign}[args.command](args)
+    except UserError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,5 @@
-"""A normaliser of eq. 2 that no later token changes: a moving average over training batches.
-
-Equation numbers are CF22's. Shape letters: B batch, N tokens, K clusters.
-"""
+"""A normaliser of CF22 eq. 2 that no later token changes: a moving average over training
+batches."""
 
 import math
 
@@ -29,12 +27,10 @@ class AverageNormalizer(Float32Buffers):
 
     def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9, others: int = 0):
         super().__init__()
-        self.others = others
-        self.learns = shape is not None
-        self.momentum = momentum
+        self.learns, self.momentum, self.others = shape is not None, momentum, others
         if shape is not None:
             self.register_buffer("log_normalizer", torch.zeros(shape))
-            # What was seen since the last update, as a log-sum-exp, and of how many tokens.
+            # Seen since the last update: a log-sum-exp, and the number of tokens.
             self.register_buffer("pending_log_mass", torch.full(shape, -math.inf))
             self.register_buffer("pending_tokens", torch.zeros(()))
             if others:
@@ -45,9 +41,13 @@ class AverageNormalizer(Float32Buffers):
     def observation(
         self, log_mass: Tensor, tokens: Tensor, others: Tensor | None = None
     ) -> Tensor | None:
-        """What :meth:`observe` takes: the log of the sum of exp(s) over a batch's tokens, of
-        ``shape``, the sums of the other numbers over them, and the number of tokens, a scalar;
-        None if nothing is kept."""
+        """What :meth:`observe` takes; None if nothing is kept.
+
+        Args:
+            log_mass: log of the sum of exp(s) over a batch's tokens, of ``shape``.
+            tokens: number of tokens, a scalar.
+            others: sums of the other numbers over the tokens.
+        """
         if not self.learns:
             return None
         sums = [] if others is None else [others.to(log_mass.dtype)]
@@ -85,12 +85,12 @@ class AverageNormalizer(Float32Buffers):
         usable = torch.isfinite(seen).all() & (self.pending_tokens > 0)
         # The first observation is taken as it is.
         share = torch.where(self.updates > 0, 1.0 - self.momentum, 1.0).to(seen.dtype)
-        moved = torch.lerp(self.log_normalizer, seen, share)
-        self.log_normalizer.copy_(torch.where(usable, moved, self.log_normalizer))
+        pairs = [(self.log_normalizer, seen, usable)]
         if self.others:
-            moved = torch.lerp(self.average, self.pending_sums / self.pending_tokens, share)
-            usable_too = usable & torch.isfinite(moved).all()
-            self.average.copy_(torch.where(usable_too, moved, self.average))
+            mean = self.pending_sums / self.pending_tokens
+            pairs.append((self.average, mean, usable & torch.isfinite(mean).all()))
+        for kept, new, good in pairs:
+            kept.copy_(torch.where(good, torch.lerp(kept, new, share), kept))
         self.updates += usable
         self._forget()
 

@@ -1,76 +1,66 @@
-"""Clusters of any matrix: neural clustering on its own, and the methods it is compared with.
+"""Clusters of any matrix: neural clustering on its own, and the methods it is compared with (CF22
+appendix A).
 
     clusters = fit("neural", x, 100, seed=1)  # x: float32 [N, D]
     clusters.assign(x)                        # int64 [N]
     clusters.save("clusters.npz")             # load_clusters("clusters.npz") gives them back
-
-CF22 appendix A. Shape letters: N vectors, D width, K clusters.
 """
 
 import importlib.util
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from .fitted import AT_ONCE, Clusters, NearestCentroids, NeuralClusters, Unprojected
-from .fuzzy import SIMILARITIES
-from .matrices import InputError
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.ranges import Range, strays
+
+from ..precision import full_float32
+from .fitted import Clusters
+from .fuzzy import SIMILARITIES, fuzzy_clusters
+from .kmeans import kmeans
 from .neural import NeuralClustering
 
-W_C = ("identity", "learned")
-_CHOICES = {"similarity": SIMILARITIES, "w_c": W_C}
-_MAY_BE_ZERO = ("sorting_weight",)
+
+def _option(default: Any, help: str, *limits: float, **others: Any) -> Any:
+    return field(default=default, metadata={"help": help, "range": Range(*limits, **others)})
+
+
+_count, _positive = partial(_option, at_least=1, whole=True), partial(_option, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralOptions:
-    """How neural clustering learns on its own.
-
-    Attributes:
-        epochs: passes over the vectors.
-        batch_size: vectors of a minibatch, over which eq. 2 is normalised as over a sentence's.
-        learning_rate: Adam's first, falling to 0 along a cosine, in units of the root mean square
-            of the first centroids' numbers: the same at any scale of the vectors.
-        similarity: phi of eq. 2, 6 and 11: "cosine", "dot" (the paper's) or "scaled-dot".
-        temperature: divides phi inside the exponent of eq. 2.
-        w_c: "identity": W_c of eq. 2 and 3 stays the identity. "learned": it starts there.
-        sorting_weight: nu, the weight of L2 (eq. 11); that of L1 (eq. 6) is 1.
-    """
-
-    epochs: int = 5
-    batch_size: int = 500
-    learning_rate: float = 0.1
-    similarity: str = "cosine"
-    temperature: float = 0.1
-    w_c: str = "identity"
-    sorting_weight: float = 0.0
+    epochs: int = _count(5, "passes over INPUT")
+    batch_size: int = _count(500, "vectors over which eq. 2 is normalised in learning")
+    learning_rate: float = _positive(
+        0.1, "of Adam, in units of the root mean square of the first centroids; falls to 0"
+    )
+    similarity: str = _option("cosine", "phi; dot is the paper's", choices=SIMILARITIES)
+    temperature: float = _positive(0.1, "divides phi inside the exponent of eq. 2")
+    w_c: str = _option(
+        "identity", "W_c of eq. 2; learned is the paper's", choices=("identity", "learned")
+    )
+    sorting_weight: float = _option(0.0, "nu: weight of the centroid sorting loss (eq. 11)", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansOptions:
-    """How faiss's K-Means learns: of `redos` runs of `iterations`, the best by its own loss."""
-
-    iterations: int = 25
-    redos: int = 3
+    iterations: int = _count(25, "of each run, spherical-kmeans too")
+    redos: int = _count(3, "runs, of which the best by its loss is kept, spherical-kmeans too")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SomOptions:
-    """How MiniSom's self-organising map learns.
-
-    Attributes:
-        epochs: vectors seen, one at a time, in multiples of N.
-        learning_rate: falls to 0 linearly.
-        sigma: width of the neighbourhood in units of the map; falls to a third of it.
-    """
-
-    epochs: int = 1
-    learning_rate: float = 0.2
-    sigma: float = 1.0
+    epochs: int = _count(1, "vectors seen, in multiples of N")
+    learning_rate: float = _positive(0.2, "the first; it falls to 0")
+    sigma: float = _positive(1.0, "first width of the neighbourhood; it falls to a third")
 
 
 Options = NeuralOptions | KMeansOptions | SomOptions
@@ -94,7 +84,7 @@ def fit(
         options: of the method; its defaults if None.
 
     Raises:
-        InputError: an unknown method, K above N or below 1, options of another method, or a value
+        UserError: an unknown method, K above N or below 1, options of another method, or a value
             that is not allowed; or "som" without its library.
     """
     x = torch.as_tensor(x, dtype=torch.float32)
@@ -105,45 +95,37 @@ def fit(
 def check(method: str, num_clusters: int, length: int, options: Options | None = None) -> Options:
     """Raise what :func:`fit` would for `length` vectors; return the options it would take."""
     if method not in METHODS:
-        raise InputError(f"--method is {method}; allowed: {', '.join(METHODS)}")
+        raise bad_option("--method", method, ", ".join(METHODS))
     if not 1 <= num_clusters <= length:
-        raise InputError(f"--num-clusters is {num_clusters}; allowed: 1 to N, here {length:,}")
+        raise bad_option("--num-clusters", num_clusters, f"1 to N, here {length:,}")
     kind, _ = METHODS[method]
     options = kind() if options is None else options
     if not isinstance(options, kind):
-        given = type(options).__name__
-        raise InputError(f"options of {method} are {given}; allowed: {kind.__name__}")
-    for name, value in vars(options).items():
-        if name in _CHOICES:
-            good, allowed = value in _CHOICES[name], ", ".join(_CHOICES[name])
-        elif name in _MAY_BE_ZERO:
-            good, allowed = 0 <= value < math.inf, "0 or more"
-        else:
-            good, allowed = 0 < value < math.inf, "above 0"
-        if not good:
-            raise InputError(f"{name} of {method} is {value}; allowed: {allowed}")
+        raise bad_option("options", type(options).__name__, kind.__name__, f"of {method}")
+    for problem in strays(vars(options), kind):
+        raise UserError(problem.replace("--", f"--{method.removeprefix('spherical-')}-", 1))
     if method == "som" and importlib.util.find_spec("minisom") is None:
         needed = 'pip install "fairseq_clusterformer[clustering]"'
-        raise InputError(f"--method som needs the library minisom: {needed}")
+        raise bad_option("--method", "som", needed, "minisom is not installed")
     return options
 
 
-def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> NeuralClusters:
+def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> Clusters:
     generator = torch.Generator().manual_seed(seed)
     first = x[torch.randperm(len(x), generator=generator)[:num_clusters]]
     shape = {"similarity": options.similarity, "temperature": options.temperature}
-    # Learned with the paper's normaliser, over the minibatch; assigned with that over all of x.
-    clustering = NeuralClustering if options.w_c == "learned" else Unprojected
-    learner = clustering(x.size(1), num_clusters, normalizer="sentence", **shape)
-    fitted = clustering(x.size(1), num_clusters, normalizer="average", **shape)
+    # Each minibatch is a sentence: eq. 2 is normalised over it.
+    learner = NeuralClustering(x.size(1), num_clusters, normalizer="sentence", **shape)
     with torch.no_grad():
         learner.centroids.copy_(learner.similarity.vectors(first))
     unit = options.learning_rate * float(learner.centroids.detach().square().mean().sqrt())
     groups = [{"params": [learner.centroids], "lr": unit}]
     if options.w_c == "learned":
-        torch.nn.init.eye_(learner.w_c.weight)
-        # As slow as that: each number of X W_c is a sum of D.
+        nn.init.eye_(learner.w_c.weight)
+        # Slower by sqrt(D), since each number of X W_c is a sum of D.
         groups.append({"params": [learner.w_c.weight], "lr": unit / x.size(1) ** 0.5})
+    else:
+        learner.w_c = nn.Identity()
     batch_size = min(options.batch_size, len(x))
     updates = options.epochs * (len(x) // batch_size)
     optimizer = torch.optim.Adam(groups)
@@ -151,49 +133,46 @@ def _neural(x: Tensor, num_clusters: int, seed: int, options: NeuralOptions) -> 
     with tqdm(total=updates, desc=f"neural, K = {num_clusters}", leave=False, disable=None) as bar:
         for _ in range(options.epochs):
             order = torch.randperm(len(x), generator=generator)
-            # The rest of an epoch is left out: eq. 2 over a handful of vectors is another one.
+            # Drop the rest of an epoch: eq. 2 over a handful of vectors is another one.
             for batch in order.split(batch_size)[: len(x) // batch_size]:
-                _, report, _ = learner.assign(x[batch].unsqueeze(0))
+                _, report = learner(x[batch].unsqueeze(0))
                 loss = report.clustering_loss + options.sorting_weight * report.sorting_loss
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 schedule.step()
                 bar.update()
-    fitted.load_state_dict(learner.state_dict(), strict=False)
-    with torch.no_grad():
-        for part in x.split(AT_ONCE):
-            fitted.observe(fitted.assign(part.unsqueeze(0))[1].observation)
-    fitted.commit()
-    return NeuralClusters(fitted)
+    centroids, w_c = learner.centroids.detach(), None
+    if options.w_c == "learned":
+        w_c = learner.w_c.weight.detach()
+    with torch.no_grad(), full_float32():
+        keys = learner.w_c(x).unsqueeze(0)  # all of x as one sentence
+        found = fuzzy_clusters(
+            keys,
+            centroids,
+            similarity=learner.similarity,
+            temperature=options.temperature,
+            normalizer="sentence",
+        )
+    log_mean = found.log_mass.squeeze(0) - np.log(len(x))
+    return Clusters(centroids, log_normalizer=log_mean, w_c=w_c, **shape)
 
 
 def _kmeans(
     x: Tensor, num_clusters: int, seed: int, options: KMeansOptions, *, spherical: bool = False
-) -> NearestCentroids:
-    import faiss
-
-    kmeans = faiss.Kmeans(
-        x.size(1),
+) -> Clusters:
+    centroids = kmeans(
+        normalize(x, dim=-1) if spherical else x,
         num_clusters,
-        niter=options.iterations,
-        nredo=options.redos,
-        seed=seed,
         spherical=spherical,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(x),  # all of them: faiss would sample
+        iterations=options.iterations,
+        redos=options.redos,
+        seed=seed,
     )
-    kmeans.train((torch.nn.functional.normalize(x, dim=-1) if spherical else x).numpy())
-    return NearestCentroids(torch.from_numpy(kmeans.centroids.copy()), spherical=spherical)
+    return Clusters(centroids, spherical=spherical)
 
 
-def _spherical_kmeans(
-    x: Tensor, num_clusters: int, seed: int, options: KMeansOptions
-) -> NearestCentroids:
-    return _kmeans(x, num_clusters, seed, options, spherical=True)
-
-
-def _som(x: Tensor, num_clusters: int, seed: int, options: SomOptions) -> NearestCentroids:
+def _som(x: Tensor, num_clusters: int, seed: int, options: SomOptions) -> Clusters:
     from minisom import MiniSom
 
     # The most square map of K units.
@@ -211,13 +190,13 @@ def _som(x: Tensor, num_clusters: int, seed: int, options: SomOptions) -> Neares
     som.random_weights_init(x.numpy())
     som.train(x.numpy(), options.epochs * len(x), random_order=True)
     units = som.get_weights().reshape(num_clusters, -1).astype(np.float32)
-    return NearestCentroids(torch.from_numpy(units))
+    return Clusters(torch.from_numpy(units), spherical=False)
 
 
-#: the options of each method, and what fits it
-METHODS = {
+METHODS: dict[str, tuple[type, Callable[..., Clusters]]] = {
     "neural": (NeuralOptions, _neural),
     "kmeans": (KMeansOptions, _kmeans),
-    "spherical-kmeans": (KMeansOptions, _spherical_kmeans),
+    "spherical-kmeans": (KMeansOptions, partial(_kmeans, spherical=True)),
     "som": (SomOptions, _som),
 }
+"""The options of each method, and what fits it."""

@@ -5,184 +5,126 @@ Shape letters: N vectors, D width, K clusters.
 
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from .fuzzy import SIMILARITIES
-from .matrices import InputError
-from .neural import NeuralClustering
+from fairseq_clusterformer.errors import UserError
 
-AT_ONCE = 4096  # vectors that are assigned at once
-
-
-class Unprojected(NeuralClustering):
-    """Neural clustering whose W_c is the identity, which nothing is multiplied by."""
-
-    def __init__(self, embed_dim: int, num_clusters: int, **options):
-        super().__init__(embed_dim, num_clusters, **options)
-        del self.w_c
-
-    def _keys(self, x: Tensor) -> Tensor:
-        return x
+from ..precision import full_float32
+from .fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 
 
-class NeuralClusters:
-    """Learned fuzzy clusters: each vector goes where eq. 4 puts it, with eq. 2 over all of x.
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of K-Means or of a map, which have ``spherical``, or neural ones, which have the
+    rest.
 
     Attributes:
-        clustering: its normaliser is "average", here the mean over the vectors it learned from,
-            so that a vector's cluster does not depend on what else is assigned.
+        centroids: float32 [K, D]; neural ones are in the space of X W_c.
+        spherical: whether a vector belongs to the nearest centroid by cosine, else by distance.
+        log_normalizer: log of the mean of exp(s) over the vectors that were learned from, [K]. It
+            is eq. 2's denominator, so that a cluster does not depend on what else is assigned.
+        similarity: phi of eq. 2.
+        temperature: divides phi.
+        w_c: W_c of eq. 2, [D, D]; None: the identity.
     """
 
-    def __init__(self, clustering: NeuralClustering):
-        self.clustering = clustering.eval()
-
-    @property
-    def centroids(self) -> Tensor:
-        """Float32 [K, D], in the space of X W_c."""
-        return self.clustering.centroids.detach()
+    centroids: Tensor
+    spherical: bool | None = None
+    log_normalizer: Tensor | None = None
+    similarity: str | None = None
+    temperature: float | None = None
+    w_c: Tensor | None = None
 
     @torch.no_grad()
+    @full_float32()
     def assign(self, x: np.ndarray | Tensor) -> Tensor:
-        """The cluster of each vector: x [N, D] to int64 [N].
+        """The cluster of each vector: x [N, D] to int64 [N] (neural: CF22 eq. 4).
 
         Raises:
-            InputError: vectors of another width.
+            UserError: vectors of another width.
         """
-        parts = _vectors(x, self.centroids).split(AT_ONCE)
-        return torch.cat(
-            [self.clustering.assign(part.unsqueeze(0))[0].squeeze(0) for part in parts]
-        )
+        x = torch.as_tensor(x, dtype=torch.float32).contiguous()
+        if x.dim() != 2 or x.size(1) != self.centroids.size(1):
+            allowed = f"[N, {self.centroids.size(1)}], as fitted"
+            raise UserError(f"vectors have shape {tuple(x.shape)}; allowed: {allowed}")
+        if self.log_normalizer is None:
+            import faiss
+
+            # The nearest by cosine: a vector's own length does not matter.
+            metric = faiss.METRIC_INNER_PRODUCT if self.spherical else faiss.METRIC_L2
+            _, nearest = faiss.knn(x.numpy(), self.centroids.numpy(), 1, metric=metric)
+            return torch.from_numpy(nearest[:, 0])
+        keys = x if self.w_c is None else linear(x, self.w_c)
+        return fuzzy_clusters(
+            keys.unsqueeze(0),  # one sentence
+            self.centroids,
+            similarity=Similarity(self.similarity),
+            temperature=self.temperature,
+            normalizer=self.log_normalizer,
+            update=False,
+        ).clusters.squeeze(0)
 
     def save(self, file: Path | str | IO[bytes]) -> None:
         """Write all that :meth:`assign` needs as an npz file of arrays."""
-        learned = {"centroids": self.centroids.numpy()}
-        if not isinstance(self.clustering, Unprojected):
-            learned["w_c"] = self.clustering.w_c.weight.detach().numpy()
-        np.savez(
-            file,
-            **learned,
-            log_normalizer=self.clustering.log_normalizer.numpy(),
-            similarity=np.array(self.clustering.similarity.kind),
-            temperature=np.array(self.clustering.temperature),
-        )
-
-
-class NearestCentroids:
-    """Clusters of K-Means and of self-organising maps.
-
-    Attributes:
-        centroids: float32 [K, D].
-        spherical: nearest by cosine; else by Euclidean distance.
-    """
-
-    def __init__(self, centroids: Tensor, *, spherical: bool = False):
-        self.centroids, self.spherical = centroids, spherical
-
-    def assign(self, x: np.ndarray | Tensor) -> Tensor:
-        """The cluster of each vector: x [N, D] to int64 [N].
-
-        Raises:
-            InputError: vectors of another width.
-        """
-        import faiss
-
-        x = _vectors(x, self.centroids)
-        index = (faiss.IndexFlatIP if self.spherical else faiss.IndexFlatL2)(x.size(-1))
-        # the nearest by cosine: a vector's length does not matter
-        index.add(self.centroids.numpy())
-        return torch.from_numpy(index.search(x.numpy(), 1)[1][:, 0])
-
-    def save(self, file: Path | str | IO[bytes]) -> None:
-        """Write all that :meth:`assign` needs as an npz file of arrays."""
-        np.savez(file, centroids=self.centroids.numpy(), spherical=np.array(self.spherical))
-
-
-Clusters = NeuralClusters | NearestCentroids
+        fields = {name: value for name, value in vars(self).items() if value is not None}
+        np.savez(file, **{name: np.asarray(value) for name, value in fields.items()})
 
 
 def load_clusters(path: Path | str) -> Clusters:
-    """Read what ``save`` of either class wrote.
+    """Read what ``save`` wrote.
 
     Raises:
-        InputError: it is something else.
+        UserError: it is something else.
     """
     try:
-        arrays = _arrays(path)
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+        _check(arrays)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path}: not fitted clusters ({error}); allowed: a file that --out wrote"
-        ) from None
-    centroids = torch.from_numpy(arrays["centroids"])
-    if "spherical" in arrays:
-        return NearestCentroids(centroids, spherical=bool(arrays["spherical"]))
-    clustering = (NeuralClustering if "w_c" in arrays else Unprojected)(
-        centroids.size(1),
-        centroids.size(0),
-        similarity=str(arrays["similarity"]),
-        temperature=float(arrays["temperature"]),
-        normalizer="average",
-    )
-    with torch.no_grad():
-        clustering.centroids.copy_(centroids)
-        if "w_c" in arrays:
-            clustering.w_c.weight.copy_(torch.from_numpy(arrays["w_c"]))
-        clustering.log_normalizer.copy_(torch.from_numpy(arrays["log_normalizer"]))
-    return NeuralClusters(clustering)
+        raise UserError(f"{path}: no such file; allowed: a file that --out wrote") from None
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, _WrongArrays) as error:
+        reason = error
+    except (ValueError, TypeError):  # numpy advises to unpickle it, which runs whatever it says
+        reason = "it holds something else than arrays of numbers and text"
+    else:
+        return Clusters(
+            **{n: torch.from_numpy(a) if a.ndim else a.item() for n, a in arrays.items()}
+        )
+    raise UserError(f"{path}: not fitted clusters ({reason}); allowed: a file that --out wrote")
 
 
-def _arrays(path: Path | str) -> dict[str, np.ndarray]:
-    """Return the arrays of fitted clusters.
+class _WrongArrays(Exception):
+    """What is wrong with the arrays of a file."""
 
-    Raises:
-        ValueError: an array is missing, or has another type or shape; or it holds other objects.
-    """
-    try:
-        content = np.load(path, allow_pickle=False)
-        arrays = None
-        if isinstance(content, np.lib.npyio.NpzFile):
-            with content:
-                arrays = {name: np.asarray(content[name]) for name in content.files}
-    except ValueError:  # numpy advises to unpickle it, which runs whatever it says
-        raise ValueError("it holds something else than arrays of numbers and text") from None
-    if arrays is None:
-        raise ValueError("one array, not several")  # an npy file
-    if "centroids" not in arrays:
-        raise ValueError("no centroids")
-    shape = arrays["centroids"].shape
-    if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"centroids have shape {shape}, not [K, D]")
-    num_clusters, width = shape
-    expected: dict[str, tuple[str, tuple[int, ...]]] = {"centroids": ("float32", shape)}
+
+def _check(arrays: dict[str, np.ndarray]) -> None:
+    shape = arrays["centroids"].shape if "centroids" in arrays else None
+    if shape is None or len(shape) != 2 or 0 in shape:
+        raise _WrongArrays(
+            f"centroids have shape {shape}, not [K, D]" if shape else "no centroids"
+        )
+    expected = {"centroids": ("float32", shape)}
     if "spherical" in arrays:
         expected["spherical"] = ("bool", ())
     else:
-        expected["log_normalizer"] = ("float32", (num_clusters,))
+        expected["log_normalizer"] = ("float32", shape[:1])
         expected |= {"similarity": ("str", ()), "temperature": ("float64", ())}
         if "w_c" in arrays:
-            expected["w_c"] = ("float32", (width, width))
-    for name, (kind, shape) in expected.items():
-        if name not in arrays:
-            raise ValueError(f"no {name}")
+            expected["w_c"] = ("float32", (shape[1], shape[1]))
+    if arrays.keys() != expected.keys():
+        different = ", ".join(sorted(arrays.keys() ^ expected.keys()))
+        raise _WrongArrays(f"missing, or one too many: {different}")
+    for name, (kind, wanted) in expected.items():
         array = arrays[name]
         found = "str" if array.dtype.kind == "U" else str(array.dtype)
-        if (found, array.shape) != (kind, shape):
-            raise ValueError(f"{name} is {found} {array.shape}, not {kind} {shape}")
-    if "similarity" in expected and str(arrays["similarity"]) not in SIMILARITIES:
-        raise ValueError(f"similarity is {arrays['similarity']}")
-    return arrays
-
-
-def _vectors(x: np.ndarray | Tensor, centroids: Tensor) -> Tensor:
-    x = torch.as_tensor(x, dtype=torch.float32).contiguous()
-    if x.dim() != 2 or x.size(1) != centroids.size(1):
-        raise InputError(
-            f"vectors of shape {tuple(x.shape)}; allowed: [N, {centroids.size(1)}], as fitted"
-        )
-    return x
+        if (found, array.shape) != (kind, wanted):
+            raise _WrongArrays(f"{name} is {found} {array.shape}, not {kind} {wanted}")
+    if "similarity" in arrays and str(arrays["similarity"]) not in SIMILARITIES:
+        raise _WrongArrays(f"similarity is {arrays['similarity']}")

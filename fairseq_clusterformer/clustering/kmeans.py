@@ -5,6 +5,7 @@ Shape letters: B batch, N tokens, D width, K clusters, M states of the memory ba
 
 import logging
 import time
+from collections import deque
 
 import torch
 import torch.distributed as dist
@@ -12,15 +13,66 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..precision import Float32Buffers, at_least_float32
-from .bank import Interval, MemoryBank
 from .fuzzy import nearest_by_cosine
-from .statistics import cluster_use
+from .report import cluster_use
 
 logger = logging.getLogger(__name__)
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs which of its builds is used
 
 ITERATIONS = 10  # of 100,000 states about 512 directions; the tenth moves the objective by nothing
 _BLOCK = 8192  # states that are assigned at once
+
+
+class MemoryBank:
+    """The latest M = ``size`` states, first in, first out; on the CPU and in half precision."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.fill(torch.empty(0, 0))
+
+    def add(self, states: Tensor) -> None:
+        """Keep states [n, D], of which the last ones are the latest."""
+        if not len(states):
+            return
+        self._batches.append(states[-self.size :].detach().to("cpu", torch.float16))
+        self._count += len(self._batches[-1])
+        while self._count - len(self._batches[0]) >= self.size:
+            self._count -= len(self._batches.popleft())
+
+    def latest(self, number: int) -> Tensor:
+        """The latest states, the oldest of them first: float16 [min(number, kept), D]."""
+        if not self._batches:
+            return torch.empty(0, 0, dtype=torch.float16, device="cpu")
+        return torch.cat(list(self._batches))[-min(number, self.size) :]
+
+    def fill(self, states: Tensor) -> None:
+        """Hold what ``latest`` returned, and nothing else."""
+        self._batches: deque[Tensor] = deque()
+        self._count = 0
+        self.add(states)
+
+
+class Interval:
+    """Whether new centroids are due: every so many ``updates``; 0: every epoch."""
+
+    def __init__(self, updates: int):
+        self.updates = updates
+        self.age = -1  # nothing has been seen before the first update begins
+        self.epoch = 0  # no epoch has begun
+
+    def begin_update(self) -> bool:
+        """Called before each update."""
+        self.age += 1
+        due = 0 < self.updates <= self.age
+        if due:
+            self.age = 0
+        return due
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """Called before each epoch, or what is left of one."""
+        due = self.updates == 0 and self.epoch not in (0, epoch)
+        self.epoch = epoch
+        return due
 
 
 class KMeansClustering(Float32Buffers):
@@ -87,17 +139,14 @@ class KMeansClustering(Float32Buffers):
         Fewer states than clusters leave the centroids as they are.
         """
         banks = self._all_banks()
-        if banks is not None:
-            states = torch.cat(banks)
-            if len(states) < self.num_clusters:
-                logger.info(
-                    f"K-Means: {len(states)} states for {self.num_clusters} clusters are too few; "
-                    "the centroids stay as they are"
-                )
-            else:
-                start = self.centroids.float().cpu() if self.found else None
-                self.centroids.copy_(_logged_kmeans(states.float(), self.num_clusters, start))
-                self.found = True
+        states = None if banks is None else torch.cat(banks).float()
+        if states is not None and len(states) < self.num_clusters:
+            logger.info(
+                f"K-Means: {len(states)} states for {self.num_clusters} clusters are too few; "
+                "the centroids stay as they are"
+            )
+        elif states is not None:
+            self._cluster(states)
         if _workers() > 1:
             dist.broadcast(self.centroids, 0)
 
@@ -123,108 +172,90 @@ class KMeansClustering(Float32Buffers):
 
     def _all_banks(self) -> list[Tensor] | None:
         """What each worker adds to M states, on the first; None on the others."""
-        states = self.bank.latest(self.bank.size // _workers())
-        return gather_on_first(states.view(-1, self.centroids.size(1)), self.centroids.device)
+        states = self.bank.latest(self.bank.size // _workers()).view(-1, self.centroids.size(1))
+        if _workers() == 1:
+            return [states]
+        banks = [states] * _workers() if dist.get_rank() == 0 else None
+        dist.gather_object(states.clone(), banks, dst=0)  # a slice would bring its whole memory
+        return banks
+
+    def _cluster(self, states: Tensor) -> None:
+        """Find ordered centroids, and say how and what they are like."""
+        number = self.num_clusters
+        logger.info(f"K-Means of {len(states):,} states in {number} clusters ...")
+        began = time.perf_counter()
+        start = self.centroids.float().cpu() if self.found else None
+        centroids = kmeans(states, number, start=start)
+        centroids = centroids[nearest_neighbour_order(centroids)]
+        seconds = time.perf_counter() - began
+        best = [(block @ centroids.t()).max(-1) for block in states.split(_BLOCK)]
+        cosine = torch.cat([b.values for b in best]).mean()
+        sizes = torch.cat([b.indices for b in best]).bincount(minlength=number)
+        use = cluster_use(sizes)
+        logger.info(
+            f"K-Means: {seconds:.1f} s, mean cosine {cosine:.3f}; clusters of {int(sizes.min())} "
+            f"to {int(sizes.max())} states, effective number {use.effective:.1f}, "
+            f"{use.empty / number:.1%} empty"
+        )
+        self.centroids.copy_(centroids)
+        self.found = True
 
 
-def spherical_kmeans(
-    vectors: Tensor, num_clusters: int, *, start: Tensor | None = None, seed: int = 0
+def kmeans(
+    vectors: Tensor,
+    num_clusters: int,
+    *,
+    spherical: bool = True,
+    iterations: int = ITERATIONS,
+    redos: int = 1,
+    start: Tensor | None = None,
+    seed: int = 0,
 ) -> Tensor:
-    """Centroids of length 1, float32 [K, D], on the CPU; the same in every run.
+    """Centroids, float32 [K, D], on the CPU; the same in every run.
 
     Every vector takes part (by default, faiss would take 256 per centroid), and a cluster may
     have a single one. A centroid that is nearest to nothing is split off the largest cluster.
 
     Args:
-        vectors: of length 1, float32 [n, D], n >= K, on the CPU.
+        vectors: float32 [n, D], n >= K, on the CPU.
         num_clusters: K.
+        spherical: nearest by cosine; vectors are of length 1 then, and so are the centroids.
+        iterations: of each run.
+        redos: runs, of which the best by its loss is kept.
         start: centroids to begin with, float32 [K, D]; None: vectors drawn at random.
         seed: of the vectors that the centroids start from.
     """
     import faiss
 
-    kmeans = faiss.Kmeans(
+    found = faiss.Kmeans(
         vectors.size(1),
         num_clusters,
-        niter=ITERATIONS,
-        spherical=True,
+        niter=iterations,
+        nredo=redos,
+        spherical=spherical,
         seed=seed,
         min_points_per_centroid=1,
         max_points_per_centroid=len(vectors),
     )
-    kmeans.train(
-        vectors.contiguous().numpy(),
-        init_centroids=None if start is None else start.contiguous().numpy(),
-    )
-    return torch.from_numpy(kmeans.centroids)
+    start = None if start is None else start.contiguous().numpy()
+    found.train(vectors.contiguous().numpy(), init_centroids=start)
+    return torch.from_numpy(found.centroids)
 
 
 def nearest_neighbour_order(centroids: Tensor) -> Tensor:
-    """The first, then always the nearest by cosine that is left (CF20, Algorithm 1).
+    """Indices of centroids [K, D]: the first, then always the nearest by cosine that is left
+    (CF20, Algorithm 1), int64 [K].
 
-    Clusters whose numbers are close are then alike, so that a chunk of the sorted tokens that
-    begins in one and ends in another is of one sort all the same.
-
-    Args:
-        centroids: [K, D].
-
-    Returns:
-        Their indices, int64 [K].
+    Adjacent cluster ids then mean similar clusters, so a chunk that spans two is homogeneous.
     """
     unit = normalize(at_least_float32(centroids), dim=-1)
     cosines = unit @ unit.t()
     order = [torch.zeros(1, dtype=torch.long, device=cosines.device)]
     for _ in range(1, len(centroids)):
-        cosines.index_fill_(1, order[-1], -torch.inf)
+        cosines.index_fill_(1, order[-1], -torch.inf)  # the last one is taken
         order.append(cosines.index_select(0, order[-1]).argmax(-1))
     return torch.cat(order)
 
 
-def gather_on_first(states: Tensor, device: torch.device) -> list[Tensor] | None:
-    """Each worker's states, float16 [n, D] on the CPU, on the first; None on the others.
-
-    Args:
-        states: float16 [own n, D] on the CPU, as many as each worker has.
-        device: where workers exchange tensors.
-    """
-    if _workers() == 1:
-        return [states]
-    first = dist.get_rank() == 0
-    counts = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(_workers())]
-    dist.all_gather(counts, torch.tensor([len(states)], device=device))
-    longest = int(max(counts))
-    # as bytes, which every backend can send
-    own = states.new_zeros(longest, states.size(1))
-    own[: len(states)] = states
-    own = own.view(torch.uint8).to(device)
-    everyone = [torch.empty_like(own) for _ in counts] if first else None
-    dist.gather(own, everyone, dst=0)
-    if not first:
-        return None
-    return [
-        of_one[: int(n)].cpu().view(torch.float16)
-        for of_one, n in zip(everyone, counts, strict=True)
-    ]
-
-
 def _workers() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _logged_kmeans(states: Tensor, num_clusters: int, before: Tensor | None) -> Tensor:
-    """Ordered centroids; says how they were found and what they are like."""
-    logger.info(f"K-Means of {len(states):,} states in {num_clusters} clusters ...")
-    start = time.perf_counter()
-    centroids = spherical_kmeans(states, num_clusters, start=before)
-    centroids = centroids[nearest_neighbour_order(centroids)]
-    seconds = time.perf_counter() - start
-    best = [(block @ centroids.t()).max(-1) for block in states.split(_BLOCK)]
-    cosine = torch.cat([b.values for b in best]).mean()
-    sizes = torch.cat([b.indices for b in best]).bincount(minlength=num_clusters)
-    use = cluster_use(sizes)
-    logger.info(
-        f"K-Means: {seconds:.1f} s, mean cosine {cosine:.3f}; clusters of {int(sizes.min())} to "
-        f"{int(sizes.max())} states, effective number {use.effective:.1f}, "
-        f"{use.empty / num_clusters:.1%} empty"
-    )
-    return centroids

@@ -1,92 +1,73 @@
 """Matrices and labels from files: npy, csv and the idx format of MNIST, gzipped or not."""
 
 import gzip
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from fairseq_clusterformer.errors import UserError, bad_option, reading
+
 FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
-_IDX_UNSIGNED_BYTE = 8
-_UNSOUND = (
-    OSError,
-    EOFError,
-    zlib.error,
-    ValueError,
-)  # of a file that is cut off or something else
-
-
-class InputError(ValueError):
-    """What a file or an option holds cannot be clustered. The message is one line."""
 
 
 def read_matrix(path: Path) -> np.ndarray:
     """Read vectors, one per row, as float32 [N, D]; images of an idx file are flattened.
 
     Raises:
-        InputError: no such file, damaged, not a matrix, empty, or a number that is not finite.
+        UserError: damaged, not a matrix, empty, or a number that is not finite.
     """
     values = _read(path)
     if values.ndim > 2 and values.dtype == np.uint8:
         values = values.reshape(len(values), -1)
     if values.ndim != 2 or 0 in values.shape:
-        raise InputError(f"{path} has shape {values.shape}; allowed: a matrix of 1 row or more")
-    if values.dtype.kind not in "fiub":
-        raise InputError(f"{path} holds {values.dtype}; allowed: numbers")
+        raise UserError(f"{path} has shape {values.shape}; allowed: a matrix of 1 row or more")
     with np.errstate(over="ignore"):
         matrix = np.ascontiguousarray(values, dtype=np.float32)
-    wrong = ~np.isfinite(matrix)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise InputError(
+    if not (finite := np.isfinite(matrix)).all():
+        row, column = np.argwhere(~finite)[0]
+        raise UserError(
             f"{path} holds {values[row, column]} at row {row}, column {column} (counted from 0); "
             "allowed: finite float32 numbers"
         )
     return matrix
 
 
-def read_labels(path: Path, length: int, of: Path) -> np.ndarray:
-    """Read one whole number of 0 or more per row of the matrix in the file `of`, as int64 [N].
+def read_labels(path: Path, of: Path, length: int) -> np.ndarray:
+    """Read a whole number of 0 or more for each of `length` rows of the file `of`, int64 [N].
 
     Raises:
-        InputError: no such file, damaged, not such numbers, or not `length` of them.
+        UserError: damaged, not such numbers, or not as many.
     """
-    values = _read(path)
-    if values.ndim == 2 and 1 in values.shape:
-        values = values.reshape(-1)
-    if values.ndim != 1:
-        raise InputError(f"{path} has shape {values.shape}; allowed: one label per row")
-    if values.dtype.kind not in "fiub" or not np.all(values == np.floor(values)):
-        raise InputError(f"{path}: labels are not whole numbers; allowed: 0 or more")
-    if len(values) and values.min() < 0:
-        raise InputError(f"{path} holds the label {values.min():.0f}; allowed: 0 or more")
-    if len(values) != length:
-        raise InputError(
-            f"{path} holds {len(values):,} labels; allowed: {length:,}, one per row of {of}"
-        )
+    values = _read(path).squeeze()
+    if values.shape != (length,):
+        allowed = f"({length},), a label for each row of {of}"
+        raise UserError(f"{path}: labels have shape {values.shape}; allowed: {allowed}")
+    if not np.all((values >= 0) & (values == np.floor(values))):
+        raise UserError(f"{path}: labels are not whole numbers; allowed: 0 or more")
     return values.astype(np.int64)
 
 
 def _read(path: Path) -> np.ndarray:
     kind = path.name.removesuffix(".gz")
-    try:
-        with gzip.open(path) if path.name.endswith(".gz") else open(path, "rb") as file:
-            if kind.endswith(".npy"):
-                return np.lib.format.read_array(file, allow_pickle=False)
-            if kind.endswith(".csv"):
-                return np.loadtxt(file, delimiter=",", ndmin=2)
-            if kind.endswith("ubyte"):
-                return _idx(file.read())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except _UNSOUND as error:
-        raise InputError(f"{path} cannot be read: {error}; allowed: {FORMATS}") from None
-    raise InputError(f"{path}: not a known format; allowed: {FORMATS}")
+    if not kind.endswith((".npy", ".csv", "ubyte")):
+        raise bad_option("the file", path, FORMATS, "not a known format")
+    with (
+        reading(path, FORMATS),
+        gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file,
+    ):
+        if kind.endswith(".csv"):
+            return np.loadtxt(file, delimiter=",", ndmin=2)
+        if kind.endswith("ubyte"):
+            return _idx(file.read())
+        values = np.lib.format.read_array(file, allow_pickle=False)
+        if values.dtype.kind not in "fiub":
+            raise ValueError(f"it holds {values.dtype}, not numbers")
+        return values
 
 
 def _idx(content: bytes) -> np.ndarray:
-    """Bytes of any shape; two zeros, the type, the number of sizes and the sizes come first."""
-    if len(content) < 4 or content[:3] != bytes([0, 0, _IDX_UNSIGNED_BYTE]):
+    """Bytes of any shape. The header: two zeros, the type (8), the number of sizes, the sizes."""
+    if len(content) < 4 or content[:3] != bytes([0, 0, 8]):
         raise ValueError(f"begins with {content[:4].hex(' ')}, and idx of bytes with 00 00 08")
     header = 4 + 4 * content[3]
     shape = np.frombuffer(content[:header], ">u4", offset=4).tolist()

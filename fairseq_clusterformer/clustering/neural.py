@@ -93,7 +93,7 @@ class NeuralClustering(AverageNormalizer):
             x = x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
         centroids = self.centroids if centroids is None else centroids
         found = fuzzy_clusters(
-            self._keys(x),
+            self.w_c(x),
             centroids.to(x.dtype),
             similarity=self.similarity,
             temperature=self.temperature,
@@ -124,9 +124,6 @@ class NeuralClustering(AverageNormalizer):
     ) -> tuple[Tensor, Report]:
         """Clusters and report of ``assign``."""
         return self.assign(x, padding_mask, centroids)[:2]
-
-    def _keys(self, x: Tensor) -> Tensor:
-        return self.w_c(x)
 
     def _taught(self, report: Report, x: Tensor, found: FuzzyClusters, real: Tensor) -> Report:
         """The report with what teaches: losses, and the normaliser's observation."""

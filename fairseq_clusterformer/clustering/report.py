@@ -1,18 +1,18 @@
-"""What is handed from routing to the rest of a model."""
+"""What routing reports to the rest of a model, and how evenly clusters are used."""
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 #: State of step-by-step decoding; every tensor has the batch first.
 State = dict[str, Tensor]
+LOSSES = ("clustering_loss", "sorting_loss", "routing_loss")
 
 
 class Report(NamedTuple):
-    """What a router says about one forward pass, besides the layout.
-
-    Tensors only, so that a report can leave an activation checkpoint; None where a kind has
-    nothing to say.
+    """What a router says about one forward pass, besides the layout; None where a kind has nothing
+    to say. Tensors only, so that a report can leave an activation checkpoint.
 
     Attributes:
         clustering_loss: float32 scalar, CF22 eq. 6, a mean over real tokens.
@@ -35,3 +35,88 @@ class Report(NamedTuple):
     clusters: Tensor | None = None
     centroids: Tensor | None = None
     observation: Tensor | None = None
+
+
+class ClusterUse(NamedTuple):
+    """Float32 scalars.
+
+    Attributes:
+        entropy: of the clusters' shares of the tokens, in nats.
+        effective: effective number of clusters, exp(entropy), from 1 to K.
+        largest: share of the largest cluster.
+        empty: number of clusters without a token.
+    """
+
+    entropy: Tensor
+    effective: Tensor
+    largest: Tensor
+    empty: Tensor
+
+
+@torch.no_grad()
+def cluster_sizes(
+    clusters: Tensor, num_clusters: int, padding_mask: Tensor | None = None
+) -> Tensor:
+    """Tokens in each cluster over a batch, float32 [G, K].
+
+    Args:
+        clusters: of several clusterings, int64 [B, G, N] in [0, K).
+        num_clusters: K.
+        padding_mask: bool [B, N], True where a token is padding.
+    """
+    if padding_mask is not None:  # padding is counted in a cluster K, which is cut off
+        clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
+    members = clusters.transpose(0, 1).flatten(1)
+    sizes = torch.zeros(len(members), num_clusters + 1, device=members.device)
+    return sizes.scatter_add_(1, members, sizes.new_ones(()).expand_as(members))[:, :-1]
+
+
+def cluster_use(sizes: Tensor) -> ClusterUse:
+    """Statistics of the tokens in each cluster [K], or means over several clusterings [..., K];
+    all zeros count as one empty use."""
+    sizes = sizes.float()
+    share = sizes / sizes.sum(-1, keepdim=True).clamp(min=1.0)
+    entropy = -torch.special.xlogy(share, share).sum(-1)
+    return ClusterUse(
+        entropy=entropy.mean(),
+        effective=entropy.exp().mean(),
+        largest=share.amax(-1).mean(),
+        empty=(sizes == 0).sum(-1).float().mean(),
+    )
+
+
+def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
+    """What a criterion needs of a model's reports; None if no layer clusters.
+
+    Args:
+        reports: of the layers of each side of the model, such as "encoder" and "decoder".
+
+    Returns:
+        Float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
+        weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`,
+        means too; and ``SIDE_cluster_effective`` of each side that clusters.
+    """
+    sides = {
+        side: [report for report in layers if report.cluster_sizes is not None]
+        for side, layers in reports.items()
+    }
+    clustered = [report for layers in sides.values() for report in layers]
+    if not clustered:
+        return None
+    found = {}
+    for name in LOSSES:
+        losses = [loss for report in clustered if (loss := getattr(report, name)) is not None]
+        zero = clustered[0].cluster_sizes.new_zeros(())
+        found[name] = torch.stack(losses).mean() if losses else zero
+    uses = {
+        side: [cluster_use(report.cluster_sizes.detach()) for report in layers]
+        for side, layers in sides.items()
+    }
+    everywhere = [use for layers in uses.values() for use in layers]
+    for name in ClusterUse._fields:
+        found[f"cluster_{name}"] = torch.stack([getattr(use, name) for use in everywhere]).mean()
+    for side, layers in uses.items():
+        if layers:
+            effective = torch.stack([use.effective for use in layers]).mean()
+            found[f"{side}_cluster_effective"] = effective
+    return found

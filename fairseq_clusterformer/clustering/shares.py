@@ -1,5 +1,5 @@
-"""Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk: what is
-kept for the backward pass is one cluster and one number for each key, not scores [B, H, N, K].
+"""Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk. The
+backward pass gets a cluster and a number for each key, not scores [B, H, N, K].
 
 Shape letters: B batch, H heads, N tokens, E head width, K clusters.
 """
@@ -13,26 +13,32 @@ from torch import Tensor
 
 from ..precision import full_float32
 from .fuzzy import Similarity, chunks, largest_few
-from .statistics import cluster_sizes
+from .report import cluster_sizes
 
 
-class Both(NamedTuple):
-    """What :func:`assign_both` finds.
+class Assigned(NamedTuple):
+    """Floating point as it was computed, if not said otherwise; shapes of :func:`assign_both`, and
+    of :func:`assign_with_shares` where these differ.
 
     Attributes:
-        queries, keys: cluster of each, int64 [B, H, N].
-        probes: the clusters of each query that are next, the same.
-        log_mass: log of the sum of exp(s) over the real keys of a batch, weighed, [H, K].
-        sizes: real queries and keys in each cluster [2, H, K].
+        queries: cluster of each query, int64 [B, H, N].
+        keys: cluster of each key, the same: where it lies, if it explores.
+        log_mass: log of the sum of exp(s) over the real tokens of a batch: of keys, weighed, [H,
+            K]; or of queries and of keys, [2, H, K].
+        sizes: real queries and keys nearest to each cluster [2, H, K], exploring or not.
         tokens: number of real tokens, a scalar.
+        probes: the clusters of each query that are next, as ``queries``.
+        log_share: log of each key's share of its cluster [B, H, N], differentiable in keys and
+            centroids; of a key that explores, of value 0 and with the gradient of the log.
     """
 
     queries: Tensor
     keys: Tensor
-    probes: tuple[Tensor, ...]
     log_mass: Tensor
     sizes: Tensor
     tokens: Tensor
+    probes: tuple[Tensor, ...] = ()
+    log_share: Tensor | None = None
 
 
 @torch.no_grad()
@@ -48,7 +54,7 @@ def assign_both(
     padding_mask: Tensor | None = None,
     probes: int = 1,
     log_weights: Tensor | None = None,
-) -> Both:
+) -> Assigned:
     """Assign queries, each to the largest s, and keys, each to the largest of
     ``s - log_normalizer``, as :func:`assign_with_shares` does, with no gradient.
 
@@ -66,29 +72,8 @@ def assign_both(
     (queries, *more), _, of_queries = _assign(q, vectors, none, *rest, probes=probes, mass=False)
     (keys,), log_mass, of_keys = _assign(k, vectors, offsets, *rest, log_weights=log_weights)
     sizes = torch.stack([of_queries, of_keys])
-    return Both(queries, keys, tuple(more), log_mass, sizes, _number_of(k, padding_mask))
-
-
-class Shares(NamedTuple):
-    """What :func:`assign_with_shares` finds; floating point as it computes, if not said otherwise.
-
-    Attributes:
-        queries: cluster of each query, int64 [B, H, N].
-        keys: cluster of each key, int64 [B, H, N]: where it lies, if it explores.
-        log_share: log of each key's share of that cluster [B, H, N], differentiable in keys and
-            centroids; of a key that explores, of value 0 and with the gradient of the log.
-        log_mass: log of the sum of exp(s) over the real tokens of a batch, of queries and of keys,
-            [2, H, K].
-        sizes: real queries and keys nearest to each cluster [2, H, K], exploring or not.
-        tokens: number of real tokens, a scalar.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    log_share: Tensor
-    log_mass: Tensor
-    sizes: Tensor
-    tokens: Tensor
+    tokens = _number_of(k, padding_mask)
+    return Assigned(queries, keys, log_mass, sizes, tokens, probes=tuple(more))
 
 
 @full_float32()
@@ -102,7 +87,7 @@ def assign_with_shares(
     log_normalizer: Tensor,
     padding_mask: Tensor | None = None,
     exploration: float = 0.0,
-) -> Shares:
+) -> Assigned:
     """Assign queries and keys, each to the largest of ``s - log_normalizer``, where the exponents
     s are those of CF22 eq. 2; a key's shares are their softmax over clusters.
 
@@ -121,26 +106,26 @@ def assign_with_shares(
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors = similarity.vectors(centroids.to(dtype)) / temperature
     offsets = log_normalizer.to(dtype).unsqueeze(2)
-    explored = None
+    explored = None  # the cluster that was drawn, -1: none
     if exploration > 0:
         shape = k.shape[:3]
         drawn = torch.rand(shape, device=k.device) < exploration
         cluster = torch.randint(vectors.size(1), shape, device=k.device)
         explored = cluster.masked_fill(~drawn, -1)
     args = (similarity, padding_mask)
-    with torch.no_grad():  # an argmax is all that is made of the scores of queries
+    with torch.no_grad():  # only an argmax is taken of the scores of queries
         (queries,), *of_queries = _assign(q, vectors, offsets[0], *args)
     log_share, keys, *of_keys = _LogShares.apply(k, vectors, offsets[1], *args, explored)
     log_mass, sizes = (torch.stack(both) for both in zip(of_queries, of_keys, strict=True))
-    return Shares(queries, keys, log_share, log_mass, sizes, _number_of(k, padding_mask))
+    tokens = _number_of(k, padding_mask)
+    return Assigned(queries, keys, log_mass, sizes, tokens, log_share=log_share)
 
 
 def _number_of(k: Tensor, padding_mask: Tensor | None) -> Tensor:
     """Real tokens of k [B, H, N, E], as a floating point scalar."""
     number = k.size(0) * k.size(2) if padding_mask is None else (~padding_mask).sum()
-    return torch.as_tensor(
-        number, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32)
-    )
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    return torch.as_tensor(number, device=k.device, dtype=dtype)
 
 
 class _LogShares(torch.autograd.Function):
@@ -199,14 +184,11 @@ def _assign(
     probes: int = 1,
     mass: bool = True,
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """The nearest clusters of x, and the next ones, int64 [B, H, N] each; of each cluster, the log
-    of the sum of exp(s) over real tokens, and the number of those in it [H, K].
+    """The nearest ``probes`` clusters of x, int64 [B, H, N] each; of each cluster, the log of the
+    sum of exp(s), times ``log_weights``, over real tokens, and the number of those in it [H, K].
 
-    Args:
-        with_chunk: called with each slice of tokens, their ``s - offsets``, and their clusters.
-        log_weights: of tokens in that sum, [B, H, N].
-        probes: clusters of each token.
-        mass: whether that sum is wanted; else it is 0.
+    Without ``mass`` that sum is 0. ``with_chunk`` is called with each slice of tokens, their
+    ``s - offsets``, and their clusters.
     """
     clusters = tuple(
         torch.empty(x.shape[:3], dtype=torch.long, device=x.device) for _ in range(probes)
@@ -244,8 +226,8 @@ def _scores(
     padding_mask: Tensor | None,
     part: slice,
 ) -> tuple[Tensor, Tensor | float, Tensor]:
-    """Of a slice of tokens [B, H, n, E], 0 at padding: their vectors, what they were multiplied
-    by, and the exponents of eq. 2 less offsets [B, H, n, K]."""
+    """Of a slice of tokens, 0 at padding: vectors [B, H, n, E], what these were multiplied by, and
+    the exponents of eq. 2 less offsets [B, H, n, K]."""
     chunk = x[:, :, part].to(vectors.dtype)
     if padding_mask is not None:
         chunk = chunk.masked_fill(padding_mask[:, None, part, None], 0.0)

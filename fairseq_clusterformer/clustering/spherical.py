@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from ..precision import Float32Buffers, at_least_float32, full_float32
 from .fuzzy import lowest_argmax, nearest_by_cosine
-from .statistics import cluster_sizes
+from .report import cluster_sizes
 
 
 class SphericalMeans(Float32Buffers):

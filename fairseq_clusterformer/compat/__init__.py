@@ -21,12 +21,11 @@ import numpy as np
 import omegaconf
 import torch
 import torch.distributed as dist
-from fairseq import checkpoint_utils, models, options, registry, tasks, utils
+from fairseq import checkpoint_utils, options, utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import utils as dataclass_utils
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.models.ema.ema import EMA
@@ -35,8 +34,9 @@ from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 
-from fairseq_clusterformer.ranges import strays
+from fairseq_clusterformer.errors import UserError
 
+from .checks import check_numbers
 from .one_line import report_in_one_line
 from .processes import train_in_several_processes
 from .saving import keep_trainings_whole
@@ -285,42 +285,6 @@ def announce_saving() -> None:
     checkpoint_utils.save_checkpoint = save_checkpoint
 
 
-def check_numbers() -> None:
-    """Refuses options outside of their range before anything is built, trained or generated.
-
-    Every program of fairseq's, hydra's and ours sets up its task first. Of a checkpoint, only what
-    its model and its task need is checked.
-    """
-    setup = tasks.setup_task
-    if hasattr(setup, "__wrapped__"):
-        return
-
-    @functools.wraps(setup)
-    def setup_task(cfg, **kwargs):
-        root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
-        for name in ("task", "model") if kwargs.get("from_checkpoint") else root:
-            section = root.get(name)
-            if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
-                for problem in strays(section, dataclass_of(name, section)):
-                    raise ValueError(problem)
-        return setup(cfg, **kwargs)
-
-    tasks.setup_task = setup_task
-
-
-def dataclass_of(section: str, options) -> type | None:
-    """The dataclass that declares a section's options; None: argparse does."""
-    if section in FairseqConfig.__dataclass_fields__ and section not in ("task", "model"):
-        if section in registry.REGISTRIES:
-            known = registry.REGISTRIES[section]["dataclass_registry"]
-            return known.get(getattr(options, "_name", None))
-        return FairseqConfig.__dataclass_fields__[section].type
-    if section == "task":
-        return tasks.TASK_DATACLASS_REGISTRY.get(getattr(options, "_name", None))
-    name = getattr(options, "_name", None)
-    return models.MODEL_DATACLASS_REGISTRY.get(models.ARCH_MODEL_NAME_REGISTRY.get(name, name))
-
-
 def name_damaged_data() -> None:
     """Lets one line name a dictionary or an indexed file that cannot be read."""
     for owner, method, files in (
@@ -372,7 +336,7 @@ def _name_file(owner: type, method: str, files: str) -> None:
     setattr(owner, method, named)
 
 
-class NamedError(ValueError):
+class NamedError(UserError, ValueError):
     """A damaged file, which the message names."""
 
 

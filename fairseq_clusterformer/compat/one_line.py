@@ -15,7 +15,9 @@ def one_line(error: BaseException) -> str | None:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ProcessRaisedException):  # it quotes the traceback of its process
         text = str(error).strip().splitlines()[-1]
-    return " ".join(text.split()) if "allowed: " in text else None
+    # a file or folder that is missing, or a full disk, is no fault of the program's either
+    known = "allowed: " in text or isinstance(error, OSError)
+    return " ".join(text.split()) if known else None
 
 
 def report_in_one_line() -> None:

@@ -12,6 +12,8 @@ from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
+from .checks import check_training
+
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 #: which job of a sweep saves where
@@ -28,6 +30,8 @@ def train_in_several_processes() -> None:
 
     @functools.wraps(call)
     def call_main(cfg, main, **kwargs):
+        if Path(main.__code__.co_filename).name == "train.py":
+            check_training(cfg)
         _join(cfg)
         training = cfg.distributed_training
         alone = training.distributed_world_size == 1
@@ -45,6 +49,7 @@ def train_in_several_processes() -> None:
 
     @functools.wraps(add)
     def add_defaults(cfg):
+        check_training(cfg)
         add(cfg)
         if HydraConfig.initialized():
             _begin_job(cfg, train)

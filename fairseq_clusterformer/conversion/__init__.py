@@ -1,1 +1,55 @@
-"""Dense models made sparse, and other libraries' dense models as ours."""
+"""Dense models made sparse, and folders of transformers where a checkpoint is wanted."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.inference.bundle import is_bundle, write_bundle
+
+
+@contextmanager
+def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """A checkpoint or bundle and its data folder; a folder of transformers becomes a bundle that
+    is there as long as the context.
+
+    Args:
+        data: that was given; None: the model's own.
+
+    Raises:
+        UserError: a folder of another model, or transformers is not installed.
+    """
+    if not (path / "config.json").is_file() or is_bundle(path):
+        yield path, data
+        return
+    with tempfile.TemporaryDirectory() as work:
+        yield as_bundle(path, Path(work) / "bundle"), data
+
+
+def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = False) -> Path:
+    """Write a folder of transformers as a bundle: one of our models, or another library's dense
+    model, which becomes ours with full attention.
+
+    Args:
+        folder: that ``save_pretrained`` wrote.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: a folder of another model, or transformers is not installed.
+    """
+    try:
+        from fairseq_clusterformer.hf import no_progress_bars
+        from fairseq_clusterformer.hf.folder import back
+
+        from .dense import is_dense, read_dense
+    except ImportError as error:
+        raise UserError(str(error)) from None
+    no_progress_bars()
+    if not is_dense(folder):
+        return back(folder, out, dtype=dtype, force=force)
+    with tempfile.TemporaryDirectory() as data:
+        return write_bundle(read_dense(folder, Path(data)), out, dtype=dtype, force=force)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from fairseq import tasks
+from fairseq.data import FairseqDataset, LanguagePairDataset
 from torch import Tensor
 
 from fairseq_clusterformer.data.coding import TextCoding
@@ -19,7 +20,8 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import Loaded
 from fairseq_clusterformer.inference.perplexity import text_blocks
 
-Inputs = dict[str, Tensor]
+from .heads import Inputs
+
 AT_ONCE = 2048  # tokens of a batch, or one text
 
 
@@ -69,10 +71,7 @@ def batches_of_split(
     if not len(dataset):
         raise bad_option("--gen-subset", split, "a split with text", "it is empty")
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
-    rows = ((int(dataset.num_tokens(index)), index) for index in order)
-    return [
-        dataset.collater([dataset[i] for i in part])["net_input"] for part in _cut(rows, tokens)
-    ]
+    return _collated(dataset, order, tokens)
 
 
 def batches_of_text(
@@ -109,49 +108,44 @@ def batches_of_text(
 
 def _batches_of_pairs(loaded: Loaded, files: Sequence[Path], tokens: int) -> list[Inputs]:
     """Lines of a source and of a target, as they were written."""
-    task = loaded.task
+    task, given = loaded.task, " ".join(map(str, files))
     if len(files) != 2:
-        given = " ".join(map(str, files))
         allowed = "two files, the source and the target, line by line"
         raise bad_option("--text", given, allowed, "a translation model")
     text = TextPipeline.from_folder(loaded.folder)
     languages = task.cfg.source_lang, task.cfg.target_lang
-    read = []
-    for file, language, dictionary in zip(
-        files, languages, (task.src_dict, task.tgt_dict), strict=True
-    ):
+    dictionaries = task.src_dict, task.tgt_dict
+    rows: list[list[Tensor]] = []
+    for file, language, dictionary in zip(files, languages, dictionaries, strict=True):
         try:
             with open(file, encoding="utf-8") as opened:
-                lines = [line.rstrip("\n") for line in opened]
+                lines = [text.encode(line.rstrip("\n"), language) for line in opened]
         except UnicodeDecodeError as error:
             raise bad_option("--text", file, "UTF-8 text", str(error)) from None
-        encoded = (text.encode(line, language) for line in lines)
-        rows = (dictionary.encode_line(line, add_if_not_exist=False) for line in encoded)
-        read.append([row.long() for row in rows])
-    if len(read[0]) != len(read[1]) or not read[0]:
-        given = f"{files[0]} {files[1]}"
-        problem = f"{len(read[0])} and {len(read[1])} lines"
+        encoded = (dictionary.encode_line(line, add_if_not_exist=False) for line in lines)
+        rows.append([row.long() for row in encoded])
+    (source, target), most = rows, loaded.model.max_positions()
+    if len(source) != len(target) or not source:
+        problem = f"{len(source)} and {len(target)} lines"
         raise bad_option("--text", given, "as many lines in both, 1 or more", problem)
-    most = loaded.model.max_positions()
-    pairs = zip(*read, strict=True)
-    sized = (
-        (max(len(source), len(target)), (source, target))
-        for source, target in pairs
-        if len(source) <= most[0] and len(target) <= most[1]
-    )
-    batches = [_collated(part, task.src_dict.pad()) for part in _cut(sized, tokens) if part]
-    if not batches:
+    sizes = [[len(row) for row in side] for side in rows]
+    lengths = enumerate(zip(*sizes, strict=True))
+    fitting = [i for i, (s, t) in lengths if s <= most[0] and t <= most[1]]
+    if not fitting:
         problem = "every line is longer than the model's positions"
-        raise bad_option("--text", f"{files[0]} {files[1]}", f"up to {most} subwords", problem)
-    return batches
+        raise bad_option("--text", given, f"up to {most} subwords", problem)
+    dataset = LanguagePairDataset(
+        source, sizes[0], dictionaries[0], target, sizes[1], dictionaries[1]
+    )
+    return _collated(dataset, fitting, tokens)
 
 
-def _collated(pairs: Sequence[tuple[Tensor, Tensor]], padding: int) -> Inputs:
-    sources, targets = zip(*pairs, strict=True)
-    before = [target.roll(1) for target in targets]  # their ends come first
-    return _padded(sources, padding) | {
-        "prev_output_tokens": _padded(before, padding)["src_tokens"]
-    }
+def _collated(dataset: FairseqDataset, order: Sequence[int], tokens: int) -> list[Inputs]:
+    """What models are given of a data set, until there are so many tokens."""
+    rows = ((int(dataset.num_tokens(index)), index) for index in order)
+    return [
+        dataset.collater([dataset[i] for i in part])["net_input"] for part in _cut(rows, tokens)
+    ]
 
 
 def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:

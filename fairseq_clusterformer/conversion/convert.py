@@ -10,19 +10,12 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.attention.taught import Taught
-from fairseq_clusterformer.conversion.model import (
-    attentions,
-    clustered_options,
-    extend_positions,
-    permute_heads,
-    renamed,
-    target_of,
-)
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.inference.load import Loaded, reason_of
 
-from .fit import Inputs, begin, calibrate, fit, pupils
-from .heads import Mass, Place, Wanted, head_mass, kinds_for, order_of_heads, recall
+from .fit import begin, calibrate, fit, pupils
+from .heads import Inputs, Mass, head_mass, kinds_for, order_of_heads, recall
+from .model import Place, attentions, clustered_options, clustered_state, target_of
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")
@@ -34,17 +27,16 @@ class Plan:
     """What is wanted.
 
     Attributes:
-        specs: attention of a side, as a spec; a side that is missing gets one by its heads.
+        specs: attention of a side; a side that is missing gets a spec by its heads.
         near: window of all heads.
         far: W, the tokens that heads see of their clusters beyond that window; of an encoder, on
             either side.
         probes: clusters that a query looks into, which share W; None: 2, where W and K allow it.
         clusters: K of the heads that cluster; None: so many that a cluster has W tokens.
-        wanted: what makes a head a window, or keeps it full.
+        window_below: share of the attention beyond the window, below which a head is a window.
         max_positions: most tokens of a sequence; None: as before.
         scouts: of heads that cluster, in the training that follows.
-        updates: of the routers; 0: they stay as they begin.
-        lr: of the routers.
+        updates, lr: of the routers; with 0 updates they stay as they begin.
         seed: of what is drawn.
     """
 
@@ -53,7 +45,7 @@ class Plan:
     far: int = 64
     probes: int | None = None
     clusters: int | None = None
-    wanted: Wanted = Wanted()
+    window_below: float = 0.05
     max_positions: int | None = None
     scouts: int = 16
     updates: int = 300
@@ -66,7 +58,6 @@ class Head:
     """A head, before and after. Recall is the share of the dense head's attention that is seen.
 
     Attributes:
-        side, layer: where it is.
         head: its number in the dense model.
         place: its number in the clustered model.
         kind: of its attention now.
@@ -119,10 +110,7 @@ def check(loaded: Loaded, plan: Plan) -> None:
             fit; fewer positions than there are.
     """
     name, model = "CHECKPOINT", loaded.model
-    try:
-        target = target_of(loaded.cfg.model._name)
-    except ValueError as error:
-        raise UserError(f"{name} is {loaded.path}: {error}") from None
+    target = target_of(loaded)
     for side, number, attention in attentions(model) if _is_ours(model) else ():
         kinds = "+".join(heads.written for heads in attention.kinds)
         if set(heads.kind for heads in attention.kinds) != {"full"}:
@@ -164,17 +152,18 @@ def convert(
 
     Args:
         loaded: the model, which :func:`check` has found good.
-        batches: of its inputs; the first ones are held out, and what is measured is measured on
-            them.
+        batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
+            unless there is one batch alone.
         progress: of the fitting.
 
     Raises:
         UserError: options of the model that have no clustered form, or texts that are too short.
     """
-    sides = target_of(loaded.cfg.model._name).specs
-    dense = rebuilt(loaded, {side: "full" for side in sides})
+    sides = target_of(loaded).specs
+    dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
-    measured, fitted = _held_out(batches)
+    measured = _first(batches, MEASURED)[: max(1, len(batches) // 4)]
+    fitted = batches[len(measured) :] or measured
     mass = head_mass(dense.model, measured, plan.near, plan.far)
     specs = {side: plan.specs.get(side) or _spec(side, mass, loaded, plan) for side in sides}
     orders = _orders(dense, specs, mass)
@@ -209,27 +198,19 @@ def rebuilt(
 
     Args:
         specs: attention of each side.
-        orders: which head comes to each place of a layer; those of other layers stay.
+        orders: which head comes to each place of a layer; None: heads stay.
         max_positions: most tokens of a sequence; None: as before.
 
     Raises:
         UserError: options of the model that have no clustered form.
     """
     try:
-        cfg = clustered_options(loaded.cfg, loaded.model, specs, max_positions)
+        cfg = clustered_options(loaded, specs, max_positions)
         task = tasks.setup_task(cfg.task, from_checkpoint=True)
         task.load_state_dict(loaded.task.state_dict())
         model = task.build_model(cfg.model, from_checkpoint=True)
-        state = renamed(loaded.model.state_dict())
-        wanted = model.state_dict()
-        for name in wanted:  # marks of a dictionary, and of a version, that fairseq's do not have
-            if name == "vocabulary" or name.endswith("encoder.version"):
-                state.setdefault(name, wanted[name])
-        for side, number, attention in attentions(model):
-            if orders is not None:
-                prefix = f"{side}.layers.{number}.self_attn."
-                permute_heads(state, prefix, attention, orders[side, number])
-        extend_positions(state, wanted, task.source_dictionary.pad())
+        padding = task.source_dictionary.pad()
+        state = clustered_state(loaded.model.state_dict(), model, orders or {}, padding)
         model.set_num_updates(0)
         model.load_state_dict(state, strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError) as error:
@@ -245,24 +226,17 @@ def _check_same(loaded: Loaded, dense: Loaded, inputs: Inputs) -> None:
     """Refuse a model with something in it that a clustered model does not have."""
     if _is_ours(loaded.model):
         return
-    outputs = [model(**inputs)[0] for model in (loaded.model, dense.model)]
     tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])
     real = tokens.ne(loaded.task.source_dictionary.pad())
-    theirs, ours = (out[real] for out in outputs)
+    theirs, ours = (each.model(**inputs)[0][real] for each in (loaded, dense))
     difference = (ours - theirs).abs().max().item()
     if not difference <= 1e-3 * (1 + theirs.abs().max().item()):
         problem = f"as a clustered model with full attention it differs by {difference:.3g}"
         raise bad_option("CHECKPOINT", loaded.path, "another model", problem)
 
 
-def _held_out(batches: Sequence[Inputs]) -> tuple[list[Inputs], list[Inputs]]:
-    """Batches to measure on, and the others to fit on; few serve both."""
-    measured = _first(batches, MEASURED)
-    measured = measured[: max(1, len(batches) // 4)]
-    return measured, list(batches[len(measured) :]) or measured
-
-
 def _first(batches: Sequence[Inputs], tokens: int) -> list[Inputs]:
+    """The first batches, until there are so many tokens."""
     found, total = [], 0
     for inputs in batches:
         if total >= tokens:
@@ -287,10 +261,9 @@ def _spec(side: str, mass: dict[Place, Mass], loaded: Loaded, plan: Plan) -> str
         "window": f"window({plan.near})",
         "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
         f"scouts={plan.scouts})",
-        "full": "full",
     }
     layers = [
-        "+".join(written[kind] for kind in kinds_for(of_layer, plan.wanted))
+        "+".join(written[kind] for kind in kinds_for(of_layer.far, plan.window_below))
         for (of_side, _), of_layer in mass.items()
         if of_side == side
     ]
@@ -303,12 +276,9 @@ def _orders(
 ) -> dict[Place, list[int]]:
     orders = {}
     for side, number, attention in attentions(dense.model):
-        kinds = parse_attention(
-            specs[side],
-            num_layers=len(getattr(dense.model, side).layers),
-            num_heads=attention.num_heads,
-        )[number]
-        shared = attention.num_heads // attention.kv_heads
+        depth, heads = len(getattr(dense.model, side).layers), attention.num_heads
+        kinds = parse_attention(specs[side], num_layers=depth, num_heads=heads)[number]
+        shared = heads // attention.kv_heads
         orders[side, number] = order_of_heads(kinds, mass[side, number], shared)
     return orders
 
@@ -316,27 +286,15 @@ def _orders(
 def _heads(clustered: Loaded, orders, mass, before, after) -> list[Head]:
     heads = []
     for side, layer, attention in attentions(clustered.model):
-        place = side, layer
+        at = side, layer
         size = attention.num_heads // len(attention.kinds)
-        for head in range(attention.num_heads):
-            at = orders[place].index(head)
-            kind = attention.kinds[at // size].kind
-            of_head = (mass[place].far, mass[place].best, after[place][1])
-            (began, chance), (ended, _) = (
-                (float(values[head]) for values in found[place]) for found in (before, after)
-            )
-            fitted = kind == "taught"
-            heads.append(
-                Head(
-                    side,
-                    layer,
-                    head,
-                    at,
-                    kind,
-                    *(float(values[head]) for values in of_head),
-                    before=began if fitted else None,
-                    chance_before=chance if fitted else None,
-                    after=ended,
-                )
-            )
+        numbers = (*mass[at], *before[at], *after[at])
+        for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
+            far, best, began, chance_before, ended, chance = values
+            place = orders[at].index(head)
+            kind = attention.kinds[place // size].kind
+            if kind != "taught":  # not fitted
+                began = chance_before = None
+            of_head = (far, best, chance, began, chance_before, ended)
+            heads.append(Head(side, layer, head, place, kind, *of_head))
     return heads

@@ -1,8 +1,8 @@
 """Fits routers of the kind taught to the attention of a dense model, which stays as it is.
 
-What routes begins as the directions of queries and keys that decide about far keys, with
-centroids by K-Means; then the routing loss teaches it, with many queries as scouts. Layers are
-apart: each reads what the dense model's layer reads.
+Routing begins with the directions of queries and keys that decide about far keys, and with
+centroids by K-Means. Then the routing loss teaches it, with many queries as scouts. Each layer is
+fitted alone: it reads what the dense model's layer reads.
 
 Shape letters: B batch, H heads, N tokens, n of all batches, D width, E head width, R width of
 what routes, K clusters.
@@ -27,14 +27,13 @@ from fairseq_clusterformer.attention.scouts import (
     scout_layouts,
 )
 from fairseq_clusterformer.attention.taught import Taught
-from fairseq_clusterformer.clustering.kmeans import spherical_kmeans
-from fairseq_clusterformer.conversion.model import attentions
+from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.precision import full_float32
 
-from .heads import Place, Read, read
+from .heads import Inputs, Read, read
+from .model import Place, attentions
 
-Inputs = dict[str, Tensor]
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
 SPREAD = 0.5  # of the weights of a routing convolution
@@ -56,6 +55,11 @@ class Pupil(NamedTuple):
     router: Taught
     heads: list[int]
     attention: SelfAttention
+
+    def routed(self, reading: Read) -> Tensor:
+        """What the routing projections read, [B, N, D]."""
+        convolution = self.router.convolution
+        return reading.x if convolution is None else convolution(reading.x, reading.batch)
 
 
 def pupils(dense: nn.Module, clustered: nn.Module, orders: dict[Place, list[int]]) -> list[Pupil]:
@@ -82,19 +86,6 @@ def begin(
         _begin(pupil, [of_batch[pupil.place] for of_batch in readings], seed)
 
 
-@torch.no_grad()
-def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs]) -> None:
-    """Let the routers' normalisers be averages over these batches."""
-    for inputs in batches:
-        readings = read(dense, inputs)
-        for pupil in routers:
-            routing = pupil.router(_tokens(pupil, readings[pupil.place]))
-            pupil.router.observe(routing.report.observation)
-    for pupil in routers:
-        pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
-        pupil.router.commit()
-
-
 def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
     router, width = pupil.router, pupil.router.options.routing_width
     generator = torch.Generator().manual_seed(seed)
@@ -104,41 +95,34 @@ def _begin(pupil: Pupil, readings: Sequence[Read], seed: int) -> None:
         router.convolution.identity_()
         taps = router.convolution.weight
         taps += SPREAD * torch.randn(taps.shape, generator=generator)
-    real = [_real(r) for r in readings]
-    x = torch.cat([_routed(router, r)[mask] for r, mask in zip(readings, real, strict=True)])
-    x = x.double()
+    x = _real(readings, [pupil.routed(r) for r in readings])
     turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
     projections = {"q": [], "k": []}
     for at, head in enumerate(pupil.heads):
-        q, k = (
-            torch.cat([t[:, head][mask] for t, mask in zip(of_all, real, strict=True)]).double()
-            for of_all in ([r.q for r in readings], [r.k for r in readings])
-        )
-        found = _directions(q, k @ turn.to(k), width)
-        for name, wanted in zip("qk", found, strict=True):
+        q = _real(readings, [r.q[:, head] for r in readings])
+        k = _real(readings, [r.k[:, head] for r in readings])
+        for name, wanted in zip("qk", _directions(q, k @ turn.to(k), width), strict=True):
             weight = _regression(x, wanted)  # [R, D]
-            # cosines do not see it; steps of Adam do
+            # The scale changes no cosine, but how far a step of Adam turns the weights.
             weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
         keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
         if len(keys) >= router.num_clusters:
-            router.centroids[at] = spherical_kmeans(keys, router.num_clusters, seed=seed)
+            router.centroids[at] = kmeans(keys, router.num_clusters, seed=seed)
     for name, projection in (("q", router.query_proj), ("k", router.key_proj)):
         projection.weight.copy_(torch.cat(projections[name]))
 
 
-def _routed(router: Taught, reading: Read) -> Tensor:
-    """What the routing projections read, [B, N, D]."""
-    if router.convolution is None:
-        return reading.x
-    return router.convolution(reading.x, reading.batch)
-
-
-def _real(reading: Read) -> Tensor:
-    mask = reading.batch.padding_mask
-    shape = reading.x.shape[:2]
-    return torch.ones(shape, dtype=torch.bool) if mask is None else ~mask
+def _real(readings: Sequence[Read], of_each: Sequence[Tensor]) -> Tensor:
+    """Vectors [B, N, ...] of the real tokens of all readings, float64 [n, ...]."""
+    masks = (reading.batch.padding_mask for reading in readings)
+    return torch.cat(
+        [
+            t.flatten(0, 1) if mask is None else t[~mask]
+            for t, mask in zip(of_each, masks, strict=True)
+        ]
+    ).double()
 
 
 def _far_rotation(pupil: Pupil, length: int) -> Tensor:
@@ -157,23 +141,23 @@ def _far_rotation(pupil: Pupil, length: int) -> Tensor:
     return turned[:, 0].mean(0)
 
 
-def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
     """Queries and keys [n, E] as vectors [n, R] whose products are nearest to those of q and k,
     each less its mean: a mean of the keys changes no softmax, and one of the queries is for all
     alike. What is beyond E directions is 0."""
     q, k = q - q.mean(0), k - k.mean(0)
-    roots = [_roots(t) for t in (q, k)]
-    left, size, right = torch.linalg.svd(roots[0][0] @ roots[1][0])
+    (root_q, inverse_q), (root_k, inverse_k) = _roots(q), _roots(k)
+    left, size, right = torch.linalg.svd(root_q @ root_k)
     number = min(width, len(size))
     scale = size[:number].sqrt()
     vectors = (
-        t @ inverse @ (side[:, :number] * scale)
-        for t, (_, inverse), side in ((q, roots[0], left), (k, roots[1], right.t()))
+        q @ inverse_q @ (left[:, :number] * scale),
+        k @ inverse_k @ (right.t()[:, :number] * scale),
     )
     return tuple(nn.functional.pad(t, (0, width - number)) for t in vectors)
 
 
-def _roots(x: Tensor) -> tuple[Tensor, Tensor]:
+def _roots(x: Tensor) -> tuple[Tensor, ...]:
     """The root of a covariance, and its pseudo-inverse."""
     values, vectors = torch.linalg.eigh(x.t() @ x / len(x))
     values = values.clamp(min=values.max() * 1e-8 + TINY)
@@ -187,11 +171,23 @@ def _regression(x: Tensor, wanted: Tensor) -> Tensor:
     return torch.linalg.solve(square + ridge, x.t() @ wanted).t()
 
 
+@torch.no_grad()
+def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inputs]) -> None:
+    """Let the routers' normalisers be averages over these batches."""
+    for inputs in batches:
+        readings = read(dense, inputs)
+        for pupil in routers:
+            routing = pupil.router(_tokens(pupil, readings[pupil.place]))
+            pupil.router.observe(routing.report.observation)
+    for pupil in routers:
+        pupil.router.normalizer.updates.zero_()  # the first observation is taken as it is
+        pupil.router.commit()
+
+
 def _tokens(pupil: Pupil, reading: Read) -> Tokens:
     q, k = (t[:, pupil.heads] for t in (reading.q, reading.k))
-    batch = reading.batch
-    impl = pupil.attention.impl
-    return Tokens(reading.x, lambda: (q, k), batch, lambda: batch.positions(reading.x), impl=impl)
+    x, batch, impl = reading.x, reading.batch, pupil.attention.impl
+    return Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x), impl=impl)
 
 
 def fit(
@@ -233,14 +229,12 @@ def fit(
 
 
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
-    router, batch = pupil.router, reading.batch
-    x = _routed(router, reading)
-    routed = (
+    router, batch, x = pupil.router, reading.batch, pupil.routed(reading)
+    of_queries, of_keys = (
         projection(x).unflatten(-1, (len(pupil.heads), -1)).transpose(1, 2)
         for projection in (router.query_proj, router.key_proj)
     )
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
-    of_queries, of_keys = routed
     shares = router.shares(of_places(of_queries, drawn[1]), of_keys, batch.padding_mask)
     scouts = Scouts(*drawn, *shares)
     layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)

@@ -7,7 +7,6 @@ Shape letters: B batch, H heads, N tokens, D model width, E head width, W window
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -17,13 +16,14 @@ from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.spec import Heads
-from fairseq_clusterformer.conversion.model import attentions
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.attention import SelfAttention
 from fairseq_clusterformer.precision import full_float32
 
-#: side and number of a layer
-Place = tuple[str, int]
+from .model import Place, attentions
+
+Inputs = dict[str, Tensor]
+PARTS = 4  # most groups of heads in a layer
 
 
 class Read(NamedTuple):
@@ -49,32 +49,27 @@ class Read(NamedTuple):
 
 
 @torch.no_grad()
-def read(model: nn.Module, inputs: dict[str, Tensor]) -> dict[Place, Read]:
+def read(model: nn.Module, inputs: Inputs) -> dict[Place, Read]:
     """Run a clustered model (its layers may be of the kind full); what each layer read."""
     found: dict[Place, Read] = {}
-    with _listening(model, found):
-        model(**inputs)
-    return found
 
-
-@contextmanager
-def _listening(model: nn.Module, found: dict[Place, Read]) -> Iterator[None]:
-    def keep(place: Place) -> Callable:
-        def hook(attention: SelfAttention, args: tuple, named: dict) -> None:
-            batch = Batch.of(named["key_padding_mask"])
-            found[place] = _read(attention, named["query"].transpose(0, 1), batch)
+    def listener(place: Place) -> Callable:
+        def hook(attention: SelfAttention, args: tuple) -> None:
+            x, batch, *_ = args
+            found[place] = _read(attention, x.transpose(0, 1), Batch.of(batch))
 
         return hook
 
     hooks = [
-        attention.register_forward_pre_hook(keep((side, number)), with_kwargs=True)
+        attention.register_forward_pre_hook(listener((side, number)))
         for side, number, attention in attentions(model)
     ]
     try:
-        yield
+        model(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
+    return found
 
 
 @full_float32()
@@ -85,22 +80,22 @@ def _read(attention: SelfAttention, x: Tensor, batch: Batch) -> Read:
         y = getattr(attention, f"{name}_proj")(x)
         if name in attention.convolutions:
             y = attention.convolutions[name](y, batch)
-        y = y.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        y = y.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # [B, H or J, N, E]
         heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
     return Read(x, batch, *heads)
 
 
-def in_sight(read: Read, causal: bool) -> tuple[Tensor, Tensor]:
-    """Which keys a query of the dense model sees, bool [B, 1, N, N], and how many tokens lie
-    between them, int64 [N, N]."""
-    batch, length, _ = read.x.shape
-    place = torch.arange(length, device=read.x.device)
-    distance = place.unsqueeze(-1) - place
+def in_sight(reading: Read, causal: bool) -> tuple[Tensor, Tensor]:
+    """Which keys a query of the dense model sees, bool [B, N, N], and how many tokens lie between
+    them, int64 [N, N]."""
+    batch, length, _ = reading.x.shape
+    place = torch.arange(length, device=reading.x.device)
+    distance = place.unsqueeze(-1) - place  # of a key before its query, above 0
     seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    seen = seen.expand(batch, 1, -1, -1)
-    if read.batch.padding_mask is not None:
-        real = ~read.batch.padding_mask
-        seen = seen & real[:, None, None, :] & real[:, None, :, None]
+    seen = seen.expand(batch, -1, -1)
+    if reading.batch.padding_mask is not None:
+        real = ~reading.batch.padding_mask
+        seen = seen & real[:, None, :] & real[:, :, None]
     return seen, distance.abs()
 
 
@@ -120,7 +115,7 @@ class Mass(NamedTuple):
 
 @torch.no_grad()
 def head_mass(
-    model: nn.Module, batches: Sequence[dict[str, Tensor]], window: int, heaviest: int
+    model: nn.Module, batches: Sequence[Inputs], window: int, heaviest: int
 ) -> dict[Place, Mass]:
     """Where the attention of a dense model goes, layer by layer.
 
@@ -132,46 +127,25 @@ def head_mass(
         UserError: no text is so long that any key is beyond the window.
     """
 
-    def sums(place: Place, attention: SelfAttention, read: Read) -> Tensor:
-        causal = attention.routers[0].causal
-        seen, distance = in_sight(read, causal)
-        beyond = seen & (distance >= window if causal else distance > window)
-        counted = beyond.any(-1)
-        most = heaviest if causal else 2 * heaviest
-        rows = []
-        for weights in weights_of_heads(attention, read, seen):
-            far = weights.masked_fill(~beyond[:, 0], 0.0)
-            best = far.topk(min(most, far.size(-1)), dim=-1).values.sum(-1)
+    def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
+        most = min(heaviest if causal else 2 * heaviest, reading.x.size(1))
+
+        def shares(head: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+            far = weights.masked_fill(~beyond, 0.0)
             mass = far.sum(-1)
-            rows.append(torch.stack([mass, 1 - mass + best])[:, counted[:, 0]].sum(-1))
-        number = counted.sum().double()
-        return torch.cat([torch.stack(rows).double(), number.expand(len(rows), 1)], dim=-1)
+            return mass, 1 - mass + far.topk(most, dim=-1).values.sum(-1)
 
-    totals = _totals(model, batches, sums)
-    for (side, _), total in totals.items():
-        if not total[0, -1]:
-            problem = f"no text that the {side} reads goes beyond it"
-            raise bad_option("--near-window", window, "fewer tokens than texts have", problem)
-    return {
-        place: Mass(far / number, (best / number).clamp(max=1.0))
-        for place, (far, best, number) in ((p, t.unbind(-1)) for p, t in totals.items())
-    }
+        return shares
 
-
-def weights_of_heads(attention: SelfAttention, read: Read, seen: Tensor) -> Iterator[Tensor]:
-    """Yield the dense attention of each head, float32 [B, N, N]; 0 where a query sees nothing."""
-    q, k = read.attended(attention)
-    for of_head in range(q.size(1)):
-        logits = q[:, of_head] @ k[:, of_head].transpose(-1, -2) * attention.head_dim**-0.5
-        weights = logits.masked_fill(~seen[:, 0], -torch.inf).softmax(-1)
-        yield weights.nan_to_num(0.0)
+    means = _means(model, batches, window, of_layer)
+    return {place: Mass(far, best.clamp(max=1.0)) for place, (far, best) in means.items()}
 
 
 @torch.no_grad()
 def recall(
     dense: nn.Module,
     clustered: nn.Module,
-    batches: Sequence[dict[str, Tensor]],
+    batches: Sequence[Inputs],
     orders: dict[Place, list[int]],
     window: int,
 ) -> dict[Place, tuple[Tensor, Tensor]]:
@@ -190,86 +164,81 @@ def recall(
     """
     layers = {(side, number): attention for side, number, attention in attentions(clustered)}
 
-    def sums(place: Place, attention: SelfAttention, read: Read) -> Tensor:
-        theirs = layers[place]
-        causal = attention.routers[0].causal
-        may, distance = in_sight(read, causal)
-        beyond = (may & (distance >= window if causal else distance > window))[:, 0]
-        counted = beyond.any(-1)
-        x = read.x.transpose(0, 1)
+    def of_layer(place: Place, causal: bool, reading: Read, seen: Tensor, beyond: Tensor):
+        theirs, x = layers[place], reading.x.transpose(0, 1)
         first = getattr(getattr(clustered, place[0]), "centroids", None)
         if first is not None:  # what the first layer is handed
             first = first.expand(x.size(1), -1, -1)
-        found = tokens_seen(theirs, query=x, key_padding_mask=read.batch, centroids=first).values()
+        found = tokens_seen(theirs, x, reading.batch, centroids=first)
         size = theirs.num_heads // len(theirs.routers)
-        seen = [part.expand(-1, size, -1, -1) for part in found]
-        place_of = {head: at for at, head in enumerate(orders[place])}
-        rows = []
-        for head, weights in enumerate(weights_of_heads(attention, read, may)):
-            part, within = divmod(place_of[head], size)
-            visible = seen[part][:, within] & may[:, 0]
+        parts = [part.expand(-1, size, -1, -1) for part in found.values()]
+
+        def shares(head: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+            part, within = divmod(orders[place].index(head), size)
+            visible = parts[part][:, within] & seen
             far = weights.masked_fill(~beyond, 0.0).sum(-1)
             share = (visible & beyond).sum(-1) / beyond.sum(-1).clamp(min=1)
             near = (weights * (visible & ~beyond)).sum(-1)
-            both = torch.stack([(weights * visible).sum(-1), near + far * share])
-            rows.append(both[:, counted].sum(-1))
-        number = counted.sum().double()
-        return torch.cat([torch.stack(rows).double(), number.expand(len(rows), 1)], dim=-1)
+            return (weights * visible).sum(-1), near + far * share
 
-    totals = _totals(dense, batches, sums)
-    return {
-        place: (seen / number, chance / number)
-        for place, (seen, chance, number) in ((p, t.unbind(-1)) for p, t in totals.items())
-    }
+        return shares
+
+    return _means(dense, batches, window, of_layer)
 
 
-def _totals(
-    model: nn.Module,
-    batches: Sequence[dict[str, Tensor]],
-    sums: Callable[[Place, SelfAttention, Read], Tensor],
-) -> dict[Place, Tensor]:
-    """For each layer, the total of what ``sums`` returns over the batches."""
+def _means(
+    model: nn.Module, batches: Sequence[Inputs], window: int, of_layer: Callable
+) -> dict[Place, tuple[Tensor, Tensor]]:
+    """For each layer, means over the queries that have keys beyond the window, float64 [H].
+
+    Args:
+        of_layer: given a layer, returns a function that takes a head and its weights [B, N, N],
+            and returns the two numbers to average, [B, N] each.
+    """
     layers = {(side, number): attention for side, number, attention in attentions(model)}
     totals: dict[Place, Tensor] = {}
     for inputs in batches:
-        for place, found in read(model, inputs).items():
-            totals[place] = totals.get(place, 0) + sums(place, layers[place], found)
-    return totals
+        for place, reading in read(model, inputs).items():
+            causal = layers[place].routers[0].causal
+            seen, distance = in_sight(reading, causal)
+            beyond = seen & (distance >= window if causal else distance > window)
+            counted = beyond.any(-1)
+            shares = of_layer(place, causal, reading, seen, beyond)
+            weights = weights_of_heads(layers[place], reading, seen)
+            rows = [torch.stack(shares(*of_head))[:, counted] for of_head in enumerate(weights)]
+            sums = torch.stack(rows).sum(-1).double()  # [H, 2]
+            number = counted.sum().double().expand(len(rows), 1)
+            totals[place] = totals.get(place, 0) + torch.cat([sums, number], dim=-1)
+    for (side, _), total in totals.items():
+        if not total[0, -1]:
+            problem = f"no text that the {side} reads goes beyond it"
+            raise bad_option("--near-window", window, "fewer tokens than texts have", problem)
+    return {place: tuple((t[:, :2] / t[:, 2:]).unbind(-1)) for place, t in totals.items()}
 
 
-class Wanted(NamedTuple):
-    """What makes a head a window, or keeps it full.
+def weights_of_heads(attention: SelfAttention, reading: Read, seen: Tensor) -> Iterator[Tensor]:
+    """Yield the dense attention of each head, float32 [B, N, N]; 0 where a query sees nothing."""
+    q, k = reading.attended(attention)
+    for head in range(q.size(1)):
+        logits = q[:, head] @ k[:, head].transpose(-1, -2) * attention.head_dim**-0.5
+        yield logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
 
-    Attributes:
-        window_below: far mass below which a head becomes a window.
-        full_below: a head stays full if even its W heaviest far keys leave it less of the
-            attention than this.
-        parts: into how many groups a layer's heads may be divided.
+
+def kinds_for(far: Tensor, window_below: float) -> list[str]:
+    """Kinds of a layer's heads for a spec: window or cluster, for each of up to ``PARTS`` shares.
+
+    Where the numbers of heads have no common divisor that leaves few shares, some windows are
+    promoted to clusters, which see the window and more.
+
+    Args:
+        far: share of each head's attention beyond the window [H].
+        window_below: a head with less becomes a window.
     """
-
-    window_below: float = 0.05
-    full_below: float = 0.0
-    parts: int = 4
-
-
-def kinds_for(mass: Mass, wanted: Wanted) -> list[str]:
-    """Kinds of a layer's heads for a spec: window, cluster or full, for each equal share.
-
-    Where the numbers of heads have no common divisor that leaves few groups, some are promoted:
-    a window to clusters, which see the window and more, or clusters to full.
-    """
-    heads = len(mass.far)
-    full = (mass.best < wanted.full_below) & (mass.far >= wanted.window_below)
-    windows = int((mass.far < wanted.window_below).sum())
-    unclustered = heads - int(full.sum())
-    choices = []
-    for parts in (p for p in range(1, min(wanted.parts, heads) + 1) if heads % p == 0):
-        size = heads // parts
-        first, last = windows // size, unclustered // size  # parts that end before a promotion
-        promoted = (windows - first * size) + (unclustered - last * size)
-        choices.append((promoted, parts, first, last))
-    _, parts, first, last = min(choices)
-    return ["window"] * first + ["cluster"] * (last - first) + ["full"] * (parts - last)
+    heads, windows = len(far), int((far < window_below).sum())
+    parts = [parts for parts in range(1, PARTS + 1) if heads % parts == 0]
+    # the fewest promotions, in the fewest shares
+    _, parts, first = min((windows % (heads // n), n, windows // (heads // n)) for n in parts)
+    return ["window"] * first + ["cluster"] * (parts - first)
 
 
 def order_of_heads(kinds: Sequence[Heads], mass: Mass, shared: int) -> list[int]:
@@ -291,9 +260,9 @@ def order_of_heads(kinds: Sequence[Heads], mass: Mass, shared: int) -> list[int]
         for part in sorted(range(len(kinds)), key=lambda part: reach[part])
         for place in range(part * size, (part + 1) * size)
     ]
-    number_full = sum(size for h in kinds if h.kind == "full") // shared
     groups = [list(range(first, first + shared)) for first in range(0, heads, shared)]
     groups.sort(key=lambda group: float(mass.best[group].mean()), reverse=True)
+    number_full = sum(size for h in kinds if h.kind == "full") // shared
     others, full = groups[: len(groups) - number_full], groups[len(groups) - number_full :]
     others.sort(key=lambda group: float(mass.far[group].mean()))
     sorted_heads = [head for group in (*others, *full) for head in group]

@@ -13,7 +13,12 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
+from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.models.attention import SelfAttention
+
+#: side and number of a layer
+Place = tuple[str, int]
 
 
 class Target(NamedTuple):
@@ -41,9 +46,7 @@ TARGETS = {
     "clusterformer": _TRANSLATION,
     "roberta": _MASKED,
     "clusterformer_masked_lm": _MASKED,
-    "clusterformer_classifier": Target(
-        "clusterformer_classifier", {"encoder": "encoder_attention"}
-    ),
+    "clusterformer_classifier": _MASKED._replace(arch="clusterformer_classifier"),
 }
 #: what RoBERTa always has, and the options of ours that say so
 _ROBERTA = {
@@ -51,115 +54,103 @@ _ROBERTA = {
     "layernorm_embedding": True,
     "no_scale_embedding": True,
 }
-_REFUSED = {"roberta": ("untie_weights_roberta", "spectral_norm_classification_head")}
+_REFUSED = ("untie_weights_roberta", "spectral_norm_classification_head")  # of RoBERTa
 #: options of the task and of the model that limit positions
 _LIMITS = ("tokens_per_sample", "max_positions", "max_source_positions", "max_target_positions")
 
 
-def model_name(arch: str) -> str:
-    """The model that a named architecture belongs to."""
-    return ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
-
-
-def target_of(arch: str) -> Target:
-    """What a dense model of that architecture becomes.
+def target_of(loaded: Loaded) -> Target:
+    """What a dense model becomes.
 
     Raises:
-        ValueError: the message says which are known.
+        UserError: another architecture than those that are known.
     """
-    name = model_name(arch)
+    arch = loaded.cfg.model._name
+    name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
     if name not in TARGETS:
-        raise ValueError(f"its architecture is {arch}; allowed: {', '.join(TARGETS)}")
+        problem = f"its architecture is {arch}"
+        raise bad_option("CHECKPOINT", loaded.path, ", ".join(TARGETS), problem)
     return TARGETS[name]
 
 
-def sides_of(arch: str) -> tuple[str, ...]:
-    """Sides of a dense model of that architecture; none if it is unknown."""
-    name = model_name(arch)
-    return tuple(TARGETS[name].specs) if name in TARGETS else ()
-
-
-def layers_of(model: nn.Module, side: str) -> nn.ModuleList:
-    """The layers of a side, also of a RoBERTa."""
-    stack = getattr(model, side)
-    return getattr(stack, "sentence_encoder", stack).layers
-
-
 def clustered_options(
-    cfg: DictConfig, model: nn.Module, specs: Mapping[str, str], max_positions: int | None
+    loaded: Loaded, specs: Mapping[str, str], max_positions: int | None
 ) -> DictConfig:
-    """The options of a training, with the clustered architecture in place of the dense one.
+    """All options of a dense model's training, with the clustered architecture in its place.
 
     Args:
-        cfg: all options of the dense model's training.
-        model: the dense model, for the number of its layers.
         specs: attention of each side.
         max_positions: most tokens of a sequence; None: as before.
 
     Raises:
-        ValueError: an architecture or an option that has no clustered form.
+        ValueError: an option that has no clustered form.
     """
-    arch = cfg.model._name
-    target, name = target_of(arch), model_name(arch)
-    given = _plain(cfg.model)
-    for option in _REFUSED.get(name, ()):
+    cfg, model, target = loaded.cfg, loaded.model, target_of(loaded)
+    is_roberta = ARCH_MODEL_NAME_REGISTRY.get(cfg.model._name, cfg.model._name) == "roberta"
+    if isinstance(cfg.model, Namespace):
+        given = dict(vars(cfg.model))
+    else:
+        given = OmegaConf.to_container(cfg.model, resolve=True)
+    for option in _REFUSED if is_roberta else ():
         if given.get(option):
             raise ValueError(f"it was trained with --{option.replace('_', '-')}; allowed: without")
     if given.get("positions") == "relative":
         raise ValueError("it was trained with --positions relative; allowed: other positions")
     defaults = vars(MODEL_DATACLASS_REGISTRY[target.arch]())
-    values: dict[str, Any] = dict(defaults)
-    values |= {option: given[option] for option in values.keys() & given.keys()}
-    values |= {"_name": target.arch} | (_ROBERTA if name == "roberta" else {})
+    values: dict[str, Any] = {name: given.get(name, value) for name, value in defaults.items()}
+    values |= {"_name": target.arch} | (_ROBERTA if is_roberta else {})
     for side, spec in specs.items():
         values[target.specs[side]] = spec
-        values[f"{side}_layers"] = len(layers_of(model, side))
+        stack = getattr(model, side)
+        values[f"{side}_layers"] = len(getattr(stack, "sentence_encoder", stack).layers)
         if f"{side}_layers_to_keep" in values:  # the others are gone
             values[f"{side}_layers_to_keep"] = defaults[f"{side}_layers_to_keep"]
     cfg = OmegaConf.create(OmegaConf.to_container(cfg), flags={"allow_objects": True})
     if target is _MASKED and max_positions is None:
-        max_positions = int(_positions_of(model))
+        most = model.max_positions()
+        max_positions = min(most) if isinstance(most, tuple) else int(most)
     with open_dict(cfg):
         cfg.model = values
         if max_positions is not None:
-            _limit(cfg, max_positions)
+            for section in (cfg.model, cfg.task):
+                section.update({k: max_positions for k in _LIMITS if section.get(k) is not None})
+            if "max_target_positions" in cfg.model:  # None: as long as the task's texts
+                cfg.model.max_target_positions = max_positions
     return cfg
 
 
-def _limit(cfg: DictConfig, max_positions: int) -> None:
-    for section in (cfg.model, cfg.task):
-        for option in _LIMITS:
-            if section.get(option) is not None:
-                section[option] = max_positions
-    if "max_target_positions" in cfg.model:  # None: as long as the task's texts
-        cfg.model.max_target_positions = max_positions
+def clustered_state(
+    dense: Mapping[str, Tensor],
+    clustered: nn.Module,
+    orders: Mapping[Place, Sequence[int]],
+    padding: int,
+) -> dict[str, Tensor]:
+    """A dense model's tensors for the clustered model.
 
-
-def _positions_of(model: nn.Module) -> int:
-    """Tokens of the longest sequence."""
-    most = model.max_positions()
-    return min(most) if isinstance(most, tuple) else most
-
-
-def _plain(section: DictConfig | Namespace) -> dict[str, Any]:
-    if isinstance(section, Namespace):
-        return dict(vars(section))
-    return OmegaConf.to_container(section, resolve=True)
-
-
-def renamed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a dense model by the names of the clustered one; RoBERTa's differ."""
-    found = {}
-    for name, tensor in state.items():
+    Args:
+        orders: which head comes to each place of a layer; those of other layers stay.
+        padding: index of the dictionary.
+    """
+    state = {}
+    for name, tensor in dense.items():  # RoBERTa's names differ
         if re.match(r"encoder\.(sentence_encoder|lm_head)\.", name):
             name = name.removeprefix("encoder.").replace("sentence_encoder.", "encoder.", 1)
-        found[name] = tensor
-    return found
+        state[name] = tensor
+    wanted = clustered.state_dict()
+    for name in wanted:  # marks of a dictionary, and of a version, that fairseq's do not have
+        if name == "vocabulary" or name.endswith("encoder.version"):
+            state.setdefault(name, wanted[name])
+    for side, number, attention in attentions(clustered):
+        if (side, number) in orders:
+            prefix = f"{side}.layers.{number}.self_attn."
+            permute_heads(state, prefix, attention, orders[side, number])
+    extend_positions(state, wanted, padding)
+    return state
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, int, SelfAttention]]:
-    """Side, number and attention of each layer of a clustered model, and their name in it is
-    ``SIDE.layers.NUMBER.self_attn``."""
+    """Yield side, number and attention of each layer of a clustered model; its name in the model
+    is ``SIDE.layers.NUMBER.self_attn``."""
     for side in ("encoder", "decoder"):
         stack = getattr(model, side, None)
         for number, layer in enumerate([] if stack is None else stack.all_layers()):
@@ -181,7 +172,7 @@ def permute_heads(
     Raises:
         ValueError: heads that share keys and values would be parted.
     """
-    shared = attention.num_heads // attention.kv_heads
+    shared, width = attention.num_heads // attention.kv_heads, attention.head_dim
     groups = [
         [head // shared for head in order[i : i + shared]] for i in range(0, len(order), shared)
     ]
@@ -190,26 +181,24 @@ def permute_heads(
             f"heads in the order {list(order)} part those that share keys and values; allowed: "
             f"groups of {shared} heads that stay together"
         )
-    heads = torch.tensor(order)
-    kv_heads = torch.tensor([group[0] for group in groups])
-    width = attention.head_dim
-    for name, moved in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        rows = _channels(moved, width)
+    heads = _channels(order, width)
+    kv_heads = _channels([group[0] for group in groups], width)
+    for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         for tensor in (f"{name}_proj.weight", f"{name}_proj.bias", f"convolutions.{name}.weight"):
             if prefix + tensor in state:
                 state[prefix + tensor] = state[prefix + tensor][rows]
     weight = prefix + "out_proj.weight"
-    state[weight] = state[weight][:, _channels(heads, width)]
+    state[weight] = state[weight][:, heads]
 
 
-def _channels(heads: Tensor, width: int) -> Tensor:
+def _channels(heads: Sequence[int], width: int) -> Tensor:
     """The channels of heads, one head after another."""
-    return (heads.unsqueeze(-1) * width + torch.arange(width)).flatten()
+    return (torch.tensor(heads).unsqueeze(-1) * width + torch.arange(width)).flatten()
 
 
 def extend_positions(state: dict[str, Tensor], wanted: Mapping[str, Tensor], padding: int) -> None:
     """Repeat learned positions until there are enough (Longformer, Beltagy et al. 2020, section
-    5): what is near keeps its distances, but where one copy ends and the next begins.
+    5): near tokens keep their distances, except where one copy ends and the next begins.
 
     Args:
         state: of the whole model, changed in place.
@@ -220,8 +209,7 @@ def extend_positions(state: dict[str, Tensor], wanted: Mapping[str, Tensor], pad
         if not name.endswith("embed_positions.weight") or name not in state:
             continue
         given, first = state[name], padding + 1
-        if len(given) == len(tensor):
-            continue
-        learned = given[first:]
-        place = torch.arange(len(tensor) - first) % len(learned)
-        state[name] = torch.cat([given[:first], learned[place]])
+        if len(given) != len(tensor):
+            learned = given[first:]
+            place = torch.arange(len(tensor) - first) % len(learned)
+            state[name] = torch.cat([given[:first], learned[place]])

@@ -1,16 +1,8 @@
 """Text files into the folder that fairseq's ``language_modeling`` task reads.
 
-There are three vocabularies, each a fairseq dictionary. The codings that turn text into their
-tokens are in `fairseq_clusterformer.data.coding`.
-
-- bytes: exactly one token per byte. Items have a fixed length and no ``</s>``, so that only
-  ``--sample-break-mode none`` (fairseq's default) fits.
-- words: the same files as ``fairseq-preprocess --only-source`` writes, but faster.
-- sentencepiece: a model trained on the training split, kept as ``sentencepiece.model``.
-
-The last two have one item per line, ended by ``</s>``, also for empty lines. fairseq's loss in
-base 2 is bits per token. Bits per byte are ``loss * tokens / bytes``, with both counts in
-``prepared.json``.
+Bytes have one token each, in items of a fixed length without ``</s>``: only ``--sample-break-mode
+none`` fits. Words and pieces have an item per line, ended by ``</s>``. Bits per byte are fairseq's
+loss in base 2 times tokens / bytes, both in ``prepared.json``.
 """
 
 import random
@@ -29,17 +21,16 @@ from fairseq_clusterformer.data.bytes import byte_symbols
 from fairseq_clusterformer.data.unicode import FORM, composed
 from fairseq_clusterformer.errors import bad_option
 
+from . import SAMPLE
+
 Items = Callable[[Path], Iterable[torch.Tensor]]
 
 
 def write_dataset(
     texts: dict[str, Path], out: Path, dictionary: Dictionary, items: Items
 ) -> dict[str, dict[str, int]]:
-    """Write ``dict.txt``, and the .bin and .idx of each split from its text file in `texts`.
-
-    Returns:
-        for each split, the number of tokens and items.
-    """
+    """Write ``dict.txt``, and the .bin and .idx of each split from its text file; return the
+    number of tokens and items of each split."""
     dictionary.save(str(out / "dict.txt"))
     counts = {}
     for split, text in texts.items():
@@ -70,10 +61,8 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
 
 
 def count_words(text: Path, form: str = FORM) -> Counter:
-    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line.
-
-    What a text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``.
-    """
+    """Return how often each word occurs in a form of Unicode, and ``</s>`` once per line. What a
+    text writes like a special symbol, such as ``<pad>``, counts as ``<unk>``."""
     counts, lines = Counter(), 0
     with open(text, encoding="utf-8", newline="\n") as file:
         for lines, line in enumerate(_progress(file, "counting words"), 1):  # noqa: B007
@@ -103,8 +92,7 @@ def word_dictionary(
 
 
 _PART = 1 << 14  # characters, of at most 4 bytes each
-#: of text that sentencepiece learns from, which takes about 20 times as much memory
-SAMPLE_BYTES = 1 << 25
+MB = 1 << 20
 
 
 def _text_lines(text: Path, form: str) -> Iterator[str]:
@@ -115,10 +103,10 @@ def _text_lines(text: Path, form: str) -> Iterator[str]:
             yield from (line[i : i + _PART] for i in range(0, len(line) or 1, _PART))
 
 
-def _sample(texts: Sequence[Path], form: str) -> Iterator[str]:
-    """Yield the lines of all texts, or of a large corpus as many as `SAMPLE_BYTES` are, drawn."""
+def _sample(texts: Sequence[Path], form: str, most: int) -> Iterator[str]:
+    """Yield the lines of all texts; if they have more bytes than `most`, about as many, drawn."""
     draw = random.Random(1).random
-    share = SAMPLE_BYTES / max(1, sum(text.stat().st_size for text in texts))
+    share = most / max(1, sum(text.stat().st_size for text in texts))
     lines = chain.from_iterable(_text_lines(text, form) for text in texts)
     return (line for line in lines if share >= 1 or draw() < share)
 
@@ -131,18 +119,19 @@ def train_sentencepiece(
     words: Iterable[str] = (),
     at_most: bool = False,
     form: str = FORM,
+    sample: int = SAMPLE,
 ) -> None:
     """Train a unigram model of `vocab` pieces and write it to the file `model`.
 
     The model is lossless, so that bits per byte can be computed: text in that form is not changed,
-    blanks are kept, and what has no piece is spelled in bytes. Of more than `SAMPLE_BYTES` it
-    learns from a sample, always the same.
+    blanks are kept, and what has no piece is spelled in bytes.
 
     Args:
         option: the user's option that `vocab` comes from.
         words: each becomes a piece, with the blank before it.
         at_most: a text that gives fewer pieces gets fewer.
         form: of Unicode, that of the texts to come.
+        sample: MB of the texts to learn from; of more, lines are drawn, always the same.
 
     Raises:
         UserError: if the text cannot give that many pieces, or needs more.
@@ -151,7 +140,7 @@ def train_sentencepiece(
     try:
         with open(model, "wb") as file:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_sample(texts, form),
+                sentence_iterator=_sample(texts, form, sample * MB),
                 model_writer=file,
                 vocab_size=vocab,
                 normalization_rule_name="identity",

@@ -16,9 +16,7 @@ from fairseq_clusterformer.outputs import checksum, digest
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that a corpus comes in.
-
-    Checksums are written ``algorithm:hex``; None where nobody publishes one.
+    """A file that a corpus comes in. Checksums are ``algorithm:hex``; None: nobody publishes one.
 
     Args:
         url: of a zip or tar file, or of a single file that needs no unpacking.
@@ -36,11 +34,8 @@ class Archive:
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the checksums of sources by their folders' and their own names; further sources of
-    the same names are numbered.
-
-    A recipe in ``prepared.json`` has them: a file that was edited is other data, at any size.
-    """
+    """Return the checksums of sources, for a recipe, by their folders' and their own names;
+    further sources of the same names are numbered."""
     found, times = {}, Counter()
     for path in map(Path.resolve, paths):
         name = f"{path.parent.name}/{path.name}"
@@ -50,11 +45,7 @@ def checksums(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def verify(path: Path, checksum: str | None) -> None:
-    """Compare a file with its checksum, written ``algorithm:hex``; None fits every file.
-
-    Raises:
-        UserError: if they differ, with both checksums.
-    """
+    """Raise UserError if a file has another checksum; None fits every file."""
     if checksum is None:
         return
     algorithm, expected = checksum.split(":")
@@ -69,8 +60,7 @@ def obtain(archives: Sequence[Archive], source: Path | None, work: Path) -> dict
     """Return the archives' members by their names, as files whose checksums are right.
 
     Args:
-        source: the folder of --source. It holds the archives, or their members, right in it or in
-            a subfolder. None: they are downloaded.
+        source: a folder of the archives or their members, also in a subfolder; None: download.
         work: where to download and unpack.
 
     Raises:
@@ -114,14 +104,11 @@ def _unpack(path: Path, name: str, work: Path) -> Path:
 
 
 def download(archive: Archive, folder: Path) -> Path:
-    """Download the archive into `folder`. An earlier download that was interrupted is resumed.
-
-    A warning is printed if nobody publishes the archive's checksum.
-
-    Raises:
-        UserError: if it cannot be downloaded, or its checksum is wrong.
-    """
+    """Download the archive into `folder`, or go on with a download that was interrupted; warn if
+    nobody publishes a checksum. Raises UserError if that fails, or the checksum is wrong."""
     from http.client import HTTPException  # http and urllib.request would slow down each --help
+
+    elsewhere = "or get it elsewhere and pass --source DIR"
 
     path, part = folder / archive.name, folder / f"{archive.name}.part"
     if path.exists():
@@ -131,16 +118,14 @@ def download(archive: Archive, folder: Path) -> Path:
         _fetch(archive.url, part)
     except (OSError, HTTPException) as error:
         raise UserError(
-            f"could not download {archive.url}: {error}; run again to go on, or get it elsewhere "
-            "and pass --source DIR"
+            f"could not download {archive.url}: {error}; run again to go on, {elsewhere}"
         ) from None
     try:
         verify(part, archive.checksum)
     except UserError as error:
         part.unlink()
         raise UserError(
-            f"{error} (downloaded from {archive.url}, removed); run again, or get it elsewhere "
-            "and pass --source DIR"
+            f"{error} (downloaded from {archive.url}, removed); run again, {elsewhere}"
         ) from None
     if archive.checksum is None:
         print(

@@ -1,5 +1,6 @@
 """Folders that are complete or not there at all."""
 
+import errno
 import json
 import logging
 import os
@@ -22,16 +23,14 @@ def make_folder(
 ) -> dict | None:
     """Make the folder `dest` in one step, from what ``build(work, out)`` writes into ``out``.
 
-    Everything is written to the folder ``DEST.partial``. Its subfolder ``out`` is renamed to DEST
-    when it is complete. A run that is killed leaves only ``DEST.partial``. The next run clears it,
-    but keeps what is in ``work / "download"`` and ``work / "parts"``.
+    The working folder is ``DEST.partial``; its ``out`` is renamed to DEST when it is complete. The
+    run after one that was killed clears it, but keeps its ``download`` and ``parts``.
 
     Args:
         recipe: the options, as JSON; they go into ``prepared.json``.
-        build: returns more to put into ``prepared.json``, which also lists the files that were
-            written, and the checksums of what was downloaded.
-        force: replace a `dest` that was prepared before, when the new one is complete. It must
-            hold no other file.
+        build: returns more for ``prepared.json``, which also lists the files that were written,
+            and the checksums of what was downloaded.
+        force: replace a `dest` that was prepared before and holds no other file.
 
     Returns:
         the content of ``prepared.json``, or None if `dest` was there, made by the same recipe.
@@ -41,10 +40,8 @@ def make_folder(
     """
     dest, recipe = dest.resolve(), json.loads(json.dumps(recipe))
     work = dest.with_name(dest.name + ".partial")
-    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
-        before = _read_record(dest)
-    else:
-        before = None
+    is_new = not dest.exists() or (dest.is_dir() and not any(dest.iterdir()))
+    before = None if is_new else _read_record(dest)
     if before and not force:
         _check_prepared(dest, recipe, before)
         if (work / _MARK).exists():  # left by a run that was killed just before its end
@@ -54,7 +51,7 @@ def make_folder(
     if before:
         own = {*before["files"], RECORD}
         check_holds_only("DEST", dest, own)
-    with _locked(work):
+    with _locked(work), _disk_full_told(dest):
         out = work / "out"
         out.mkdir()
         record = {"recipe": recipe, **build(work, out)}
@@ -81,9 +78,7 @@ def _read_record(dest: Path) -> dict:
 
 
 def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
-    files, before = record["files"], {**record["recipe"]}
-    if "unicode" in recipe:  # older folders do not say it
-        before.setdefault("unicode", recipe["unicode"])
+    files, before = record["files"], record["recipe"]
     for name, size in files.items():
         if not (dest / name).is_file() or (dest / name).stat().st_size != size:
             problem = f"{name} is no longer as prepared"
@@ -94,20 +89,13 @@ def _check_prepared(dest: Path, recipe: dict, record: dict) -> None:
 
 
 def difference(before: dict, recipe: dict) -> str:
-    """Say where two recipes differ first."""
-    where, was, wanted = _first_difference(before, recipe)
-    return f"{where}: {_short(was)} then, {_short(wanted)} now"
-
-
-def _first_difference(before: dict, recipe: dict) -> tuple[str, object, object]:
-    """Return the innermost key in which two recipes differ, and both values."""
+    """Say where two recipes differ first: the innermost key, and both values."""
     keys = sorted(before.keys() | recipe.keys())
     key = next(key for key in keys if before.get(key) != recipe.get(key))
     was, wanted = before.get(key), recipe.get(key)
-    if not (isinstance(was, dict) and isinstance(wanted, dict)):
-        return key, was, wanted
-    where, was, wanted = _first_difference(was, wanted)
-    return f"{key} {where}", was, wanted
+    if isinstance(was, dict) and isinstance(wanted, dict):
+        return f"{key} {difference(was, wanted)}"
+    return f"{key}: {_short(was)} then, {_short(wanted)} now"
 
 
 def _short(value: object, most: int = 60) -> str:
@@ -144,6 +132,16 @@ def _locked(work: Path) -> Iterator[None]:
         lock.release()
         if not any(any((work / kept).glob("*")) for kept in _KEPT):
             shutil.rmtree(work)
+
+
+@contextmanager
+def _disk_full_told(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise bad_option("DEST", dest, "a place to write to", error.strerror) from None
 
 
 def _clear(work: Path, kept: Sequence[str] = _KEPT) -> None:

@@ -1,6 +1,8 @@
-"""Splits: files whose names have the name of one, and splits that are drawn from train."""
+"""Splits: by the names of files, drawn from train, and apart from texts that were seen."""
 
+import hashlib
 import re
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -54,3 +56,41 @@ def draw(
         drawn |= dict.fromkeys(taken or [min(order, key=sizes.get)], split)
         order = [item for item in order if item not in drawn]
     return drawn
+
+
+def key_of(text: str) -> int:
+    """Return 8 bytes that stand for a text: two of a billion texts hardly have the same."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
+
+
+class SeenTexts:
+    """A set of texts that takes 11 to 22 bytes for each: a hash table of their 8-byte keys."""
+
+    def __init__(self) -> None:
+        self._keys = array("Q", bytes(8 << 10))  # 0: a free slot
+        self._count = 0
+
+    def __contains__(self, text: str) -> bool:
+        return self._keys[self._slot(key_of(text))] != 0
+
+    def add(self, text: str) -> bool:
+        """Add a text; returns whether it is new."""
+        key = key_of(text)
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return False
+        self._keys[slot] = key
+        self._count += 1
+        if 4 * self._count > 3 * len(self._keys):
+            old, self._keys = self._keys, array("Q", bytes(16 * len(self._keys)))
+            for key in filter(None, old):
+                self._keys[self._slot(key)] = key
+        return True
+
+    def _slot(self, key: int) -> int:
+        """The slot of a key, or the free one where it belongs: linear probing."""
+        mask = len(self._keys) - 1  # their number is a power of 2
+        slot = key & mask
+        while self._keys[slot] not in (0, key):
+            slot = (slot + 1) & mask
+        return slot

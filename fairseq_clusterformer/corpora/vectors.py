@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.folder import difference
-from fairseq_clusterformer.corpora.language_modelling.text import TextReader, find_texts
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, digest, whole_file, written
+
+from .folder import difference
+from .language_modelling.text import TextReader, find_texts
+from .lines import naming_all
 
 METHODS = ("word2vec", "fasttext")
 _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it takes 10,000
@@ -38,24 +40,13 @@ def learn_vectors(
     workers: int = 1,
     force: bool = False,
 ) -> dict[str, int] | None:
-    """Learn vectors of the words in some text, and write them; the same each time if `workers` is
-    1.
+    """Learn vectors of the words in some text, and write them; always the same if `workers` is 1.
 
     Args:
         sources: files and folders of text, as ``clusterformer prepare lm text`` takes them.
         out: the file to write, whole or not at all.
-        method: of `METHODS`; fastText's vectors are sums over a word's parts.
-        width: numbers of a vector.
-        window: words on either side that a word is to predict, at most.
-        cbow: predict a word from the others in the window, instead of the others from the word.
-        negative: words that are drawn against each right one.
-        epochs: passes over the text.
-        min_count: rarer words have no vector.
-        max_words: write only as many, the most frequent ones.
-        lower_case: of all words.
-        document_separator: the line that ends a document; else a file is a document.
-        pattern: take files of such names only.
         force: replace a file, but no text of `sources`.
+        others: as ``clusterformer vectors --help`` says.
 
     Returns:
         How many ``documents`` and running ``words`` were read, and ``vectors`` written; None if
@@ -86,7 +77,8 @@ def learn_vectors(
     how = {"inputs": inputs, "force": force, "recipe": recipe}
     with whole_file("OUT", out, **how) as partial:
         words = partial.with_name("scratch")
-        counts = _write_words(reader.documents(texts), words, lower_case)
+        with naming_all(texts):
+            counts = _write_words(reader.documents(texts), words, lower_case)
         if document_separator is not None and not reader.separators_seen:
             problem = "no such line in SOURCE"
             raise bad_option("--document-separator", document_separator, "a line of it", problem)

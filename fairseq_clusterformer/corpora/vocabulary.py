@@ -1,11 +1,15 @@
 """Which subwords a corpus is prepared with: an existing model, or one that is trained."""
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.download import digest
+from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import digest
+
+from . import SAMPLE
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Vocabulary:
         at_most: train fewer pieces, if the text gives no more.
         dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
         whole_words: each word that is trained on becomes a piece: for languages of few words.
+        sample: MB of text to train on; of more, lines are drawn.
     """
 
     model: Path | None = None
@@ -25,6 +30,7 @@ class Vocabulary:
     at_most: bool = False
     dictionary: Path | None = None
     whole_words: bool = False
+    sample: int = SAMPLE
 
     def recipe(self) -> dict:
         """What ``prepared.json`` says of it."""
@@ -32,8 +38,25 @@ class Vocabulary:
             "subwords": self.train or _digests(self.model),
             **({"at most": True} if self.at_most else {}),
             **({"whole words": True} if self.whole_words else {}),
+            **sample_recipe(self.sample),
             "dictionary": self.dictionary and _digests(self.dictionary),
         }
+
+    def train_model(
+        self, text: Path, out: Path, *, words: Iterable[str] = (), form: str = FORM
+    ) -> None:
+        """Train the model on a file of text; see `binarize.train_sentencepiece`."""
+        from fairseq_clusterformer.data.subwords import MODEL
+
+        from .binarize import train_sentencepiece
+
+        how = {"at_most": self.at_most, "sample": self.sample}
+        train_sentencepiece([text], self.train, out / MODEL, words=words, form=form, **how)
+
+
+def sample_recipe(sample: int) -> dict[str, int]:
+    """What ``prepared.json`` says of a sample's size: nothing of the usual one."""
+    return {} if sample == SAMPLE else {"sentencepiece sample": sample}
 
 
 def _digests(path: Path) -> dict[str, str]:
@@ -50,15 +73,15 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
 
     from fairseq_clusterformer.data import subwords
 
+    from .binarize import symbol_dictionary
+
     given = vocabulary.model
     try:
         symbols = subwords.load(given or out / subwords.MODEL).symbols
         if vocabulary.dictionary:
             dictionary = Dictionary.load(str(vocabulary.dictionary))
         else:
-            dictionary = Dictionary()
-            for symbol in symbols:
-                dictionary.add_symbol(symbol)
+            dictionary = symbol_dictionary(symbols)
     except ValueError as error:
         raise UserError(str(error)) from None
     if missing := [symbol for symbol in symbols if symbol not in dictionary]:
@@ -69,9 +92,9 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
             f"lacks {len(missing):,} of its {len(symbols):,} symbols, {missing[0]!r} first",
         )
     dictionary.save(str(out / "dict.txt"))
-    if given and given.is_dir():
-        for name in subwords.GPT2_FILES:
-            shutil.copy(given / name, out)
-    elif given:
-        json = given.suffix == ".json"
-        shutil.copy(given, out / (subwords.TOKENIZER if json else subwords.MODEL))
+    files = [given / name for name in subwords.GPT2_FILES] if given and given.is_dir() else []
+    for file in files:
+        shutil.copy(file, out)
+    if given and not files:
+        is_tokenizer = given.suffix == ".json"
+        shutil.copy(given, out / (subwords.TOKENIZER if is_tokenizer else subwords.MODEL))

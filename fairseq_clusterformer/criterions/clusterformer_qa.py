@@ -1,7 +1,7 @@
 """``--criterion clusterformer_qa``."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -10,16 +10,18 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fairseq_clusterformer.answers import Logits, StructureLogits, WordLogits, ranked_answers
+from fairseq_clusterformer.answers import Logits, WordLogits, ranked_answers
 from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
+from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 
 PARTS = ("span", "long", "type", "support", "candidate")
 LONG = ("long_gold", "long_found", "long_right")
+ANSWERS = ("em", "f1", "answerable")
 FACTS = ("sp_em", "sp_f1", "joint_em", "joint_f1")
-SUMS = ("scored", "em", "f1", "answerable", *LONG, "facts_scored", *FACTS)
+SUMS = ("scored", *ANSWERS, *LONG, "facts_scored", *FACTS)
 MARGINALS = ("joint", "apart")
 
 
@@ -27,12 +29,11 @@ MARGINALS = ("joint", "apart")
 class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
     """Options of the answers, and the weights of CF22 eq. 17."""
 
-    span_marginal: str = field(
-        default="joint",
-        metadata={
-            "help": "what is summed over several gold spans: their probabilities (joint), or "
-            "those of their starts and of their ends (apart)"
-        },
+    span_marginal: str = option(
+        "joint",
+        "what is summed over several gold spans: their probabilities (joint), or those of their "
+        "starts and of their ends (apart)",
+        choices=MARGINALS,
     )
 
 
@@ -51,8 +52,7 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
     """- log of the probability that gold spans have together, in nats, [B]; 0 where none is.
 
     Args:
-        start: logits [B, N]; -inf where no span can start.
-        end: the same of ends.
+        start, end: logits [B, N]; -inf where no span can start or end.
         spans: first and last tokens, each pair once, int64 [B, A, 2]; -1: no more.
         marginal: "joint": a span has the probability of its start times that of its end; "apart":
             starts and ends are summed each by themselves (Clark and Gardner, 2018), which counts
@@ -73,12 +73,8 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
 
 
 def support_nll(logits: Tensor, supporting: Tensor) -> Tensor:
-    """Binary cross-entropy of each sentence, summed over those of a question, in nats, [B].
-
-    Args:
-        logits: [B, S]; -inf where there are no more.
-        supporting: 1, 0, or -1 for unknown, int64 [B, S].
-    """
+    """Binary cross-entropy of sentences, logits [B, S], summed over those of a question, in nats,
+    [B]; ``supporting`` is 1, 0, or -1 for unknown or no sentence, int64 [B, S]."""
     known = supporting >= 0
     logits = logits.masked_fill(~known, 0.0)
     losses = binary_cross_entropy_with_logits(logits, supporting.to(logits), reduction="none")
@@ -86,23 +82,15 @@ def support_nll(logits: Tensor, supporting: Tensor) -> Tensor:
 
 
 def candidate_nll(logits: Tensor, right: Tensor) -> Tensor:
-    """- log of the probability of the right candidate, in nats, [B]; 0 where none is.
-
-    Args:
-        logits: [B, C]; -inf where there are no more.
-        right: int64 [B]; -1: none.
-    """
+    """- log of the probability of the right candidate, int64 [B], by logits [B, C], in nats, [B];
+    0 where none is right (-1)."""
     place = torch.arange(logits.size(1), device=logits.device)
     return marginal_nll(logits, place == right.unsqueeze(1))
 
 
 def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
-    """Spans of tokens as spans of whole words, each pair once.
-
-    Args:
-        spans: first and last tokens, int64 [B, A, 2]; -1: no more.
-        bounds: the first and the last token of each token's word, int64 [B, N, 2].
-    """
+    """Spans of tokens, int64 [B, A, 2], as spans of whole words, each pair once, by the first and
+    the last token of each token's word, int64 [B, N, 2]."""
     if not bounds.size(1):
         return spans
     places = spans.clamp(min=0)
@@ -113,15 +101,8 @@ def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
 
 
 def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans.
-
-    Args:
-        spans: first and last tokens, int64 [B, A, 2]; -1: no more.
-        types: that an answer may have, bool [B, 5]; all: that is unknown.
-
-    Returns:
-        Starts, ends, and spans int64 [B, A + 4, 2], those of slots last.
-    """
+    """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans, int64
+    [B, A + 4, 2], of which those of slots are last; ``types`` as a reader's targets have them."""
     number = logits.slots.size(-1)
     start = torch.cat([logits.slots[:, 0], logits.start], dim=1)
     end = torch.cat([logits.slots[:, 1], logits.end], dim=1)
@@ -134,24 +115,17 @@ def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor
 class QACriterion(FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
-    Each part is the cross-entropy of all right choices together: if there are several gold spans,
-    the model needs to find one. Validation also logs exact match and F1 of SQuAD 2.0, over the
-    questions whose answers are known. It logs F1 of long answers, if there are any. And it logs
-    how often the model is right about whether there is an answer, which XLQA calls AvNA.
-
-    Of a model that has a place for "no answer" among the tokens, the span's loss is that of a
-    start and an end among all of them; it is logged in nats too, as ``nll``.
+    Each part is the cross-entropy of all right choices together: of several gold spans, the model
+    needs to find one. Validation logs exact match and F1 of SQuAD 2.0, F1 of long answers, and how
+    often the model is right about whether there is an answer (XLQA's AvNA), over the questions
+    whose answers are known. A reader of words also logs the span's loss in nats, as ``nll``.
 
     Of a model that says which sentences support the answer, the loss is the mean of five parts:
     start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
     logs HotpotQA's scores of these sentences, and those of the answer with its sentences.
 
-    Args:
-        task: ``clusterformer_qa``.
-        span_marginal: see :func:`span_nll`.
-
     Raises:
-        ValueError: another task, or another marginal.
+        ValueError: a task that is not ``clusterformer_qa``.
     """
 
     def __init__(self, task, span_marginal: str):
@@ -160,10 +134,6 @@ class QACriterion(FairseqCriterion):
             raise ValueError(
                 f"--criterion is clusterformer_qa, and --task {task.cfg._name}; allowed: "
                 "clusterformer_qa"
-            )
-        if span_marginal not in MARGINALS:
-            raise ValueError(
-                f"--span-marginal is {span_marginal}; allowed: {', '.join(MARGINALS)}"
             )
         self.span_marginal = span_marginal
 
@@ -176,48 +146,48 @@ class QACriterion(FairseqCriterion):
         if by_words := isinstance(logits, WordLogits):
             start, end, spans = with_slots(logits, whole_words(spans, logits.bounds), types)
             types = torch.ones_like(types)  # the slots have them
-        losses = {
-            "span": span_nll(start, end, spans, self.span_marginal),
-            "long": marginal_nll(logits.paragraph, target["paragraphs"]),
-            "type": marginal_nll(logits.type, types),
+        # of each part: its loss [B], and whether the question has a target for it, bool [B]
+        parts = {
+            "span": (
+                span_nll(start, end, spans, self.span_marginal),
+                (spans >= 0).flatten(1).any(-1),
+            ),
+            "long": (
+                marginal_nll(logits.paragraph, target["paragraphs"]),
+                target["paragraphs"].any(-1),
+            ),
+            "type": (marginal_nll(logits.type, types), ~types.all(-1)),
         }
-        nothing = torch.zeros_like(losses["span"])
-        losses |= {"support": nothing, "candidate": nothing}
-        parts, sentences, candidates = 1, None, None
-        if isinstance(logits, StructureLogits):
-            sentences, candidates = logits.sentences, logits.candidates
-        if sentences is not None:
-            losses["support"] = support_nll(sentences, target["supporting"])
-            parts = 5
-        if candidates is not None:
-            losses["candidate"] = candidate_nll(candidates, target["candidate"])
-            # the candidate is the answer, wherever it stands
-            for name in ("span", "long", "type"):
-                losses[name] = losses[name].masked_fill(target["candidate"] >= 0, 0.0)
-        told = {
-            "span": (spans >= 0).flatten(1).any(-1),
-            "long": target["paragraphs"].any(-1),
-            "type": ~types.all(-1),
-            "support": nothing > 0,
-            "candidate": nothing > 0,
-        }
-        if sentences is not None:
-            told["support"] = (target["supporting"] >= 0).any(-1)
-        if candidates is not None:
-            told["candidate"] = target["candidate"] >= 0
-            told |= {k: told[k] & ~told["candidate"] for k in ("span", "long", "type")}
-        loss = sum(losses.values()) / parts
+        nothing = torch.zeros_like(parts["span"][0])
+        of_sentences = getattr(logits, "sentences", None)
+        of_candidates = getattr(logits, "candidates", None)
+        if of_candidates is not None:
+            # the right candidate is the answer, wherever it stands
+            right = target["candidate"] >= 0
+            parts = {
+                name: (loss.masked_fill(right, 0.0), known & ~right)
+                for name, (loss, known) in parts.items()
+            }
+        parts |= {"support": (nothing, nothing > 0), "candidate": (nothing, nothing > 0)}
+        if of_sentences is not None:
+            supporting = target["supporting"]
+            parts["support"] = support_nll(of_sentences, supporting), (supporting >= 0).any(-1)
+        if of_candidates is not None:
+            parts["candidate"] = candidate_nll(of_candidates, target["candidate"]), right
+        loss = sum(loss for loss, _ in parts.values())
+        if of_sentences is not None:
+            loss = loss / len(PARTS)
         size = len(loss)
         logging_output = {
             "loss": loss.detach().sum(),
             "ntokens": sample["ntokens"],
             "nsentences": size,
             "sample_size": size,
-            **{f"{part}_loss": losses[part].detach().sum() for part in PARTS},
-            **{f"{part}_size": told[part].sum() for part in PARTS},
+            **{f"{name}_loss": loss.detach().sum() for name, (loss, _) in parts.items()},
+            **{f"{name}_size": known.sum() for name, (_, known) in parts.items()},
         }
         if by_words:
-            logging_output["nll"] = losses["span"].detach().sum()
+            logging_output["nll"] = parts["span"][0].detach().sum()
         if not model.training:
             logging_output |= self._scores(logits, sample)
         return loss.sum() if reduce else loss, size, logging_output
@@ -244,7 +214,7 @@ class QACriterion(FairseqCriterion):
             sums["scored"] += 1
             sums["em"] += scores["exact"]
             sums["f1"] += scores["f1"]
-            sums["answerable"] += (answers.type != "none") is example.answerable
+            sums["answerable"] += 100 * ((answers.type != "none") is example.answerable)
             sums["long_gold"] += len(example.long_answers) > 0
             sums["long_found"] += long is not None
             sums["long_right"] += long in example.long_answers.tolist()
@@ -277,16 +247,12 @@ class QACriterion(FairseqCriterion):
         number = total("span_size")
         if number and any("nll" in log for log in logging_outputs):
             metrics.log_scalar("nll", total("nll") / number, number, round=3)
-        if scored := total("scored"):
-            metrics.log_scalar("em", total("em") / scored, scored, round=2)
-            metrics.log_scalar("f1", total("f1") / scored, scored, round=2)
-            answerable = 100 * total("answerable") / scored
-            metrics.log_scalar("answerable_accuracy", answerable, scored, round=2)
-            if facts := total("facts_scored"):
-                for name in FACTS:
-                    metrics.log_scalar(name, total(name) / facts, facts, round=2)
-            for name in LONG:
-                metrics.log_scalar_sum(f"_{name}", total(name))
+        for names, number in ((ANSWERS, total("scored")), (FACTS, total("facts_scored"))):
+            for name in names if number else ():
+                logged = "answerable_accuracy" if name == "answerable" else name
+                metrics.log_scalar(logged, total(name) / number, number, round=2)
+        for name in LONG if total("scored") else ():
+            metrics.log_scalar_sum(f"_{name}", total(name))
         if total("long_gold"):
             metrics.log_derived("long_f1", _long_f1)
 
@@ -305,9 +271,3 @@ def _long_f1(meters) -> float:
 @register_criterion("clusterformer_qa", dataclass=ClusterformerQAConfig)
 class ClusterformerQA(ClusteringLosses, QACriterion):
     """The losses of answers plus the clustering losses."""
-
-    @classmethod
-    def build_criterion(cls, cfg: ClusterformerQAConfig, task):
-        criterion = cls(task, cfg.span_marginal)
-        criterion.set_weights(cfg)
-        return criterion

@@ -1,11 +1,11 @@
 """The total loss of CF22 eq. 17, on top of any fairseq criterion."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.clustering import LOSSES, summary
-from fairseq_clusterformer.ranges import Range, strays
+from fairseq_clusterformer.models.options import check_ranges, option, options_of
 
 STATISTICS = (
     *LOSSES,
@@ -18,7 +18,7 @@ STATISTICS = (
 
 def weight(default: float, meaning: str) -> float:
     """A dataclass field for a loss's weight."""
-    return field(default=default, metadata={"help": meaning, "range": Range(at_least=0)})
+    return option(default, meaning, at_least=0)
 
 
 @dataclass
@@ -44,20 +44,18 @@ class ClusteringLosses:
     #: a model with an encoder also logs the clusters of each side
     side_statistics: tuple[str, ...] = ()
 
-    def set_weights(self, config: ClusteringLossConfig) -> None:
-        """Take the weights from the options.
+    @classmethod
+    def build_criterion(cls, cfg: ClusteringLossConfig, task):
+        """The criterion, whose own arguments fairseq takes from the options by their names.
 
         Raises:
-            ValueError: a weight outside of its range.
+            ValueError: an option outside of its range.
         """
-        names = [item.name for item in fields(ClusteringLossConfig) if item.name[0] != "_"]
-        given = {name: getattr(config, name) for name in names}
-        for problem in strays(given, ClusteringLossConfig):
-            raise ValueError(problem)
-        self.clustering_loss_weight = config.clustering_loss_weight
-        self.centroid_sorting_loss_weight = config.centroid_sorting_loss_weight
-        self.routing_loss_weight = config.routing_loss_weight
-        self.task_loss_weight = config.task_loss_weight
+        check_ranges(cfg, options_of(cls))
+        criterion = super().build_criterion(cfg, task)
+        for name in ClusteringLossConfig.__annotations__:
+            setattr(criterion, name, getattr(cfg, name))
+        return criterion
 
     def forward(self, model, sample, reduce=True):
         """As fairseq's: (loss to differentiate, sample size, what to log)."""
@@ -69,10 +67,10 @@ class ClusteringLosses:
                 "allowed: an architecture clusterformer_*, or fairseq's own criterion"
             )
         clustering = summary(listener.net_output[1]["reports"])
-        # Every batch logs every name, for workers add up what they logged name by name. A batch
-        # may have nothing to say: LayerDrop can leave out all layers that cluster.
+        # Every batch logs every name: workers add up what they logged name by name. A batch may
+        # have nothing to say, where LayerDrop leaves out all layers that cluster.
         logging_output["clustered_size"] = 0 if clustering is None else sample_size
-        # What is not learned from is not computed: validation has no clustering losses.
+        # Validation computes no clustering losses.
         names = STATISTICS if model.training else STATISTICS[len(LOSSES) :]
         for name in names + self.side_statistics:
             mean = (clustering or {}).get(name, loss.new_zeros(()))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .subwords import Forming, Tokens
+from .subwords import Subwords, Tokens
 
 #: what stands for fairseq's special symbols: the first that a tokenizer has
 ROLES = {
@@ -17,7 +17,7 @@ ROLES = {
 }
 
 
-class TokenizerSubwords(Forming):
+class TokenizerSubwords(Subwords):
     """A tokenizer's word pieces, byte pairs or unigrams.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's

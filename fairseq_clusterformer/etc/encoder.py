@@ -3,7 +3,8 @@
 Shape letters: B batch, G global tokens, N long tokens, D width.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,86 +22,73 @@ from fairseq_clusterformer.etc.global_local import (
 )
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.encoder_only import EncoderOptions
-from fairseq_clusterformer.models.options import check_heads, set_defaults
+from fairseq_clusterformer.models.options import check_heads, option
 
 GLOBAL_TYPE, LONG_TYPE, NUM_TYPES = 0, 1, 16
 
 
 @dataclass
 class ETCOptions(EncoderOptions):
-    """Options of the encoder."""
+    """Options of the encoder, and what it starts from."""
 
-    radius: int = field(
-        default=84, metadata={"help": "r: long tokens see those up to so far away, on either side"}
+    attention_dropout: float = option(
+        0.0, "dropout probability of attention weights", at_least=0, below=1
     )
-    max_distance: int = field(
-        default=12,
-        metadata={"help": "k: distances from which on are one; each nearer one has a label"},
+    radius: int = option(
+        84, "r: long tokens see those up to so far away, on either side", at_least=0
     )
-    num_labels: int = field(
-        default=NUM_LABELS,
-        metadata={"help": "room for labels: 2 k + 4 or more, and one more for --same-cluster"},
+    max_distance: int = option(
+        12, "k: distances from which on are one; each nearer one has a label", at_least=0
     )
-    projections: str = field(
-        default="separate",
-        metadata={
-            "help": "separate (keys and values for each pair of streams), shared-kv (for each "
-            "stream), or shared (one for all)"
-        },
+    num_labels: int = option(
+        NUM_LABELS, "room for labels: 2 k + 4 or more, and one more for --same-cluster", at_least=4
     )
-    hard_global: bool = field(
-        default=False,
-        metadata={"help": "global tokens see their own part alone of the long input"},
+    projections: str = option(
+        "separate",
+        "separate (keys and values for each pair of streams), shared-kv (for each stream), or "
+        "shared (one for all)",
+        choices=tuple(PROJECTIONS),
     )
-    hard_long: bool = field(
-        default=False,
-        metadata={"help": "long tokens see those global tokens alone that stand for them"},
+    hard_global: bool = option(False, "global tokens see their own part alone of the long input")
+    hard_long: bool = option(
+        False, "long tokens see those global tokens alone that stand for them"
     )
-    block: int = field(
-        default=97,
-        metadata={"help": "tokens of a part, where the data names no parts: fixed blocks"},
+    block: int = option(
+        97, "tokens of a part, where the data names no parts: fixed blocks", at_least=1
     )
-    clusters: int = field(
-        default=0,
-        metadata={
-            "help": "global tokens are so many learned centroids, each of which stands for the "
-            "tokens that are nearest to it; 0: they stand for parts"
-        },
+    clusters: int = option(
+        0,
+        "global tokens are so many learned centroids, each of which stands for the tokens that "
+        "are nearest to it; 0: they stand for parts",
+        at_least=0,
     )
-    same_cluster: int = field(
-        default=0,
-        metadata={
-            "help": "with --clusters: beyond the radius, long tokens see so many tokens of their "
-            "cluster on either side, with a label of their own; 0: none"
-        },
+    same_cluster: int = option(
+        0,
+        "with --clusters: beyond the radius, long tokens see so many tokens of their cluster on "
+        "either side, with a label of their own; 0: none",
+        at_least=0,
     )
-    attention_kernel: str = field(
-        default="auto", metadata={"help": f"auto, {', '.join(IMPLEMENTATIONS)}"}
+    attention_kernel: str = option(
+        "auto", f"auto, {', '.join(IMPLEMENTATIONS)}", choices=("auto", *IMPLEMENTATIONS)
+    )
+    lift: str = option(
+        "",
+        "checkpoint of fairseq's roberta, of clusterformer_masked_lm or of etc_masked_lm, whose "
+        "weights the encoder starts from",
     )
 
 
 class Streams(NamedTuple):
-    """What the encoder makes of both streams.
+    """What the encoder makes of both streams."""
 
-    Attributes:
-        of_global: [B, G, D].
-        of_long: [B, N, D].
-        structure: of the batch.
-    """
-
-    of_global: Tensor
-    of_long: Tensor
-    structure: Structure
+    of_global: Tensor  # [B, G, D]
+    of_long: Tensor  # [B, N, D]
+    structure: Structure  # of the batch
 
 
 def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
     """Parts of ``block`` tokens each, the last one of what is left; the paper's "fixed blocks".
-
-    Args:
-        tokens: int64 [B, N], with padding behind.
-        block: tokens of a part.
-        pad: of the dictionary.
-    """
+    Of tokens int64 [B, N], with padding behind."""
     padding = tokens.eq(pad)
     length = tokens.size(1)
     real = (~padding).sum(1, keepdim=True)
@@ -119,11 +107,7 @@ def fixed_blocks(tokens: Tensor, block: int, pad: int) -> Structure:
 
 
 class ETCLayer(nn.Module):
-    """Attention of both streams and a feed-forward layer that they share; norms are their own.
-
-    Args:
-        args: `ETCOptions`.
-    """
+    """Attention of both streams and a feed-forward layer that they share; norms are their own."""
 
     def __init__(self, args):
         super().__init__()
@@ -154,23 +138,25 @@ class ETCLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """[B, G, D] and [B, N, D] to the same."""
         streams = [x_global, x_long]
-        given = self._normed(self.attention_norms, streams) if self.before else streams
-        streams = self._added(streams, self.self_attn(*given, structure), self.attention_norms)
-        given = self._normed(self.final_norms, streams) if self.before else streams
-        changes = [self._feed_forward(x) for x in given]
-        return tuple(self._added(streams, changes, self.final_norms))
+        for norms, sublayer in (
+            (self.attention_norms, lambda *given: self.self_attn(*given, structure)),
+            (self.final_norms, self._feed_forward),
+        ):
+            changes = sublayer(*(_normed(norms, streams) if self.before else streams))
+            pairs = zip(streams, changes, strict=True)
+            streams = [x + dropout(change, self.dropout, self.training) for x, change in pairs]
+            if not self.before:
+                streams = _normed(norms, streams)
+        return tuple(streams)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        x = dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training)
-        return self.fc2(x)
+    def _feed_forward(self, *streams: Tensor) -> Iterator[Tensor]:
+        for x in streams:
+            x = dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training)
+            yield self.fc2(x)
 
-    def _added(self, streams, changes, norms) -> list[Tensor]:
-        pairs = zip(streams, changes, strict=True)
-        added = [x + dropout(change, self.dropout, self.training) for x, change in pairs]
-        return added if self.before else self._normed(norms, added)
 
-    def _normed(self, norms, streams) -> list[Tensor]:
-        return [norm(x) for norm, x in zip(norms, streams, strict=True)]
+def _normed(norms: Iterable[nn.Module], streams: Iterable[Tensor]) -> list[Tensor]:
+    return [norm(x) for norm, x in zip(norms, streams, strict=True)]
 
 
 class ETCEncoder(nn.Module):
@@ -181,47 +167,23 @@ class ETCEncoder(nn.Module):
         dictionary: of the words; a global token without one of its own is ``<s>``.
 
     Raises:
-        ValueError: an option that is not allowed.
+        ValueError: options that do not fit each other.
     """
 
     def __init__(self, args, dictionary: Dictionary):
         super().__init__()
-        sizes = ("block", "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim")
-        least = dict.fromkeys((*sizes, "encoder_attention_heads"), 1)
-        least |= dict.fromkeys(("radius", "max_distance", "clusters", "same_cluster"), 0)
-        for name, allowed in least.items():
-            if getattr(args, name) < allowed:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: {allowed} or more")
         check_heads(args, "encoder")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(args, name) <= 1:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: 0 to 1")
-        if args.attention_dropout == 1:  # which kernels do not take
-            raise ValueError("--attention-dropout is 1; allowed: 0 or more, and less than 1")
         if args.same_cluster and not args.clusters:
             raise ValueError(
                 f"--same-cluster is {args.same_cluster}, and --clusters 0; allowed: 0 without "
                 "clusters"
             )
         own = 5 if args.same_cluster else 4  # labels that are no distances, and the token's own
-        if args.num_labels < own:
-            raise ValueError(f"--num-labels is {args.num_labels}; allowed: {own} or more")
         if args.num_labels < 2 * args.max_distance + own:
             raise ValueError(
                 f"--max-distance is {args.max_distance}, and --num-labels {args.num_labels}; "
                 f"allowed: {(args.num_labels - own) // 2} or less, or "
                 f"{2 * args.max_distance + own} labels"
-            )
-        kernels = ("auto", *IMPLEMENTATIONS)
-        if args.attention_kernel not in kernels:
-            raise ValueError(
-                f"--attention-kernel is {args.attention_kernel}; allowed: {', '.join(kernels)}"
-            )
-        if args.projections not in PROJECTIONS:
-            raise ValueError(
-                f"--projections is {args.projections}; allowed: {', '.join(PROJECTIONS)}"
             )
         self.dictionary, self.block, self.dropout = dictionary, args.block, args.dropout
         self.checkpoint_activations = args.checkpoint_activations
@@ -254,8 +216,9 @@ class ETCEncoder(nn.Module):
             structure: which global tokens stand for which parts; None: fixed blocks. With
                 clusters it has no global tokens, but may have examples.
             global_tokens: words of the global tokens, int64 [B, G]; None, or clusters: ``<s>``.
-            types: of the long tokens, int64 [B, N] below 16; None: 1.
-            global_types: of the global ones, int64 [B, G]; None: 0.
+            types: of the long tokens, int64 [B, N] below 16; None: 1. Or vectors [B, N, D], which
+                are added as well.
+            global_types: of the global ones, likewise, [B, G] or [B, G, D]; None: 0.
 
         Raises:
             ValueError: padding before a token, or streams that do not fit the structure.
@@ -278,11 +241,8 @@ class ETCEncoder(nn.Module):
                 "as the structure has them"
             )
         streams = [
-            self._embedded(words, kinds, default)
-            for words, kinds, default in (
-                (global_tokens, global_types, GLOBAL_TYPE),
-                (tokens, types, LONG_TYPE),
-            )
+            self._embedded(global_tokens, global_types, GLOBAL_TYPE),
+            self._embedded(tokens, types, LONG_TYPE),
         ]
         if self.centroids is not None:
             of_each = self.centroids.repeat(shape[1] // len(self.centroids), 1)
@@ -293,16 +253,18 @@ class ETCEncoder(nn.Module):
             else:
                 streams = layer(*streams, structure)
         if self.norms:
-            streams = [norm(x) for norm, x in zip(self.norms, streams, strict=True)]
+            streams = _normed(self.norms, streams)
         of_global, of_long = streams
         if self.training:  # workers that exchange gradients expect one of each parameter
             of_long = of_long + of_global[:, :0].sum()  # 0, whatever the states are
         return Streams(of_global, of_long, structure)
 
-    def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
-        if kinds is None:
-            kinds = torch.full_like(words, default)
-        x = self.layernorm_embedding(self.embed_tokens(words) + self.embed_types(kinds))
+    def _embedded(self, words: Tensor, types: Tensor | None, default: int) -> Tensor:
+        more = types if types is not None and types.is_floating_point() else None
+        if types is None or more is not None:
+            types = torch.full_like(words, default)
+        x = self.embed_tokens(words) + self.embed_types(types)
+        x = self.layernorm_embedding(x if more is None else x + more)
         return dropout(x, self.dropout, self.training)
 
     def _of_clusters(self, tokens: Tensor, given: Structure | None) -> Structure:
@@ -332,34 +294,22 @@ class ETCEncoder(nn.Module):
         return int(1e9)
 
 
-def tiny(args) -> None:
-    """2 layers of 64: for trials."""
-    _sized(args, layers=2, width=64, heads=4, inner=128, radius=16)
+def _size(layers: int, width: int, heads: int, inner: int, radius: int, **more) -> dict:
+    return {
+        "encoder_layers": layers,
+        "encoder_embed_dim": width,
+        "encoder_attention_heads": heads,
+        "encoder_ffn_embed_dim": inner,
+        "radius": radius,
+        "activation_fn": "gelu",
+        **more,
+    }
 
 
-def small(args) -> None:
-    """4 layers of 256."""
-    _sized(args, layers=4, width=256, heads=4, inner=1024, radius=84)
-
-
-def base(args) -> None:
-    """The paper's base: 12 layers of 768, 166 million parameters."""
-    _sized(args, layers=12, width=768, heads=12, inner=3072, radius=84)
-
-
-def large(args) -> None:
-    """The paper's large: 24 layers of 1,024, 539 million parameters."""
-    set_defaults(args, max_distance=24, num_labels=64)
-    _sized(args, layers=24, width=1024, heads=16, inner=4096, radius=169)
-
-
-def _sized(args, *, layers: int, width: int, heads: int, inner: int, radius: int) -> None:
-    set_defaults(
-        args,
-        encoder_layers=layers,
-        encoder_embed_dim=width,
-        encoder_attention_heads=heads,
-        encoder_ffn_embed_dim=inner,
-        radius=radius,
-        activation_fn="gelu",
-    )
+#: of the named sizes; "base" and "large" are the paper's, of 166 and 539 million parameters
+SIZES = {
+    "tiny": _size(2, 64, 4, 128, 16),
+    "small": _size(4, 256, 4, 1024, 84),
+    "base": _size(12, 768, 12, 3072, 84),
+    "large": _size(24, 1024, 16, 4096, 169, max_distance=24, num_labels=64),
+}

@@ -7,15 +7,17 @@ whose label is c is ``(q . (k + a_c) + b_c) / sqrt(E)``; the bias is in the auth
 Labels say how far apart two tokens of a stream are, and whether a global token stands for a long
 one.
 
-Most pairs have a label that is constant over a range of keys. Such a range is a layout, and what
-its label adds is one number for each query, which goes to the log-sum-exp of that part before the
-parts are joined: exact, and linear in N. Only the 2k - 1 nearest keys have a label each.
+Most pairs have a label that is constant over a range of keys. A kernel attends to such a range,
+and what its label adds is one number for each query: it goes to the log-sum-exp of that part
+before the parts are joined. This is exact, and linear in N. Only the 2k - 1 nearest keys have a
+label each.
 
 Shape letters: B batch, G global tokens, N long tokens, M = G + N, D width, H heads, E head width,
 P global tokens that stand for one long token, L labels, k the largest distance.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,8 +29,14 @@ from fairseq_clusterformer.kernels import Layout, join, ranged_attention
 from fairseq_clusterformer.precision import at_least_float32, full_float32
 
 NUM_LABELS = 32  # the authors' vocabulary; with k = 12, 28 of them are used
-PROJECTIONS = ("separate", "shared-kv", "shared")
+#: the streams that have queries and outputs of their own, and what has keys and values of its own
+PROJECTIONS = {
+    "separate": ("gl", ("g2g", "g2l", "l2g", "l2l")),
+    "shared-kv": ("gl", "gl"),
+    "shared": ("g", "g"),
+}
 _BLOCK = 16  # queries whose nearest keys are looked at together
+_PADDING = torch.iinfo(torch.int64).max  # the number of its example: behind all others
 
 
 class Labels:
@@ -53,56 +61,38 @@ class Labels:
         return torch.where(clipped < 0, self.most - clipped, clipped)
 
 
+@dataclass(eq=False)
 class Structure:
-    """Which global tokens stand for which part of the long input.
+    """Which global tokens stand for which part of the long input."""
 
-    Args:
-        spans: the long tokens that each global token stands for, from the first to one past the
-            last, int64 [B, G, 2]; equal where there are none. Those of different global tokens
-            may overlap. [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a
-            name.
-        length: N.
-        long_padding, global_padding: bool [B, N] and [B, G], True for padding, which stands
-            behind; None: there is none.
-        long_examples, global_examples: int64 [B, N] and [B, G], never falling, of examples that
-            are packed into one row and do not see each other; None: each row is one.
-        exempt: global tokens that see the long input of their example even where g2l is hard,
-            bool [B, G]; None: none.
-        exempt_long: long tokens that see all global tokens of their example even where l2g is
-            hard, bool [B, N]; None: none.
-        paragraphs: of global tokens, int64 [B, G]: those of two paragraphs have a label of their
-            own, not that of a distance; None: all are of one.
-        order: the long token at each place that ``spans`` are of, int64 [B, N], those of an
-            example at its own places; None: long tokens stand at their own places.
-        long_paragraphs: of long tokens, int64 [B, N], never falling: those of two paragraphs do
-            not see each other (l2l); None: all are of one.
-        clusters: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`.
-    """
+    #: the long tokens that each global token stands for, from the first to one past the last,
+    #: int64 [B, G, 2]; equal where there are none. Those of different global tokens may overlap.
+    #: [B, G, S, 2]: up to S spans of each, rising, such as all mentions of a name.
+    spans: Tensor
+    length: int  # N
+    #: bool [B, N] and [B, G], True for padding, which stands behind; None: there is none
+    long_padding: Tensor | None = None
+    global_padding: Tensor | None = None
+    #: int64 [B, N] and [B, G], never falling, of examples that are packed into one row and do not
+    #: see each other; both None: each row is one
+    long_examples: Tensor | None = None
+    global_examples: Tensor | None = None
+    #: global tokens that see the long input of their example even where g2l is hard, bool [B, G]
+    exempt: Tensor | None = None
+    #: of global tokens, int64 [B, G]: those of two paragraphs have a label of their own, not that
+    #: of a distance
+    paragraphs: Tensor | None = None
+    #: of long tokens, int64 [B, N], never falling: those of two do not see each other (l2l)
+    long_paragraphs: Tensor | None = None
+    #: the long token at each place that ``spans`` are of, int64 [B, N], those of an example at its
+    #: own places; None: long tokens stand at their own places
+    order: Tensor | None = None
+    #: what ``order`` is sorted by, int64 [B, N], G for padding; see :meth:`clustered`
+    clusters: Tensor | None = None
 
-    def __init__(
-        self,
-        spans: Tensor,
-        length: int,
-        *,
-        long_padding: Tensor | None = None,
-        global_padding: Tensor | None = None,
-        long_examples: Tensor | None = None,
-        global_examples: Tensor | None = None,
-        exempt: Tensor | None = None,
-        exempt_long: Tensor | None = None,
-        paragraphs: Tensor | None = None,
-        order: Tensor | None = None,
-        long_paragraphs: Tensor | None = None,
-        clusters: Tensor | None = None,
-    ):
-        if (long_examples is None) != (global_examples is None):
-            raise ValueError("examples of one stream alone; allowed: of both, or of none")
-        self.spans, self.length = spans if spans.dim() == 4 else spans.unsqueeze(2), length
-        self.long_padding, self.global_padding = long_padding, global_padding
-        self.long_examples, self.global_examples = long_examples, global_examples
-        self.exempt, self.exempt_long, self.order = exempt, exempt_long, order
-        self.paragraphs, self.long_paragraphs = paragraphs, long_paragraphs
-        self.clusters = clusters
+    def __post_init__(self):
+        if self.spans.dim() == 3:
+            self.spans = self.spans.unsqueeze(2)
 
     def clustered(self, clusters: Tensor) -> "Structure":
         """The same rows, where global tokens stand for clusters instead of spans.
@@ -116,21 +106,9 @@ class Structure:
             clusters = clusters.masked_fill(self.long_padding, number)
         sorted_, order = clusters.sort(dim=-1, stable=True)
         ends = torch.arange(number + 1, device=order.device).expand(len(order), -1).contiguous()
-        bounds = torch.searchsorted(sorted_, ends)
-        return Structure(
-            torch.stack([bounds[:, :-1], bounds[:, 1:]], dim=-1),
-            self.length,
-            long_padding=self.long_padding,
-            global_padding=self.global_padding,
-            long_examples=self.long_examples,
-            global_examples=self.global_examples,
-            exempt=self.exempt,
-            exempt_long=self.exempt_long,
-            paragraphs=self.paragraphs,
-            order=order,
-            long_paragraphs=self.long_paragraphs,
-            clusters=sorted_,
-        )
+        bounds = torch.searchsorted(sorted_, ends)  # where each cluster begins
+        spans = torch.stack([bounds[:, :-1], bounds[:, 1:]], dim=-1)
+        return replace(self, spans=spans, order=order, clusters=sorted_)
 
     def members(self, begin: Tensor, end: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
         """For the long token at each place of ``order``, up to ``most`` of its cluster before
@@ -152,23 +130,18 @@ class Structure:
         yield behind, torch.minimum(high, behind + most).where(real, behind)
 
     @cached_property
-    def long_bounds(self) -> tuple[Tensor, Tensor]:
-        """For each long token, where the long input of its example begins and ends [B, N]."""
-        return _bounds(self._long, self._long)
-
-    @cached_property
     def local_bounds(self) -> tuple[Tensor, Tensor]:
-        """The same of its paragraph within its example."""
-        low, high = self.long_bounds
+        """For each long token, where the long input of its example begins and ends [B, N]; with
+        paragraphs, where its paragraph does within it."""
+        low, high = _bounds(self._long, self._long)
         if self.long_paragraphs is None:
             return low, high
-        tokens = self.long_paragraphs
-        begin, end = _bounds(tokens, tokens)
+        begin, end = _bounds(self.long_paragraphs, self.long_paragraphs)
         return torch.maximum(low, begin), torch.minimum(high, end)
 
     @cached_property
     def bounds_of_global(self) -> tuple[Tensor, Tensor]:
-        """The same for each global token [B, G]."""
+        """For each global token, where the long input of its example begins and ends [B, G]."""
         return _bounds(self._global, self._long)
 
     @cached_property
@@ -182,22 +155,23 @@ class Structure:
         are fewer, one past the last of its example. Linear in N where spans seldom overlap."""
         begin, end = (bound.flatten() for bound in self.own)
         rows, number, several = self.spans.shape[:3]
-        of = torch.repeat_interleave(end - begin)  # a span for each of its tokens
+        # one entry for each pair of a span and a token of it, in the order of the spans
+        of = torch.repeat_interleave(end - begin)  # its span
         behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
-        of_row = max(number * several, 1)
-        token = of // of_row * self.length + end[of] + behind  # number of row * N + place
+        spans_of_row = max(number * several, 1)
+        token = of // spans_of_row * self.length + end[of] + behind  # row * N + place
+        # sorted by token, the rank of an entry is how many spans of its token stand before
         token, sorted_ = token.sort(stable=True)
         count = token.bincount(minlength=rows * self.length)
         rank = torch.arange(len(of), device=of.device) - (count.cumsum(0) - count)[token]
         most = int(count.max()) if count.numel() else 0
         found = self.global_bounds[1].reshape(-1, 1).repeat(1, most)
-        found[token, rank] = of[sorted_] % of_row // several
+        found[token, rank] = of[sorted_] % spans_of_row // several
         found = found.view(rows, self.length, most)
         if self.order is None:
             return found
-        return torch.empty_like(found).scatter_(
-            1, self.order.unsqueeze(-1).expand_as(found), found
-        )
+        places = self.order.unsqueeze(-1).expand_as(found)
+        return torch.empty_like(found).scatter_(1, places, found)
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:
@@ -213,29 +187,22 @@ class Structure:
     @cached_property
     def global_pairs(self) -> Tensor:
         """Which global tokens see which, bool [B, G, G]."""
-        real = self._global < _PADDING
         same = self._global.unsqueeze(2) == self._global.unsqueeze(1)
-        return same & real.unsqueeze(1)
+        return same & (self._global < _PADDING).unsqueeze(1)
 
     @cached_property
     def _long(self) -> Tensor:
-        shape = (len(self.spans), self.length)
-        return _numbered(self.long_examples, self.long_padding, shape, self.spans)
+        return self._numbered(self.long_examples, self.long_padding, self.length)
 
     @cached_property
     def _global(self) -> Tensor:
-        shape = self.spans.shape[:2]
-        return _numbered(self.global_examples, self.global_padding, shape, self.spans)
+        return self._numbered(self.global_examples, self.global_padding, self.spans.size(1))
 
-
-_PADDING = torch.iinfo(torch.int64).max
-
-
-def _numbered(examples: Tensor | None, padding: Tensor | None, shape, like: Tensor) -> Tensor:
-    """Examples of tokens, int64, with padding as the last one."""
-    if examples is None:
-        examples = torch.zeros(shape, dtype=torch.long, device=like.device)
-    return examples if padding is None else examples.masked_fill(padding, _PADDING)
+    def _numbered(self, examples: Tensor | None, padding: Tensor | None, length: int) -> Tensor:
+        """Examples of tokens, int64, with padding as the last one."""
+        if examples is None:
+            examples = self.spans.new_zeros(len(self.spans), length)
+        return examples if padding is None else examples.masked_fill(padding, _PADDING)
 
 
 def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,7 +214,7 @@ def _bounds(tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     return begin, torch.where(tokens < _PADDING, end, begin)
 
 
-class _Triple(NamedTuple):
+class _Projected(NamedTuple):
     """Queries [B, H, G or N, E] of one softmax, its keys and values [B, H, M, E], global tokens
     before long ones; and what each label adds to a query's logits, [B, H, G or N, L]."""
 
@@ -257,12 +224,16 @@ class _Triple(NamedTuple):
     added: Tensor
 
 
+#: attended values and their log-sum-exp, of one part of the keys
+Part = tuple[Tensor, Tensor]
+
+
 class GlobalLocalAttention(nn.Module):
     """Attention of both streams.
 
     Args:
         embed_dim: D.
-        num_heads: H.
+        num_heads: H, which divides D.
         radius: r; a long token sees those up to r away on either side.
         max_distance: k of the labels; 0: long tokens have one label, and so have global ones.
         projections: "separate" (2 of queries, 4 of keys, 4 of values, 2 of outputs: the paper's
@@ -274,15 +245,13 @@ class GlobalLocalAttention(nn.Module):
             all heads are together largest for it (l2g). Neither paper has this. The softmax of
             long tokens over all global ones teaches queries, keys and centroids, and so what
             belongs together.
-        same_cluster: beyond the radius a long token sees so many of its cluster on either side,
-            the nearest ones, also of other paragraphs. They have a label of their own, which
-            learns how much a cluster counts against nearness. 0: none. Neither paper has this.
+        same_cluster: with clusters, beyond the radius a long token sees so many of its cluster on
+            either side, the nearest ones, also of other paragraphs. They have a label of their
+            own, which learns how much a cluster counts against nearness. 0: none. Neither paper
+            has this.
         dropout: of the attention weights, in training.
-        num_labels: L.
+        num_labels: L, 2 k + 4 or more, and one more with ``same_cluster``.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-
-    Raises:
-        ValueError: sizes that are not allowed.
     """
 
     def __init__(
@@ -302,34 +271,14 @@ class GlobalLocalAttention(nn.Module):
         kernel: str = "auto",
     ):
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(
-                f"a width of {embed_dim} does not divide among {num_heads} heads; allowed: a "
-                f"number of heads that divides {embed_dim}"
-            )
-        sizes = {"radius": radius, "max_distance": max_distance, "same_cluster": same_cluster}
-        for name, value in sizes.items():
-            if value < 0:
-                raise ValueError(f"{name} is {value}; allowed: 0 or more")
-        if same_cluster and not clusters:
-            raise ValueError(f"same_cluster is {same_cluster}; allowed: 0 without clusters")
-        own = 5 if same_cluster else 4  # labels that are no distances, and the token's own
-        if num_labels < 2 * max_distance + own:
-            raise ValueError(
-                f"max_distance is {max_distance}, which takes {2 * max_distance + own} labels; "
-                f"allowed: {(num_labels - own) // 2} or less"
-            )
-        if projections not in PROJECTIONS:
-            raise ValueError(f"projections is {projections}; allowed: {', '.join(PROJECTIONS)}")
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
         self.radius, self.labels = radius, Labels(max_distance)
         self.hard, self.hard_long = hard, hard_long
         self.clusters, self.same_cluster = clusters, same_cluster
         self.dropout, self.impl, self.projections = dropout, kernel, projections
-        streams = {"separate": "gl", "shared-kv": "gl", "shared": "g"}[projections]
-        pairs = {"separate": ("g2g", "g2l", "l2g", "l2l"), "shared-kv": "gl", "shared": "g"}
-        names = [*(f"q_{s}" for s in streams), *(f"out_{s}" for s in streams)]
-        names += [f"{x}_{pair}" for x in "kv" for pair in pairs[projections]]
+        streams, pairs = PROJECTIONS[projections]
+        names = [f"{what}_{stream}" for what in ("q", "out") for stream in streams]
+        names += [f"{what}_{pair}" for what in "kv" for pair in pairs]
         self.linear = nn.ModuleDict({name: nn.Linear(embed_dim, embed_dim) for name in names})
         for projection in self.linear.values():
             nn.init.xavier_uniform_(projection.weight)
@@ -360,36 +309,35 @@ class GlobalLocalAttention(nn.Module):
         Returns:
             The same shapes; anything for padding.
         """
+        hidden = (structure.global_padding, structure.long_padding)
         x_global, x_long = (  # a weight of 0 times NaN is NaN
-            x if hidden is None else x.masked_fill(hidden.unsqueeze(-1), 0.0)
-            for x, hidden in (
-                (x_global, structure.global_padding),
-                (x_long, structure.long_padding),
-            )
+            x if mask is None else x.masked_fill(mask.unsqueeze(-1), 0.0)
+            for x, mask in zip((x_global, x_long), hidden, strict=True)
         )
-        of_global, of_long = (
-            self._triple(side, stream, x_global, x_long) for side, stream in enumerate(("g", "l"))
-        )
+        of_global = self._projected(0, x_global, x_global, x_long)
+        of_long = self._projected(1, x_long, x_global, x_long)
         if self.clusters:
             structure = structure.clustered(self._assigned(x_global, x_long, structure))
-        parts = [self._among_global(of_global, structure)]
-        for ranges in self._of_spans(structure):
-            parts += self._of_ranges(of_global, *ranges, structure.order)
-        attended_global = join(parts)[0]
-        parts = [self._of_range(of_long, *range_) for range_ in self._of_long(structure)]
+        parts_of_global = [self._among_global(of_global, structure)]
+        parts_of_global += self._in_spans(of_global, structure)
+        parts_of_long = []
+        for lo, hi, label in self._ranges_of_long(structure):
+            ranges = lo.unsqueeze(-1), hi.unsqueeze(-1)
+            parts_of_long += self._in_ranges(of_long, *ranges, label, first=x_global.size(1))
         if self.labels.most:
-            parts.append(self._nearest(of_long, structure))
+            parts_of_long.append(self._nearest(of_long, structure))
         if self.same_cluster and structure.length:
-            parts += self._of_members(of_long, structure)
-        attended_long = join(parts)[0]
-        return (
-            self.linear[self.named("out", "g2g")](attended_global.transpose(1, 2).flatten(2)),
-            self.linear[self.named("out", "l2l")](attended_long.transpose(1, 2).flatten(2)),
-        )
+            parts_of_long += self._in_cluster(of_long, structure)
+        outputs = []
+        for pair, parts in (("g2g", parts_of_global), ("l2l", parts_of_long)):
+            attended = join(parts)[0].transpose(1, 2).flatten(2)  # the heads side by side
+            outputs.append(self.linear[self.named("out", pair)](attended))
+        return tuple(outputs)
 
-    def _triple(self, side: int, stream: str, x_global: Tensor, x_long: Tensor) -> _Triple:
-        own = x_long if stream == "l" else x_global
-        q = self._heads(self.linear[self.named("q", stream + stream)](own))
+    def _projected(self, side: int, own: Tensor, x_global: Tensor, x_long: Tensor) -> _Projected:
+        """Of the global stream's softmax (0) or the long one's (1)."""
+        stream = "gl"[side]
+        q = self._heads(self.linear[self.named("q", stream)](own))
         k, v = (
             self._heads(
                 torch.cat(
@@ -402,9 +350,10 @@ class GlobalLocalAttention(nn.Module):
             )
             for what in "kv"
         )
+        # q . a_c and b_c of each label c, scaled as logits are
         added = torch.einsum("bhne,lhe->bhnl", self._scaled(q), self.label_vectors[side].to(q))
         bias = self._scaled(at_least_float32(self.label_biases[side]))
-        return _Triple(q, k, v, at_least_float32(added) + bias.T[:, None])
+        return _Projected(q, k, v, at_least_float32(added) + bias.T[:, None])
 
     @torch.no_grad()
     @full_float32()
@@ -429,79 +378,80 @@ class GlobalLocalAttention(nn.Module):
         return x * self.head_dim**-0.5
 
     def _heads(self, x: Tensor) -> Tensor:
+        """[B, N, D] to [B, H, N, E]."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
-    def _of_range(
-        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int
-    ) -> tuple[Tensor, Tensor]:
-        """What long tokens find in a range of key slots that has one label.
-
-        Args:
-            lo, hi: int64 [B, N].
-        """
-        number, total = lo.size(-1), triple.k.size(2)
-        first = total - number
-        q = pad(triple.q, (0, 0, first, 0))
-        lo, hi = (pad(bound, (first, 0)).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi)))
-        out, lse = self._by_kernel(q, triple.k, triple.v, Layout(lo, hi))
-        return out[:, :, first:], lse[:, :, first:] + triple.added[..., label]
-
-    def _of_ranges(
-        self, triple: _Triple, lo: Tensor, hi: Tensor, label: int, order: Tensor | None
-    ) -> list[tuple[Tensor, Tensor]]:
-        """What global tokens find in each of R ranges of key slots that have one label.
-
-        Args:
-            lo, hi: int64 [B, G, R].
-            order: of the long keys; see :class:`Structure`.
-        """
-        number, several = lo.shape[1:]
-        asked, keys = number * several, triple.k.size(2)
-        slots = max(asked, keys)
-        q = pad(triple.q.repeat_interleave(several, dim=2), (0, 0, 0, slots - asked))
-        k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (triple.k, triple.v))
-        lo, hi = (
-            pad(bound.flatten(1), (0, slots - asked)).unsqueeze(1)
-            for bound in (lo, torch.maximum(lo, hi))
-        )
-        if order is not None:
-            slot = torch.arange(slots, device=order.device).repeat(len(order), 1)
-            slot[:, number:keys] = order + number
-            order = slot.unsqueeze(1)
-        out, lse = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
-        out = out[:, :, :asked].unflatten(2, (number, several)).unbind(3)
-        lse = lse[:, :, :asked].unflatten(2, (number, several)).unbind(3)
-        added = triple.added[..., label]
-        return [(each, of_each + added) for each, of_each in zip(out, lse, strict=True)]
-
-    def _by_kernel(self, q, k, v, layout: Layout) -> tuple[Tensor, Tensor]:
-        return ranged_attention(q, k, v, layout, dropout=self._dropout, impl=self.impl)
-
     @property
-    def _dropout(self) -> float:
+    def _rate(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def _of_spans(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """What global tokens see of the long input: ranges of key slots, several of each, and
-        their label."""
-        first, (low, high) = structure.spans.size(1), structure.bounds_of_global
-        begin, end = structure.own
-        yield first + begin, first + end, self.labels.mine
-        after = torch.cat([low.unsqueeze(-1), end], dim=-1)
-        until = torch.cat([begin, high.unsqueeze(-1)], dim=-1)
-        for range_ in _others(after, until, self.hard, structure.exempt):
-            yield *(first + bound for bound in range_), self.labels.others
+    def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Part:
+        return ranged_attention(q, k, v, layout, dropout=self._rate, impl=self.impl)
 
-    def _of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """What long tokens see in addition to their nearest neighbours, likewise."""
+    def _in_spans(self, given: _Projected, structure: Structure) -> Iterator[Part]:
+        """What global tokens find in the long input: in their spans, and in what lies between."""
+        number, order = structure.spans.size(1), structure.order
+        if order is not None:  # global tokens are the first keys
+            order = torch.cat(
+                [torch.arange(number).expand(len(order), -1).to(order), number + order], 1
+            )
+        begin, end = (number + bound for bound in structure.own)
+        yield from self._in_ranges(given, begin, end, self.labels.mine, order=order)
+        if self.hard and structure.exempt is None:
+            return
+        low, high = (number + bound.unsqueeze(-1) for bound in structure.bounds_of_global)
+        after, until = torch.cat([low, end], dim=-1), torch.cat([begin, high], dim=-1)
+        if self.hard:
+            until = torch.where(structure.exempt.unsqueeze(-1), until, after)
+        yield from self._in_ranges(given, after, until, self.labels.others, order=order)
+
+    def _in_ranges(
+        self,
+        given: _Projected,
+        lo: Tensor,
+        hi: Tensor,
+        label: int,
+        *,
+        first: int = 0,
+        order: Tensor | None = None,
+    ) -> Iterator[Part]:
+        """What queries find in each of several ranges of key slots, all of one label.
+
+        Args:
+            lo, hi: of each query, int64 [B, G or N, R].
+            first: the slot of the first query: long ones stand behind global ones.
+            order: the key at each slot, int64 [B, M]; None: keys as they are.
+        """
+        number, several = lo.shape[1:]
+        asked, keys = number * several, given.k.size(2)
+        slots = max(first + asked, keys)  # each query R times; kernels want as many keys
+        room = (first, slots - first - asked)
+        q = pad(given.q.repeat_interleave(several, dim=2), (0, 0, *room))
+        k, v = (pad(x, (0, 0, 0, slots - keys)) for x in (given.k, given.v))
+        lo, hi = (
+            pad(bound.flatten(1), room).unsqueeze(1) for bound in (lo, torch.maximum(lo, hi))
+        )
+        if order is not None:
+            more = torch.arange(keys, slots, device=order.device).expand(len(order), -1)
+            order = torch.cat([order, more], dim=1).unsqueeze(1)
+        found = self._by_kernel(q, k, v, Layout(lo, hi, key_order=order))
+        out, lse = (
+            x[:, :, first : first + asked].unflatten(2, (number, several)).unbind(3) for x in found
+        )
+        for each, of_each in zip(out, lse, strict=True):
+            yield each, of_each + given.added[..., label]
+
+    def _ranges_of_long(self, structure: Structure) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """The ranges of keys that long tokens see besides their nearest neighbours, [B, N], and
+        their labels: the global tokens of each and those between them, and distances from k on."""
         after, high = structure.global_bounds
         for mine in structure.mine.unbind(-1):
-            for range_ in _others(after, mine, self.hard_long, structure.exempt_long):
-                yield *range_, self.labels.others
+            if not self.hard_long:
+                yield after, mine, self.labels.others
             after = torch.minimum(mine + 1, high)
             yield mine, after, self.labels.mine
-        for range_ in _others(after, high, self.hard_long, structure.exempt_long):
-            yield *range_, self.labels.others
+        if not self.hard_long:
+            yield after, high, self.labels.others
 
         first, most = structure.spans.size(1), self.labels.most
         begin, end = self._nearby(structure)
@@ -519,34 +469,37 @@ class GlobalLocalAttention(nn.Module):
         begin = torch.maximum(place - self.radius, low)
         return begin, torch.minimum(place + self.radius + 1, high)
 
-    def _of_members(self, triple: _Triple, structure: Structure) -> list[tuple[Tensor, Tensor]]:
+    def _in_cluster(self, given: _Projected, structure: Structure) -> Iterator[Part]:
         """What long tokens find in those of their cluster beyond the radius, on either side."""
         first, order = structure.spans.size(1), structure.order.unsqueeze(1)
-        k, v = (x[:, :, first:] for x in (triple.k, triple.v))
-        added, parts = triple.added[..., self.labels.same_cluster], []
+        k, v = (x[:, :, first:] for x in (given.k, given.v))
         for range_ in structure.members(*self._nearby(structure), self.same_cluster):
             lo, hi = (bound.unsqueeze(1) for bound in range_)
             layout = Layout(lo, hi, order, order, reach=self.same_cluster)
-            out, lse = self._by_kernel(triple.q, k, v, layout)
-            parts.append((out, lse + added))
-        return parts
+            out, lse = self._by_kernel(given.q, k, v, layout)
+            yield out, lse + given.added[..., self.labels.same_cluster]
 
-    def _nearest(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
-        """What long tokens find in those less than k away, whose labels differ."""
+    def _nearest(self, given: _Projected, structure: Structure) -> Part:
+        """What long tokens find in those less than k away, whose labels differ.
+
+        Queries come in blocks; the keys of a block are its own tokens and those up to ``reach`` on
+        either side, cut out of the padded keys by ``unfold``.
+        """
         reach = min(self.labels.most - 1, self.radius)
         length, first = structure.length, structure.spans.size(1)
         blocks = max(-(-length // _BLOCK), 1)  # also where the long input is empty
         more = blocks * _BLOCK - length
-        q = pad(triple.q, (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
+        q = pad(given.q, (0, 0, 0, more)).unflatten(2, (blocks, _BLOCK))
         k, v = (
             pad(x[:, :, first:], (0, 0, reach, reach + more)).unfold(2, _BLOCK + 2 * reach, _BLOCK)
-            for x in (triple.k, triple.v)
+            for x in (given.k, given.v)
         )  # [B, H, blocks, E, keys]
         place = torch.arange(_BLOCK, device=q.device)
         distance = torch.arange(_BLOCK + 2 * reach, device=q.device) - reach - place.unsqueeze(-1)
-        label = self.labels.of_distance(distance)
-        added = pad(triple.added[..., : 2 * self.labels.most + 1], (0, 0, 0, more))
+        # of the labels of distances that a query has, that of each of its keys
+        added = pad(given.added[..., : 2 * self.labels.most + 1], (0, 0, 0, more))
         added = added.unflatten(2, (blocks, _BLOCK))
+        label = self.labels.of_distance(distance)
         added = added.gather(-1, label.expand(*added.shape[:3], -1, -1))
         logits = at_least_float32(self._scaled(q) @ k) + added
         low, high = (
@@ -555,42 +508,25 @@ class GlobalLocalAttention(nn.Module):
         )
         key = distance + torch.arange(blocks * _BLOCK, device=q.device).view(blocks, _BLOCK, 1)
         hidden = (distance.abs() > reach) | (key < low) | (key >= high)
-        return _attended(logits, v.mT, hidden, self._dropout, length)
+        return _attended(logits, v.mT, hidden, self._rate, length)
 
-    def _among_global(self, triple: _Triple, structure: Structure) -> tuple[Tensor, Tensor]:
+    def _among_global(self, given: _Projected, structure: Structure) -> Part:
         """What global tokens find in each other."""
         number = structure.spans.size(1)
-        place = torch.arange(number, device=triple.q.device)
+        place = torch.arange(number, device=given.q.device)
         label = self.labels.of_distance(place - place.unsqueeze(-1))
         if structure.paragraphs is not None:
-            paragraphs = structure.paragraphs
-            apart = paragraphs.unsqueeze(2) != paragraphs.unsqueeze(1)
-            label = torch.where(apart, self.labels.other_paragraph, label)
-            label = label.unsqueeze(1)
-        q, k, v = (x[:, :, :number] for x in triple[:3])
+            apart = structure.paragraphs.unsqueeze(2) != structure.paragraphs.unsqueeze(1)
+            label = torch.where(apart, self.labels.other_paragraph, label).unsqueeze(1)
+        q, k, v = (x[:, :, :number] for x in given[:3])
         logits = at_least_float32(self._scaled(q) @ k.mT)
-        logits = logits + triple.added.gather(-1, label.expand_as(logits))
+        logits = logits + given.added.gather(-1, label.expand_as(logits))
         hidden = ~structure.global_pairs.unsqueeze(1)
-        return _attended(
-            logits.unsqueeze(2), v.unsqueeze(2), hidden.unsqueeze(2), self._dropout, number
-        )
+        blocks = (x.unsqueeze(2) for x in (logits, v, hidden))  # one of all queries
+        return _attended(*blocks, self._rate, number)
 
 
-def _others(
-    begin: Tensor, end: Tensor, hard: bool, exempt: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """A range of tokens of the other stream that a token has nothing to do with: once if some
-    token sees it, empty for tokens that do not."""
-    if not hard:
-        yield begin, end
-    elif exempt is not None:
-        exempt = exempt.view(exempt.shape + (1,) * (end.dim() - exempt.dim()))
-        yield begin, torch.where(exempt, end, begin)
-
-
-def _attended(
-    logits: Tensor, v: Tensor, hidden: Tensor, rate: float, length: int
-) -> tuple[Tensor, Tensor]:
+def _attended(logits: Tensor, v: Tensor, hidden: Tensor, rate: float, length: int) -> Part:
     """Values and log-sum-exps of blocks of queries, put together.
 
     Args:

@@ -8,6 +8,7 @@ Shape letters: N tokens of the document, Q of the question, C candidates, G glob
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,84 +25,115 @@ OF_SENTENCE, OF_TEXT, OF_QUESTION, OF_PARAGRAPH, OF_ALL, OF_CANDIDATE, IN_QUESTI
 
 
 class GlobalTokens(NamedTuple):
-    """The global tokens of a question and its document.
+    """The global tokens of a question and its document."""
 
-    Attributes:
-        words: symbols, ``<s>`` except for those of the question, int64 [G].
-        types: of the constants above, int64 [G].
-        spans: tokens [first, last) of the long input, the question before the document, that each
-            stands for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal where
-            there are no more.
-        paragraphs: that each belongs to, rising, int64 [G]: the token for all and each candidate
-            are one by themselves, and so are those of the question (the authors' code).
-    """
-
-    words: Tensor
-    types: Tensor
+    words: Tensor  # symbols, <s> except for those of the question, int64 [G]
+    types: Tensor  # of the constants above, int64 [G]
+    # tokens [first, last) of the long input, the question before the document, that each stands
+    # for, int64 [G, K, 2]: K is 1, or the most mentions of a candidate; equal: no more
     spans: Tensor
+    # that each belongs to, rising, int64 [G]: the token for all and each candidate are one by
+    # themselves, and so are those of the question (the authors' code)
     paragraphs: Tensor
 
 
-def number_of_global_tokens(question: int, paragraphs: int, outline: Outline) -> int:
-    """G, before there are any.
+@dataclass(frozen=True)
+class DocumentStructure:
+    """What a reader of structured documents is given of them; the trunk's data set asks it."""
 
-    Args:
-        question: Q, with ``<s>`` and ``</s>``.
-        paragraphs: that there are.
-        outline: of the document.
-    """
-    return max(outline.candidates, 1) + question - 2 + paragraphs + len(outline.sentences)
+    sentences: bool = True  # they have global tokens
+    supporting: bool = False  # it says which sentences support an answer
+    by_parts: bool = True  # global tokens stand for parts of the document
+    flat: bool = False  # nothing stands for a candidate
 
+    def read(self, outline: Outline, length: int) -> Outline:
+        """What is read of an outline, within the first tokens of the document."""
+        outline = outline.within(length)
+        return outline if self.sentences else outline.without_sentences()
 
-def global_tokens(
-    question: Tensor, starts: Tensor, length: int, outline: Outline, dictionary: Dictionary
-) -> GlobalTokens:
-    """The global tokens of a question and its document: one for ``<s>`` of the question, or one
-    for each candidate instead, then one for each token of the question, and then for each
-    paragraph one for it and one for each of its sentences.
+    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None:
+        """Refuse what takes more than ``most`` global tokens (0: any number), or has candidates
+        that nothing stands for.
 
-    Args:
-        question: ``<s> question </s>``, int64 [Q].
-        starts: of the paragraphs in the document, int64 [P].
-        length: N.
-        outline: of the document.
-        dictionary: of both.
-    """
-    asked, before = len(question) - 2, len(question)
-    starts = starts[starts < length]
-    ends = torch.cat([starts[1:], starts.new_tensor([length])])
-    of_sentence = outline.paragraph_of(starts)
-    # a paragraph stands in front of its sentences
-    number = torch.arange(len(starts))
-    owner = torch.cat([number, of_sentence])
-    is_sentence = torch.cat([torch.zeros_like(number), torch.ones_like(of_sentence)])
-    order = (2 * owner + is_sentence).argsort(stable=True)
-    parts = torch.cat([torch.stack([starts, ends], 1), outline.sentences])[order] + before
-    types = torch.where(is_sentence[order] > 0, OF_SENTENCE, OF_PARAGRAPH)
+        Args:
+            outline: as :meth:`read` returns it.
+            question: Q, with ``<s>`` and ``</s>``.
+            paragraphs: that are read.
 
-    place = torch.arange(1, asked + 1)
-    if outline.candidates:
-        first, kind = _mentions(outline, before), OF_CANDIDATE
-    else:
+        Raises:
+            ValueError: saying what is allowed.
+        """
+        if self.flat and outline.candidates:
+            raise ValueError(
+                f"{outline.candidates} candidates; allowed: none with --structure flat, "
+                "where no global token stands for one"
+            )
+        first = max(outline.candidates, 1)
+        number = first + question - 2 + paragraphs + len(outline.sentences)
+        if self.by_parts and most and number > most:
+            raise ValueError(f"{number} global tokens; allowed: {most} (--max-global-positions)")
+
+    def rows(
+        self,
+        question: Tensor,
+        starts: Tensor,
+        length: int,
+        outline: Outline,
+        dictionary: Dictionary,
+    ) -> GlobalTokens:
+        """The global tokens of a question and its document: one for ``<s>`` of the question, or
+        one for each candidate instead, then one for each token of the question, and then for each
+        paragraph one for it and one for each of its sentences.
+
+        Args:
+            question: ``<s> question </s>``, int64 [Q].
+            starts: of the paragraphs in the document, int64 [P].
+            length, outline: of the document.
+        """
+        asked, before = len(question) - 2, len(question)
+        starts = starts[starts < length]
+        ends = torch.cat([starts[1:], starts.new_tensor([length])])
+        of_sentence = outline.paragraph_of(starts)
+        # a paragraph stands in front of its sentences
+        number = torch.arange(len(starts))
+        owner = torch.cat([number, of_sentence])
+        is_sentence = torch.cat([torch.zeros_like(number), torch.ones_like(of_sentence)])
+        order = (2 * owner + is_sentence).argsort(stable=True)
+        parts = torch.cat([torch.stack([starts, ends], 1), outline.sentences])[order] + before
+        types = torch.where(is_sentence[order] > 0, OF_SENTENCE, OF_PARAGRAPH)
+
         first, kind = torch.tensor([[[0, 1]]]), OF_ALL
-    alone = torch.cat([torch.stack([place, place + 1], 1), parts]).unsqueeze(1)
-    filler = nothing(len(alone), first.size(1) - 1, 2)
-    words = torch.full((len(first) + asked + len(parts),), dictionary.bos())
-    words[len(first) : len(first) + asked] = question[1:-1]
-    return GlobalTokens(
-        words=words,
-        types=torch.cat(
-            [torch.full((len(first),), kind), torch.full_like(place, OF_QUESTION), types]
-        ),
-        spans=torch.cat([first, torch.cat([alone, filler], 1)]),
-        paragraphs=torch.cat(
-            [
-                torch.arange(len(first)),
-                torch.full_like(place, len(first)),
-                owner[order] + len(first) + 1,
-            ]
-        ),
-    )
+        if outline.candidates:
+            first, kind = _mentions(outline, before), OF_CANDIDATE
+        place = torch.arange(1, asked + 1)
+        alone = torch.cat([torch.stack([place, place + 1], 1), parts]).unsqueeze(1)
+        filler = nothing(len(alone), first.size(1) - 1, 2)  # as many spans as a candidate has
+        ones = torch.ones_like(place)
+        words = torch.full((len(first) + asked + len(parts),), dictionary.bos())
+        words[len(first) : len(first) + asked] = question[1:-1]
+        behind = owner[order] + len(first) + 1
+        return GlobalTokens(
+            words=words,
+            types=torch.cat([torch.full((len(first),), kind), OF_QUESTION * ones, types]),
+            spans=torch.cat([first, torch.cat([alone, filler], 1)]),
+            paragraphs=torch.cat([torch.arange(len(first)), len(first) * ones, behind]),
+        )
+
+    def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
+        """Global tokens of B questions, by the names of their fields, with padding behind:
+        ``words`` of ``pad``, and spans without a token."""
+        most = max(row.spans.size(1) for row in rows)
+        # pad_sequence lengthens the first dimension alone
+        wide = [row._replace(spans=_widened(row.spans, most)) for row in rows]
+        fill = {"words": pad}
+        return {
+            name: pad_sequence([getattr(row, name) for row in wide], True, fill.get(name, 0))
+            for name in GlobalTokens._fields
+        }
+
+
+def _widened(spans: Tensor, most: int) -> Tensor:
+    return torch.nn.functional.pad(spans, (0, 0, 0, most - spans.size(1)))
 
 
 def _mentions(outline: Outline, before: int) -> Tensor:
@@ -113,76 +145,3 @@ def _mentions(outline: Outline, before: int) -> Tensor:
     ]
     rising = [places[places[:, 0].argsort()] + before for places in of_each]
     return pad_sequence([*rising, nothing(1, 2)], True)[:-1]
-
-
-def batch_of_globals(rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
-    """Global tokens of B questions, by the names of their fields, with padding behind: ``words``
-    of ``pad``, and spans without a token."""
-    most = max(row.spans.size(1) for row in rows)
-    # pad_sequence lengthens the first dimension alone
-    wide = [
-        torch.nn.functional.pad(row.spans, (0, 0, 0, most - row.spans.size(1))) for row in rows
-    ]
-    return {
-        "words": pad_sequence([row.words for row in rows], True, padding_value=pad),
-        "types": pad_sequence([row.types for row in rows], True),
-        "spans": pad_sequence(wide, True),
-        "paragraphs": pad_sequence([row.paragraphs for row in rows], True),
-    }
-
-
-class DocumentStructure(NamedTuple):
-    """How a reader of structured documents is given them; see :class:`QuestionDataset`.
-
-    Attributes:
-        sentences: they have global tokens.
-        supporting: it says which sentences support an answer.
-        by_parts: global tokens stand for parts of the document.
-        flat: nothing stands for a candidate.
-    """
-
-    sentences: bool = True
-    supporting: bool = False
-    by_parts: bool = True
-    flat: bool = False
-
-    def read(self, outline: Outline, length: int) -> Outline:
-        """What is read of an outline, within the first tokens of the document."""
-        outline = outline.within(length)
-        return outline if self.sentences else outline.without_sentences()
-
-    def rows(
-        self,
-        question: Tensor,
-        starts: Tensor,
-        length: int,
-        outline: Outline,
-        dictionary: Dictionary,
-    ) -> GlobalTokens:
-        """See :func:`global_tokens`."""
-        return global_tokens(question, starts, length, outline, dictionary)
-
-    def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:
-        """See :func:`batch_of_globals`."""
-        return batch_of_globals(rows, pad)
-
-    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None:
-        """Refuse what takes too many global tokens, or has candidates that nothing stands for.
-
-        Args:
-            outline: as :meth:`read` returns it.
-            question: Q, with ``<s>`` and ``</s>``.
-            paragraphs: that are read.
-            most: global tokens; 0: any number.
-
-        Raises:
-            ValueError: saying what is allowed.
-        """
-        if self.flat and outline.candidates:
-            raise ValueError(
-                f"{outline.candidates} candidates; allowed: none with --structure flat, "
-                "where no global token stands for one"
-            )
-        number = number_of_global_tokens(question, paragraphs, outline)
-        if self.by_parts and most and number > most:
-            raise ValueError(f"{number} global tokens; allowed: {most} (--max-global-positions)")

@@ -12,27 +12,25 @@ Shape letters: B batch, N tokens, W words, G nodes, D width.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.etc.pages import MOST_WORDS
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
-from fairseq_clusterformer.models.options import complete
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.precision import at_least_float32
 
-from . import encoder as etc
-from .lift import LiftOptions, Lifts
+from .encoder import ETCOptions
+from .global_local import Structure
+from .lift import ETCModel, register_etc
+from .openkp import MOST_WORDS
 
 #: the largest font size of each bucket; larger ones are the last, the 24th
 FONT_SIZES = (0, *range(8, 25), 29, 34, 39, 44, 49)
-#: places among the 20 numbers of a node (see `data.pages.VISUAL`)
+#: places among the 20 numbers of a node (see `openkp.VISUAL`)
 _CROSSED = (4, 6, 9)  # block, heading, bold
 _FONTS = (8, 18)  # of the node and of its parent
 _FLAGS = (5, 7, 16, 17, 19)  # inline, leaf; the parent's heading, leaf, bold
@@ -42,28 +40,20 @@ _RANGES = ((-50, 1500), (0, 1500), (-50, 6000), (0, 18000)) * 2
 
 
 @dataclass
-class ETCKeyphrasesConfig(LiftOptions):
+class ETCKeyphrasesConfig(ETCOptions):
     """Options of the encoder, and of what it reads."""
 
-    no_visual_features: bool = field(
-        default=False, metadata={"help": "do not read what the nodes of a page look like"}
-    )
-    fixed_blocks: bool = field(
-        default=False,
-        metadata={
-            "help": "global tokens stand for --block tokens each, instead of for nodes; without "
-            "what nodes look like"
-        },
+    no_visual_features: bool = option(False, "do not read what the nodes of a page look like")
+    fixed_blocks: bool = option(
+        False,
+        "global tokens stand for --block tokens each, instead of for nodes; without what nodes "
+        "look like",
     )
 
 
 class VisualFeatures(nn.Module):
     """What a node looks like, as a vector (appendix B): its font size and that of its parent, in
-    24 buckets; block, heading and bold together; and two layers over all other numbers.
-
-    Args:
-        embed_dim: D.
-    """
+    24 buckets; block, heading and bold together; and two layers over all other numbers."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -98,25 +88,8 @@ class VisualFeatures(nn.Module):
         return 2 * (pixels.clamp(least, most) - least) / (most - least) - 1
 
 
-class PageEncoder(etc.ETCEncoder):
-    """ETC's encoder, where something is added to the words instead of types that differ.
-
-    Its ``types`` and ``global_types`` are what is added, [B, N, D] and [B, G, D]; None: nothing.
-    """
-
-    def _embedded(self, words: Tensor, kinds: Tensor | None, default: int) -> Tensor:
-        types = torch.full_like(words, default)
-        x = self.embed_tokens(words) + self.embed_types(types)
-        x = self.layernorm_embedding(x if kinds is None else x + kinds)
-        return nn.functional.dropout(x, self.dropout, self.training)
-
-
 class PhraseHead(nn.Module):
-    """Logits of n-grams from the states of subwords.
-
-    Args:
-        embed_dim: D.
-    """
+    """Logits of n-grams from the states of subwords."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -156,32 +129,24 @@ class PhraseHead(nn.Module):
         return torch.stack(found, dim=1)[..., :number]
 
 
-@register_model("etc_keyphrases", dataclass=ETCKeyphrasesConfig)
-class ETCKeyphrases(Lifts, EncoderOnlyModel):
-    """A :class:`PageEncoder`, what nodes look like, and a :class:`PhraseHead`."""
+@register_etc("etc_keyphrases", ETCKeyphrasesConfig)
+class ETCKeyphrases(ETCModel):
+    """An ETC encoder, what nodes look like, and a :class:`PhraseHead`."""
 
     def __init__(self, args, task):
-        super().__init__(PageEncoder(args, task.source_dictionary))
-        self.args = args
+        super().__init__(args, task)
         self.visual = None
         if not (args.no_visual_features or args.fixed_blocks):
             self.visual = VisualFeatures(args.encoder_embed_dim)
         self.head = PhraseHead(args.encoder_embed_dim)
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ETCKeyphrasesConfig)
+    def check(cls, args, task) -> None:
         if args.clusters:
             raise ValueError(
                 f"--clusters is {args.clusters}; allowed: 0 for keyphrases, where global tokens "
                 "stand for nodes of the page"
             )
-        return cls(args, task)
 
     def forward(
         self, src_tokens: Tensor, page: dict[str, Tensor]
@@ -226,7 +191,3 @@ class ETCKeyphrases(Lifts, EncoderOnlyModel):
             of_tokens = of_nodes.gather(1, nodes.expand(-1, -1, of_nodes.size(-1)))
         of = self.encoder(src_tokens, structure, types=of_tokens, global_types=of_nodes)
         return of.of_long
-
-
-for _name in ("tiny", "small", "base", "large"):
-    register_model_architecture("etc_keyphrases", f"etc_keyphrases_{_name}")(getattr(etc, _name))

@@ -1,66 +1,40 @@
 """``--task etc_keyphrases``: find the keyphrases of web pages (Ainslie et al. 2020: OpenKP)."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING
+from fairseq.tasks import register_task
 
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
 from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
 from fairseq_clusterformer.etc.page_dataset import PageDataset
 from fairseq_clusterformer.etc.pages import PageData
-from fairseq_clusterformer.tasks.own_models import OwnModels
+from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ETCKeyphrasesTaskConfig(FairseqDataclass):
+class ETCKeyphrasesTaskConfig(DataOptions):
     """Options; the defaults are the paper's."""
 
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder that `clusterformer prepare keyphrases` made"},
+    max_positions: int = option(
+        4096, "most tokens of a page, which is cut between words", at_least=1
     )
-    max_positions: int = field(
-        default=4096, metadata={"help": "most tokens of a page, which is cut between words"}
-    )
-    max_nodes: int = field(
-        default=512, metadata={"help": "most nodes of a page, which is cut behind them"}
-    )
-    no_shuffle: bool = field(
-        default=False,
-        metadata={"help": "keep the order of pages of one length, instead of a random one"},
-    )
-    train_subset: str = II("dataset.train_subset")
+    max_nodes: int = option(512, "most nodes of a page, which is cut behind them", at_least=1)
 
 
 @register_task("etc_keyphrases", dataclass=ETCKeyphrasesTaskConfig)
-class ETCKeyphrasesTask(OwnModels, FairseqTask):
+class ETCKeyphrasesTask(OwnModels):
     """Pages, and the phrases in them that say what they are about."""
 
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
 
-    def __init__(self, cfg: ETCKeyphrasesTaskConfig, dictionary: Dictionary):
-        super().__init__(cfg)
-        self.dictionary = dictionary
-
     @classmethod
     def setup_task(cls, cfg: ETCKeyphrasesTaskConfig, **kwargs):
-        """Read the dictionary.
-
-        Raises:
-            FileNotFoundError: no dictionary.
-            ValueError: an option that is not allowed.
-        """
-        for name in ("max_positions", "max_nodes"):
-            if (value := getattr(cfg, name)) < 1:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} is {value}; allowed: 1 or more")
+        """Read the dictionary."""
         dictionary = load_dictionary(cfg.data, "clusterformer prepare keyphrases")
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
@@ -72,8 +46,8 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
         keyphrases are left out of training, as in the paper.
 
         Raises:
-            FileNotFoundError: a file that is missing.
-            ValueError: files that do not fit together, or no page to train on.
+            FileNotFoundError, ValueError: files that are missing or do not fit together, or no
+                page to train on.
         """
         in_training = split == self.cfg.train_subset
         data = PageData(shard_of(self.cfg.data, epoch), split)
@@ -98,11 +72,3 @@ class ETCKeyphrasesTask(OwnModels, FairseqTask):
             )
         self.datasets[split] = dataset
         return dataset
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> None:
-        return None

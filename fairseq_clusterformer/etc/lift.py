@@ -1,45 +1,46 @@
-"""ETC's encoder from a dense model's weights (Ainslie et al. 2020, section 3.4: "lifting")."""
+"""What models of ETC's encoder share: options, sizes, and the start from a dense model's weights
+(Ainslie et al. 2020, section 3.4: "lifting")."""
 
 import copy
 import re
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from fairseq.models import register_model, register_model_architecture
 from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
-from fairseq_clusterformer.models.encoder_only import fingerprint
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
+from fairseq_clusterformer.models.options import set_defaults
 from fairseq_clusterformer.models.roberta import check_words
 
-from . import encoder as etc
+from .encoder import SIZES, ETCEncoder, ETCOptions
 
 _OPTION = "--lift"
 _WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"
 #: parts of other models that have no place in the encoder
-_LEFT_OUT = (
-    "embed_positions.",
-    "lm_head.",
-    "classification_heads.",
-    "contrast.",
-    "version",
-)
+_LEFT_OUT = ("embed_positions.", "lm_head.", "classification_heads.", "contrast.", "version")
 
 
-@dataclass
-class LiftOptions(etc.ETCOptions):
-    """Options of the encoder, and what it starts from."""
+def register_etc(name: str, options: type[ETCOptions]):
+    """Register a model with its options, and the sizes ``NAME_tiny`` to ``NAME_large``."""
 
-    lift: str = field(
-        default="",
-        metadata={
-            "help": "checkpoint of fairseq's roberta, of clusterformer_masked_lm or of "
-            "etc_masked_lm, whose weights the encoder starts from"
-        },
-    )
+    def register(model: type) -> type:
+        model = register_model(name, dataclass=options)(model)
+        for size, values in SIZES.items():
+            register_model_architecture(name, f"{name}_{size}")(partial(set_defaults, **values))
+        return model
+
+    return register
 
 
-class Lifts:
-    """Mixin before a model with ETC's ``encoder``, and ``args`` of :class:`LiftOptions`."""
+class ETCModel(EncoderOnlyModel):
+    """A model of ETC's encoder and a head; its options are :class:`ETCOptions`."""
+
+    @classmethod
+    def build_encoder(cls, args, task) -> ETCEncoder:
+        """The encoder that the options name."""
+        return ETCEncoder(args, task.source_dictionary)
 
     def load_initial_weights(self) -> None:
         """Start from the model that ``--lift`` names.
@@ -50,46 +51,41 @@ class Lifts:
         if not self.args.lift:
             return
         given = read_checkpoint(_OPTION, self.args.lift)
-        found, mine = renamed(given["model"]), self.encoder.state_dict()
-        allowed = "allowed: an encoder of the same sizes and words, with a norm of its embeddings"
-        # tasks of masked words add one that stands in no dict.txt
-        words = self.encoder.dictionary
-        with_mask = copy.deepcopy(words)
+        try:
+            self.encoder.load_state_dict(self._lifted(given))
+        except KeyError as error:
+            raise self._error(f"it has no {error.args[0]}") from None
+        except RuntimeError as error:  # torch names what is of another size in its second line
+            raise self._error(str(error).splitlines()[1].strip()) from None
+
+    def _error(self, problem: str, allowed: str = "") -> CheckpointError:
+        allowed = (
+            allowed or "an encoder of the same sizes and words, with a norm of its embeddings"
+        )
+        return CheckpointError(f"{_OPTION} is {self.args.lift}: {problem}; allowed: {allowed}")
+
+    def _lifted(self, given: dict) -> dict[str, Tensor]:
+        """The encoder's parameters from a checkpoint."""
+        found, words = renamed(given["model"]), self.encoder.dictionary
+        with_mask = copy.deepcopy(words)  # tasks of masked words add one that is in no dict.txt
         with_mask.add_symbol("<mask>")
         theirs = found.pop("vocabulary", None)
         if theirs is None:
             check_words(_OPTION, self.args.lift, words)
-        elif not any(
-            torch.equal(theirs.cpu(), fingerprint(known)) for known in (words, with_mask)
-        ):
-            raise CheckpointError(
-                f"{_OPTION} is {self.args.lift}: it was trained with another dictionary "
-                f"(dict.txt); {allowed}"
-            )
+        elif not any(torch.equal(theirs.cpu(), fingerprint(w)) for w in (words, with_mask)):
+            raise self._error("it was trained with another dictionary (dict.txt)")
         if _WORDS in found and len(found[_WORDS]) == len(with_mask):
             found[_WORDS] = found[_WORDS][: len(words)]
-        # the numbers of labels are of k, and the tables' rows are not
+        # the numbers of labels depend on k, the sizes of their tables do not
         distance = getattr((given.get("cfg") or {}).get("model"), "max_distance", None)
         if _TYPES in found and distance not in (None, self.args.max_distance):
-            raise CheckpointError(
-                f"{_OPTION} is {self.args.lift}: its --max-distance is {distance}; allowed: "
-                f"{self.args.max_distance}, as here"
-            )
-        try:
-            own, unused = lifted(found, mine)
-            unused = [name for name in unused if not name.startswith(_LEFT_OUT)]
-            if unused:
-                raise CheckpointError(
-                    f"{_OPTION} is {self.args.lift}: it also has {unused[0]}; {allowed}"
-                )
-            self.encoder.load_state_dict(own)
-        except KeyError as error:
-            raise CheckpointError(
-                f"{_OPTION} is {self.args.lift}: it has no {error.args[0]}; {allowed}"
-            ) from None
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip()
-            raise CheckpointError(f"{_OPTION} is {self.args.lift}: {first}; {allowed}") from None
+            allowed = f"{self.args.max_distance}, as here"
+            raise self._error(f"its --max-distance is {distance}", allowed)
+        own, unused = lifted(found, self.encoder.state_dict())
+        for name in unused:
+            if not name.startswith(_LEFT_OUT):
+                raise self._error(f"it also has {name}")
+        return own
 
 
 def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,21 +136,18 @@ def lifted(
     return result, [name for name in given if name not in used]
 
 
-_DENSE = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
+#: of an ETC parameter's name, what a dense encoder has in its place; such as
+#: layers.0.self_attn.linear.k_l2g.weight, attention_norms.1.bias
+_DENSE = {
+    r"\blinear\.(q|k|v|out)_\w+": r"\1_proj",
+    r"\battention_norms\.\d": "self_attn_layer_norm",
+    r"\bfinal_norms\.\d": "final_layer_norm",
+    r"^norms\.\d": "layer_norm",
+}
 
 
 def _dense_name(name: str) -> str:
     """The name in a dense encoder of what an ETC parameter is lifted from."""
-    parts = name.split(".")
-    if "linear" in parts:  # layers.0.self_attn.linear.k_l2g.weight
-        place = parts.index("linear")
-        parts[place : place + 2] = [_DENSE[parts[place + 1].split("_")[0]]]
-    for norms, norm in (
-        ("attention_norms", "self_attn_layer_norm"),
-        ("final_norms", "final_layer_norm"),
-        ("norms", "layer_norm"),
-    ):
-        if norms in parts:
-            place = parts.index(norms)
-            parts[place : place + 2] = [norm]
-    return ".".join(parts)
+    for pattern, dense in _DENSE.items():
+        name = re.sub(pattern, dense, name)
+    return name

@@ -4,31 +4,22 @@ The task ``etc_masked_lm`` trains it on documents with their sentences as parts,
 hidden parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
 """
 
-from dataclasses import dataclass
-
 import torch
-from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.options import complete
 
-from . import encoder as etc
-from .lift import LiftOptions, Lifts
+from .encoder import ETCOptions, Streams
+from .global_local import Structure
+from .lift import ETCModel, register_etc
+from .masked_parts import NO_EXAMPLE
 
 _GLOBAL = ("<s>", "<mask>")  # words of the global tokens of parts that are seen, and hidden
 
 
-@dataclass
-class ETCMaskedLMConfig(LiftOptions):
-    """Options of the encoder."""
-
-
-@register_model("etc_masked_lm", dataclass=ETCMaskedLMConfig)
-class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
+@register_etc("etc_masked_lm", ETCOptions)
+class ETCMaskedLM(ETCModel, ClusterformerMaskedLM):
     """ETC's encoder, and RoBERTa's head on the long stream, which shares the words' embeddings.
 
     Where the task hides parts, a linear map of the global token of a hidden part in its context,
@@ -45,29 +36,13 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
             self.contrast = nn.ModuleDict(maps)
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ETCMaskedLMConfig)
+    def check(cls, args, task) -> None:
         parts = getattr(getattr(task, "cfg", None), "parts", "none")
         if args.clusters and parts != "none":
             raise ValueError(
                 f"--clusters is {args.clusters}, and --parts {parts}; allowed: --parts none, or "
                 "--clusters 0"
             )
-        return cls(args, task)
-
-    @classmethod
-    def build_encoder(cls, args, task) -> etc.ETCEncoder:
-        """The encoder that the options name.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        return etc.ETCEncoder(args, task.source_dictionary)
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """As fairseq's; the two maps are left out where the task hides no parts."""
@@ -84,17 +59,8 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
         masked_tokens: Tensor | None = None,
         parts: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, dict]:
-        """Guess words, and say what hidden parts are like.
-
-        Args:
-            src_tokens, src_lengths, src_id, masked_tokens: as its parent's.
-            parts: what :class:`~fairseq_clusterformer.etc.masked_parts.MaskedParts` says of
-                them; None: fixed blocks.
-
-        Returns:
-            As its parent's; with ``parts``, also "contrast": what the S hidden parts should be
-            like, and what they are, both [S, D].
-        """
+        """As its parent's. With ``parts``, as `MaskedParts` has them, also "contrast": what the S
+        hidden parts should be like, and what they are, both [S, D]. Without: fixed blocks."""
         if parts is None:
             return super().forward(src_tokens, masked_tokens=masked_tokens)
         streams = self.read(src_tokens, parts)
@@ -104,7 +70,7 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
             extra["contrast"] = expected, self.contrast["alone"](self._alone(parts["alone"]))
         return self.lm_head(streams.of_long, masked_tokens), extra
 
-    def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> etc.Streams:
+    def read(self, src_tokens: Tensor, parts: dict[str, Tensor]) -> Streams:
         """What the encoder makes of documents with their parts; see `forward`."""
         words = self.encoder.dictionary
         structure = Structure(
@@ -129,7 +95,3 @@ class ETCMaskedLM(Lifts, ClusterformerMaskedLM):
     def encoded(self, src_tokens: Tensor) -> tuple[Tensor, list[Report]]:
         """As its parent's; no layer clusters."""
         return self.encoder(src_tokens).of_long, []
-
-
-for _name in ("tiny", "small", "base", "large"):
-    register_model_architecture("etc_masked_lm", f"etc_masked_lm_{_name}")(getattr(etc, _name))

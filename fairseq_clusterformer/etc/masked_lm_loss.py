@@ -1,7 +1,7 @@
 """``--criterion etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020)."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -10,6 +10,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fairseq_clusterformer.criterions.clustering_losses import weight
 from fairseq_clusterformer.precision import at_least_float32
 
 
@@ -17,8 +18,8 @@ from fairseq_clusterformer.precision import at_least_float32
 class ETCMaskedLMLossConfig(FairseqDataclass):
     """The paper's weights (section 4.1)."""
 
-    words_weight: float = field(default=0.8, metadata={"help": "weight of the words' loss"})
-    parts_weight: float = field(default=0.2, metadata={"help": "weight of the hidden parts' loss"})
+    words_weight: float = weight(0.8, "weight of the words' loss")
+    parts_weight: float = weight(0.2, "weight of the hidden parts' loss")
 
 
 @register_criterion("etc_masked_lm", dataclass=ETCMaskedLMLossConfig)
@@ -28,16 +29,10 @@ class ETCMaskedLMLoss(FairseqCriterion):
     Each hidden part is to be recognised among the hidden parts of the batch, by the dot product of
     what its context expects and what it is, over sqrt(D). Both losses are means, of words and of
     parts, so that the weights mean the same in any batch.
-
-    Raises:
-        ValueError: a weight below 0.
     """
 
     def __init__(self, task, words_weight: float, parts_weight: float):
         super().__init__(task)
-        for name, value in (("words", words_weight), ("parts", parts_weight)):
-            if not value >= 0:
-                raise ValueError(f"--{name}-weight is {value}; allowed: 0 or more")
         self.words_weight, self.parts_weight = words_weight, parts_weight
         self.pad = task.target_dictionary.pad()
 

@@ -1,14 +1,14 @@
 """``--task etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on documents of sentences."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.masked_lm_loss import ETCMaskedLMLoss
 from fairseq_clusterformer.etc.masked_parts import PARTS, MaskedParts
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
 logger = logging.getLogger(__name__)
@@ -26,72 +27,50 @@ logger = logging.getLogger(__name__)
 class ETCMaskedLMTaskConfig(FairseqDataclass):
     """Options; the defaults are the paper's."""
 
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder that `clusterformer prepare lm text --sentences` made"},
+    data: str = option(MISSING, "folder that `clusterformer prepare lm text --sentences` made")
+    tokens_per_sample: int = option(
+        4096, "tokens of a row: of a piece of a long document, or of short ones", at_least=1
     )
-    tokens_per_sample: int = field(
-        default=4096,
-        metadata={"help": "tokens of a row: of a piece of a long document, or of short ones"},
+    max_parts: int = option(
+        256, "most global tokens of a row; of --parts none, most documents", at_least=1
     )
-    max_parts: int = field(
-        default=256,
-        metadata={"help": "most global tokens of a row; of --parts none, most documents"},
+    parts: str = option(
+        "sentences",
+        "what global tokens stand for: sentences, blocks of equal length, or none",
+        choices=PARTS,
     )
-    parts: ChoiceEnum(PARTS) = field(
-        default="sentences",
-        metadata={
-            "help": "what global tokens stand for: sentences, blocks of equal length, or none"
-        },
+    min_sentences: int = option(
+        1, "of a document, else it is left out; the paper has 7", at_least=1
     )
-    min_sentences: int = field(
-        default=1,
-        metadata={"help": "of a document, else it is left out; the paper has 7"},
+    part_tokens: int = option(97, "tokens of a block", at_least=1)
+    hide_parts: float = option(
+        0.1, "share of the parts of which all is hidden; 0: none", at_least=0, at_most=1
     )
-    part_tokens: int = field(default=97, metadata={"help": "tokens of a block"})
-    hide_parts: float = field(
-        default=0.1,
-        metadata={"help": "share of the parts of which all is hidden; 0: none"},
+    mask_prob: float = option(0.15, "share of the words to guess", at_least=0, at_most=1)
+    leave_unmasked_prob: float = option(
+        0.1, "share of the guessed tokens that stay", at_least=0, at_most=1
     )
-    mask_prob: float = field(default=0.15, metadata={"help": "share of the words to guess"})
-    leave_unmasked_prob: float = field(
-        default=0.1, metadata={"help": "share of the guessed tokens that stay"}
-    )
-    random_token_prob: float = field(
-        default=0.1, metadata={"help": "share of the guessed tokens that become another"}
+    random_token_prob: float = option(
+        0.1, "share of the guessed tokens that become another", at_least=0, at_most=1
     )
     # else fairseq's workers live on, and never hear that an epoch has other words to guess
-    persistent_workers: bool = field(
-        default=False, metadata={"help": "keep data workers, which then guess the same words"}
-    )
+    persistent_workers: bool = option(False, "keep data workers, which then guess the same words")
     seed: int = II("common.seed")
 
 
 @register_task("etc_masked_lm", dataclass=ETCMaskedLMTaskConfig)
-class ETCMaskedLMTask(OwnModels, FairseqTask):
+class ETCMaskedLMTask(OwnModels):
     """Words that are masked are guessed, and hidden sentences are recognised."""
 
     name, model, criterion = "etc_masked_lm", ETCMaskedLM, ETCMaskedLMLoss
 
     def __init__(self, cfg: ETCMaskedLMTaskConfig, dictionary: Dictionary):
-        super().__init__(cfg)
-        self.dictionary = dictionary
+        super().__init__(cfg, dictionary)
         self.hides_parts = cfg.hide_parts > 0 and cfg.parts != "none"
 
     @classmethod
     def setup_task(cls, cfg: ETCMaskedLMTaskConfig, **kwargs):
-        """Read the dictionary.
-
-        Raises:
-            FileNotFoundError: no dictionary.
-            ValueError: an option that is not allowed.
-        """
-        for name in ("tokens_per_sample", "max_parts", "min_sentences", "part_tokens"):
-            if (value := getattr(cfg, name)) < 1:
-                raise ValueError(f"{_flag(name)} is {value}; allowed: 1 or more")
-        for name in ("hide_parts", "mask_prob", "leave_unmasked_prob", "random_token_prob"):
-            if not 0 <= (value := getattr(cfg, name)) <= 1:
-                raise ValueError(f"{_flag(name)} is {value}; allowed: 0 to 1")
+        """Read the dictionary; raises ValueError for an option that is not allowed."""
         if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
             raise ValueError(
                 f"--random-token-prob is {cfg.random_token_prob}, and --leave-unmasked-prob "
@@ -104,11 +83,10 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
     def load_dataset(
         self, split: str, combine: bool = False, epoch: int = 1, **kwargs
     ) -> MaskedParts:
-        """Load "train", "valid" or "test".
+        """Load "train", "valid" or "test", and log what is left out.
 
         Raises:
-            FileNotFoundError: no such split.
-            ValueError: a split without a word.
+            FileNotFoundError, ValueError: no such split, or none with a word.
         """
         path = shard_of(self.cfg.data, epoch) / split
         lines = data_utils.load_indexed_dataset(str(path), self.dictionary, combine=combine)
@@ -163,21 +141,12 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
         return begins
 
     def document(self, sentences: list[Tensor]) -> dict:
-        """What the model reads of one document, of any length, with nothing hidden.
-
-        Args:
-            sentences: words of each, int64 [n].
-        """
-        lines = _Lines(
-            torch.cat([words, words.new_tensor([self.dictionary.eos()])]) for words in sentences
-        )
+        """What the model reads of one document, of any length, with nothing hidden; of the words
+        of each sentence, int64 [n]."""
+        lines = Lines(torch.cat([x, x.new_tensor([self.dictionary.eos()])]) for x in sentences)
         most = sum(map(len, lines))
         rows = self._in_rows(lines, most=most, most_parts=most, hidden_parts=0, guessed=0)
         return rows.collater([rows[0]])["net_input"]
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
@@ -188,13 +157,9 @@ class ETCMaskedLMTask(OwnModels, FairseqTask):
         return self.cfg.tokens_per_sample
 
 
-class _Lines(list):
-    """Items, with their sizes as fairseq's data sets have them."""
+class Lines(list):
+    """Items of words and ``</s>``, with their sizes as fairseq's data sets have them."""
 
     @property
     def sizes(self) -> np.ndarray:
         return np.array([len(item) for item in self])
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -20,16 +20,12 @@ _ALONE = 512  # tokens of a row of hidden parts, or those of the longest
 def pieces_of(
     sizes: np.ndarray, most: int, most_lines: int, least_lines: int = 1
 ) -> list[tuple[int, int]]:
-    """Documents, those that are long in pieces of whole lines.
+    """Documents, those that are long in pieces of whole lines: the lines [first, last) of each.
 
     Args:
         sizes: tokens of each line, int [n]; 0 ends a document.
-        most: tokens of a piece, as no line has more.
-        most_lines: of a piece.
+        most, most_lines: tokens of a piece, as no line has more, and its lines.
         least_lines: of a document; shorter ones are left out.
-
-    Returns:
-        The lines [first, last) of each piece.
     """
     document = (sizes == 0).cumsum()
     lines = np.bincount(document, weights=sizes > 0)
@@ -53,8 +49,7 @@ def packed(tokens: np.ndarray, parts: np.ndarray, most: int, most_parts: int) ->
     that surely have room for its parts.
 
     Args:
-        tokens: of each piece, int [n], ``most`` or less.
-        parts: of each piece, int [n], ``most_parts`` or less.
+        tokens, parts: of each piece, int [n], ``most`` and ``most_parts`` or less.
 
     Returns:
         Numbers of pieces for each row, rising.
@@ -94,13 +89,10 @@ class MaskedParts(BySize):
         lines: one binarised sentence an item; one without a word ends a document.
         dictionary: of the words; it has ``<mask>``.
         begins_word: whether each symbol begins a word, bool [symbols].
-        most: tokens of a row; a longer line loses its end.
-        most_parts: of a row.
+        most, most_parts: tokens of a row, and its parts; a longer line loses its end.
         least_lines: of a document; shorter ones are left out.
         parts: of :data:`PARTS`: each line is one, or each ``block`` tokens, or there are none.
-        block: tokens of a block.
-        hidden_parts: share of the parts.
-        guessed: share of the words.
+        hidden_parts, guessed: shares of the parts, and of the words.
         kept, replaced: shares of the guessed tokens that stay, and that become another word.
         seed: of all that is drawn.
         shuffle: rows of one length come in a random order.
@@ -196,12 +188,8 @@ class MaskedParts(BySize):
     def _masked(
         self, tokens: np.ndarray, begins: np.ndarray, hidden: np.ndarray, draw: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the model reads, and what it guesses, with padding for the rest; int64 [N].
-
-        Args:
-            tokens: int64 [N].
-            begins, hidden: whether each begins a word, and is of a hidden part; bool [N].
-        """
+        """What the model reads, and what it guesses, with padding for the rest; int64 [N]. Of
+        tokens, whether each begins a word, and whether it is of a hidden part, bool [N]."""
         word = begins.cumsum() - 1
         guessed = (draw.random(len(tokens)) < self.guessed)[word] & ~hidden
         change = draw.random(len(tokens))
@@ -220,20 +208,15 @@ class MaskedParts(BySize):
         fields, and where each of the S global tokens is, ``at`` int64 [S, 2]."""
         if not samples:
             return {}
-
         alone = [tokens for sample in samples for tokens in sample["alone"]]
         tokens, target = (
             collate_tokens([sample[name] for sample in samples], self.dictionary.pad())
             for name in ("tokens", "target")
         )
+        parts = {**_parts_of(samples), "alone": self._alone(alone)}
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
-            "net_input": {
-                "src_tokens": collate_tokens(
-                    [s["tokens"] for s in samples], self.dictionary.pad()
-                ),
-                "parts": {**_parts_of(samples), "alone": self._alone(alone)},
-            },
+            "net_input": {"src_tokens": tokens, "parts": parts},
             "target": target,
             "nsentences": len(samples),
             "ntokens": sum(len(sample["tokens"]) for sample in samples),

@@ -3,7 +3,7 @@
 A line of its files is a JSON object with ``url``, ``text``, ``VDOM`` and ``KeyPhrases``. Words are
 what stands between single blanks. ``VDOM`` is JSON in a string: the nodes of the page in their
 order, each with its ``text``, its words from ``start_idx`` to ``end_idx``, and 20 numbers as its
-``feature``; see :data:`~fairseq_clusterformer.etc.pages.VISUAL`.
+``feature``; see :data:`VISUAL`.
 """
 
 import math
@@ -22,41 +22,36 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     parse_json,
 )
 
-_NUMBERS = 20
+#: numbers that say what a node looks like, ten of its own and then ten of its parent: x, width, y
+#: and height in pixels; whether it is a block, inline, a heading, a leaf; the size of its font;
+#: whether it is bold
+VISUAL = 20
+MOST_WORDS = 5  # of a keyphrase
 _YES_OR_NO = {4, 5, 6, 7, 9, 14, 15, 16, 17, 19}
 _MOST_PIXELS = 1 << 30  # what is stored is int32
 
 
 @dataclass(frozen=True)
 class PageRecord:
-    """A page.
+    """A page."""
+
+    id: str  # its address
+    words: tuple[str, ...]  # none is empty
+    nodes: tuple[tuple[int, int], ...]  # words [first, last) of each; they cover all in order
+    visual: tuple[tuple[int, ...], ...]  # what each node looks like, in whole numbers
+    phrases: tuple[tuple[str, ...], ...] | None  # distinct, in lower case; None: unknown
+
+
+def openkp(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[PageRecord]:
+    """Yield the record of each line. Of one address the first page is kept.
 
     Args:
-        id: its address.
-        words: none is empty.
-        nodes: words [first, last) of each node; they cover all words in their order.
-        visual: what each node looks like, in whole numbers.
-        phrases: its distinct keyphrases, each as words in lower case; None: unknown.
-    """
-
-    id: str
-    words: tuple[str, ...]
-    nodes: tuple[tuple[int, int], ...]
-    visual: tuple[tuple[int, ...], ...]
-    phrases: tuple[tuple[str, ...], ...] | None
-
-
-def openkp(path: Path, drops: Drops, *, most_words: int, keep_unfound: bool = False) -> Iterator:
-    """Yield the `PageRecord` of each line. Of one address the first page is kept.
-
-    Args:
-        most_words: of a keyphrase that can be found.
         keep_unfound: keep pages whose keyphrases are unknown, or stand in none of their nodes.
     """
 
     def to_record(item: Mapping) -> PageRecord:
         record = page_record(item)
-        if not keep_unfound and not phrase_places(record, most_words):
+        if not keep_unfound and not phrase_places(record):
             told = record.phrases and ", ".join(map(repr, map(" ".join, record.phrases)))
             raise Unusable("no keyphrase in the text", f"{told or 'none'} of {record.id}")
         return record
@@ -109,9 +104,9 @@ def page_record(item: Mapping) -> PageRecord:
     return PageRecord(url, words, tuple(nodes), tuple(visual), _phrases(item))
 
 
-def phrase_places(record: PageRecord, most_words: int) -> list[tuple[int, int]]:
+def phrase_places(record: PageRecord) -> list[tuple[int, int]]:
     """Where each keyphrase first stands in one node: its first word, and its number of words;
-    without those that do not, or that have more than ``most_words``."""
+    without those that do not, or that have more than :data:`MOST_WORDS`."""
     lower = [word.lower() for word in record.words]
     places = []
     for phrase in record.phrases or ():
@@ -120,9 +115,9 @@ def phrase_places(record: PageRecord, most_words: int) -> list[tuple[int, int]]:
             place
             for first, last in record.nodes
             for place in range(first, last - length + 1)
-            if lower[place] == phrase[0] and tuple(lower[place : place + length]) == phrase
+            if tuple(lower[place : place + length]) == phrase
         )
-        found = next(starts, None) if length <= most_words else None
+        found = next(starts, None) if length <= MOST_WORDS else None
         if found is not None:
             places.append((found, length))
     return places
@@ -149,8 +144,8 @@ def _visual(node: Mapping, name: str) -> tuple[int, ...]:
             allowed = "0 or 1" if place in _YES_OR_NO else "a number"
             problem = f"feature {place} of {name} is {value}; allowed: {allowed}"
             raise Unusable("feature that is none", problem)
-    if len(numbers) != _NUMBERS:
-        problem = f"{name} has {len(numbers)} features; allowed: {_NUMBERS}"
+    if len(numbers) != VISUAL:
+        problem = f"{name} has {len(numbers)} features; allowed: {VISUAL}"
         raise Unusable("feature that is none", problem)
     return tuple(max(-_MOST_PIXELS, min(round(value), _MOST_PIXELS)) for value in numbers)
 

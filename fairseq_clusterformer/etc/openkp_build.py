@@ -7,7 +7,6 @@ at once.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.corpora.download import checksums
 from fairseq_clusterformer.corpora.folder import make_folder
@@ -18,10 +17,8 @@ from fairseq_clusterformer.data.unicode import READ_FORM
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.etc.openkp import PageRecord, openkp
 
-if TYPE_CHECKING:
-    from fairseq_clusterformer.etc.openkp_encode import Encoded
-
 _BATCH = 500  # pages in memory for the workers
+COUNTS = ("pages", "nodes", "tokens", "keyphrases", "keyphrases not found", "longest")
 
 
 def prepare(
@@ -67,10 +64,8 @@ def prepare(
 
 
 def _records(paths: list[Path], split: str, drops: Drops) -> Iterator[PageRecord]:
-    from fairseq_clusterformer.etc.pages import MOST_WORDS
-
     for path in paths:
-        yield from openkp(path, drops, most_words=MOST_WORDS, keep_unfound=split != "train")
+        yield from openkp(path, drops, keep_unfound=split != "train")
 
 
 def _nothing_left(split: str, drops: Drops) -> UserError:
@@ -80,9 +75,6 @@ def _nothing_left(split: str, drops: Drops) -> UserError:
 
 def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> None:
     """Train a sentencepiece model on the pages' nodes."""
-    from fairseq_clusterformer.corpora import binarize
-    from fairseq_clusterformer.data.subwords import MODEL
-
     text, drops = work / "train.txt", Drops()
     with open(text, "w", encoding="utf-8") as file:
         for record in _records(paths, "train", drops):
@@ -90,34 +82,28 @@ def _train(paths: list[Path], vocabulary: Vocabulary, work: Path, out: Path) -> 
                 file.write(" ".join(record.words[first:last]) + "\n")
     if not text.stat().st_size:
         raise _nothing_left("train", drops)
-    binarize.train_sentencepiece(
-        [text], vocabulary.train, out / MODEL, at_most=vocabulary.at_most, form=READ_FORM
-    )
+    vocabulary.train_model(text, out, form=READ_FORM)
 
 
 def _write(records: Iterator[PageRecord], out: Path, split: str, workers: int) -> dict[str, int]:
     from fairseq_clusterformer.data import subwords
     from fairseq_clusterformer.data.stored import load_dictionary
-    from fairseq_clusterformer.etc.openkp_encode import COUNTS, encode_record, page_of
-    from fairseq_clusterformer.etc.pages import PageWriter
+    from fairseq_clusterformer.etc.pages import PageWriter, encode_record, page_of
 
     dictionary, pieces = load_dictionary(out), subwords.load_prepared(out)
     to_index = [dictionary.index(symbol) for symbol in pieces.symbols]
     counts = dict.fromkeys(COUNTS, 0)
     encode = partial(encode_record, model=pieces)
-    encoded: Iterator[Encoded] = parallel(
-        encode, records, workers, split, batch=_BATCH, unit=" pages"
-    )
+    encoded = parallel(encode, records, workers, split, batch=_BATCH, unit=" pages")
     with PageWriter(out, split, vocab_size=len(dictionary)) as writer:
         for item in encoded:
             page, record = page_of(item, to_index), item.record
             phrases = None if record.phrases is None else [" ".join(p) for p in record.phrases]
             texts = {"url": record.id, "text": " ".join(record.words), "phrases": phrases}
             writer.add(page, texts)
-            counts["pages"] += 1
-            counts["nodes"] += len(page.nodes)
-            counts["tokens"] += len(page.tokens)
-            counts["keyphrases"] += len(page.phrases)
-            counts["keyphrases not found"] += len(phrases or ()) - len(page.phrases)
+            found = len(page.phrases)
+            of_page = (1, len(page.nodes), len(page.tokens), found, len(phrases or ()) - found)
+            for name, number in zip(COUNTS, of_page, strict=False):
+                counts[name] += number
             counts["longest"] = max(counts["longest"], len(page.tokens))
     return counts

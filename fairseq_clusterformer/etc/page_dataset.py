@@ -20,11 +20,9 @@ class PageDataset(BySize):
     """Pages with their keyphrases; long ones lose their end.
 
     Args:
-        data: of a split.
+        data, split: the pages of a split, and its name, which is in each batch.
         dictionary: of its tokens.
-        split: its name, which is in each batch.
-        max_positions: tokens of a page.
-        max_nodes: nodes of a page.
+        max_positions, max_nodes: tokens and nodes of a page.
         only_with_phrases: leave out pages of which no keyphrase is left.
         shuffle: pages of one length come in a random order.
 
@@ -63,13 +61,9 @@ class PageDataset(BySize):
         return {"id": number, "page": self.data[number].within(self.max_positions, self.max_nodes)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch.
-
-        Returns:
-            What the model reads as ``net_input``; what is right as ``target``: ``phrases``, int64
-            [B, P, 2] (of no words: no more), and ``first``, int64 [B, 5, W], both as in `Page`;
-            and the ``split`` that ``id`` counts in.
-        """
+        """A batch: what the model reads as ``net_input``; what is right as ``target``: ``phrases``
+        int64 [B, P, 2] (of no words: no more) and ``first`` int64 [B, 5, W], both as in `Page`;
+        and the ``split`` that ``id`` counts in."""
         if not samples:
             return {}
         pages = [sample["page"] for sample in samples]
@@ -90,16 +84,11 @@ class PageDataset(BySize):
 
 
 def batch_of_pages(pages: Sequence[Page], padding: int) -> dict[str, Any]:
-    """What a model of keyphrases reads of B pages.
+    """What a model of keyphrases reads of B pages: ``src_tokens``, int64 [B, N], and ``page``.
 
-    Args:
-        padding: token.
-
-    Returns:
-        ``src_tokens``, int64 [B, N]; and as ``page`` the word and the node of each token,
-        ``words`` and ``token_nodes``, int64 [B, N]; the tokens [first, last) of ``nodes``, int64
-        [B, G, 2]; ``visual``, int64 [B, G, 20]; ``num_words`` and ``num_nodes``, int64 [B].
-        Padding is 0, except for tokens.
+    That has the word and the node of each token, ``words`` and ``token_nodes``, int64 [B, N]; the
+    tokens [first, last) of ``nodes``, int64 [B, G, 2]; ``visual``, int64 [B, G, 20]; ``num_words``
+    and ``num_nodes``, int64 [B]. Padding is 0, except for tokens.
     """
     words = [page.words_of_tokens() for page in pages]
     rows = {

@@ -1,4 +1,5 @@
-"""Web pages and their keyphrases on disk: what ``clusterformer prepare keyphrases`` writes.
+"""Web pages and their keyphrases: in subwords, and on disk as ``clusterformer prepare keyphrases``
+writes them.
 
 A folder holds the model of its subwords, ``dict.txt`` and, for each split, these files. Each has
 one item per page, all in the same order:
@@ -16,7 +17,7 @@ one item per page, all in the same order:
 Shape letters: N tokens, W words, G nodes, P keyphrases.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,35 +27,24 @@ from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from torch import Tensor
 
 from fairseq_clusterformer.data.stored import RecordData, RecordWriter
+from fairseq_clusterformer.data.subwords import Subwords
 
-#: numbers that say what a node looks like, ten of its own and then ten of its parent: x, width, y
-#: and height in pixels; whether it is a block, inline, a heading, a leaf; the size of its font;
-#: whether it is bold
-VISUAL = 20
-MOST_WORDS = 5  # of a keyphrase
+from .openkp import MOST_WORDS, VISUAL, PageRecord, phrase_places
 
 _PARTS = ("document", "page")
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A page to train on, or to find keyphrases in.
+    """A page to train on, or to find keyphrases in."""
 
-    Args:
-        tokens: int64 [N].
-        starts: the first token of each word, int64 [W]; that of the next where it has none.
-        folded: equal numbers for words that are equal in lower case, int64 [W].
-        nodes: words [first, last) of each node, int64 [G, 2]; they cover all words in their order.
-        visual: what each node looks like, int64 [G, 20]; see `VISUAL`.
-        phrases: the first word of each keyphrase where it first stands in one node, and its number
-            of words, int64 [P, 2].
-    """
-
-    tokens: Tensor
-    starts: Tensor
-    folded: Tensor
-    nodes: Tensor
-    visual: Tensor
+    tokens: Tensor  # int64 [N]
+    starts: Tensor  # the first token of each word, int64 [W]; that of the next where it has none
+    folded: Tensor  # equal numbers for words that are equal in lower case, int64 [W]
+    nodes: Tensor  # words [first, last) of each, which cover all in their order, int64 [G, 2]
+    visual: Tensor  # what each node looks like, int64 [G, 20]; see `VISUAL`
+    # the first word of each keyphrase where it first stands in one node, and its number of words,
+    # int64 [P, 2]
     phrases: Tensor
 
     def item(self) -> np.ndarray:
@@ -113,7 +103,7 @@ class Page:
         number = len(folded)
         same = folded  # equal numbers for n-grams that are equal
         for length in range(1, min(MOST_WORDS, number) + 1):
-            if length > 1:
+            if length > 1:  # the n-gram of one word less, and one word
                 pairs = same[:-1].astype(np.int64) * number + folded[length - 1 :]
                 same = np.unique(pairs, return_inverse=True)[1]
             (whole,) = np.nonzero(node[: number - length + 1] == node[length - 1 :])
@@ -122,25 +112,51 @@ class Page:
         return places
 
 
-class PageWriter(RecordWriter):
-    """Writes the files of a split; used in a ``with`` statement.
+@dataclass(frozen=True)
+class Encoded:
+    """A page in a subword model's ids [N], and the first token of each word [W]."""
 
-    Args:
-        folder: that holds ``dict.txt``.
-        split: their first name.
-        vocab_size: the symbols of ``dict.txt``.
-    """
+    ids: np.ndarray
+    starts: np.ndarray
+    record: PageRecord
+
+
+def encode_record(record: PageRecord, *, model: Subwords) -> Encoded:
+    """The tokens of a page. The blank before a word belongs to it."""
+    tokens = model.encode(" ".join(record.words))
+    lengths = np.array([len(word) + 1 for word in record.words])
+    begins = np.cumsum(lengths) - lengths - 1
+    last = np.maximum(tokens.ends - 1, tokens.starts)
+    word = np.searchsorted(begins, last, side="right") - 1
+    starts = np.searchsorted(word, np.arange(len(record.words)))
+    return Encoded(tokens.ids, starts, record)
+
+
+def page_of(item: Encoded, to_index: Sequence[int]) -> Page:
+    """A page in symbols of a dictionary; ``to_index`` has the one of each of the model's ids."""
+    record = item.record
+    known: dict[str, int] = {}
+    folded = [known.setdefault(word.lower(), len(known)) for word in record.words]
+    return Page(
+        tokens=torch.from_numpy(np.asarray(to_index)[item.ids]),
+        starts=torch.from_numpy(item.starts),
+        folded=torch.tensor(folded),
+        nodes=torch.tensor(record.nodes).view(-1, 2),
+        visual=torch.tensor(record.visual).view(-1, VISUAL),
+        phrases=torch.tensor(phrase_places(record), dtype=torch.int64).view(-1, 2),
+    )
+
+
+class PageWriter(RecordWriter):
+    """Writes the files of a split into a folder with a ``dict.txt`` of so many symbols; used in a
+    ``with`` statement."""
 
     def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
         dtypes = (best_fitting_int_dtype(vocab_size), np.int32)
         super().__init__(folder, split, dict(zip(_PARTS, dtypes, strict=True)))
 
     def add(self, page: Page, texts: Mapping) -> None:
-        """Add a page.
-
-        Args:
-            texts: what becomes its line of ``SPLIT.jsonl``.
-        """
+        """Add a page, and what becomes its line of ``SPLIT.jsonl``."""
         self._add((page.tokens, page.item()), texts)
 
 

@@ -11,14 +11,13 @@ from fairseq_clusterformer.corpora.question_answering.records import Unusable
 from fairseq_clusterformer.data.subwords import load_prepared
 from fairseq_clusterformer.data.words import sentences as sentences_in
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.etc.keyphrases import best_keyphrases
-from fairseq_clusterformer.etc.openkp import PageRecord, page_record
-from fairseq_clusterformer.etc.openkp_encode import encode_record, page_of
-from fairseq_clusterformer.etc.page_dataset import batch_of_pages
-from fairseq_clusterformer.etc.pages import VISUAL
-from fairseq_clusterformer.inference.encoders import MaskedLanguageModel
 from fairseq_clusterformer.inference.load import Loaded
-from fairseq_clusterformer.inference.pretrained import Pretrained
+from fairseq_clusterformer.inference.pretrained import MaskedLanguageModel, Pretrained
+
+from .keyphrases import best_keyphrases
+from .openkp import VISUAL, PageRecord, page_record
+from .page_dataset import batch_of_pages
+from .pages import encode_record, page_of
 
 #: a text, or a page as OpenKP's files have it
 WebPage = str | Mapping[str, Any]
@@ -40,12 +39,7 @@ class DocumentModel(MaskedLanguageModel):
 
 
 class KeyphraseModel(Pretrained):
-    """Finds the phrases that say what a page is about.
-
-    Args:
-        loaded: a checkpoint of the task ``etc_keyphrases``, or a bundle.
-        options: see `Pretrained`.
-    """
+    """Finds the phrases that say what a page is about; of the task ``etc_keyphrases``."""
 
     kind = "model of keyphrases"
     abilities = ("keyphrases", "encode")
@@ -58,13 +52,12 @@ class KeyphraseModel(Pretrained):
 
     @torch.no_grad()
     def keyphrases(self, page: WebPage, most: int = 5) -> list[tuple[str, float]]:
-        """The best phrases of a page in lower case, each with its logit; of a page that is longer
-        than those of the training, the beginning counts.
+        """The best phrases of a page in lower case, ``most`` or fewer, each with its logit; of a
+        page that is longer than those of the training, the beginning counts.
 
         Args:
             page: with "text" and "VDOM", as in OpenKP's files; or a text, each line of which is a
                 node, for a model that does not read what nodes look like.
-            most: phrases.
 
         Raises:
             UserError: a page that is none, or a text for a model that reads what nodes look like.

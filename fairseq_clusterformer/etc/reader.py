@@ -2,28 +2,27 @@
 
 The question and the document are one long input (Ainslie et al. 2020, section 4 and appendix B).
 There are global tokens for all of it, for each token of the question, for each paragraph and for
-each sentence; see :func:`~fairseq_clusterformer.etc.global_tokens.global_tokens`.
+each sentence; see :class:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure`.
 
 Shape letters: B batch, Q question tokens, N document tokens, G global tokens, S sentences,
 C candidates, D width.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, StructureLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.structure import Outline
-from fairseq_clusterformer.etc.global_local import Structure
-from fairseq_clusterformer.models.options import complete
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.precision import ExactLinear
 
-from . import encoder as etc
+from .encoder import ETCEncoder, ETCOptions
+from .global_local import Structure
 from .global_tokens import (
     IN_QUESTION,
     IN_TITLE,
@@ -34,96 +33,68 @@ from .global_tokens import (
     OF_SENTENCE,
     OF_TEXT,
     DocumentStructure,
-    batch_of_globals,
-    global_tokens,
 )
-from .lift import LiftOptions, Lifts
-
-STRUCTURES = ("contexts", "text", "flat")
+from .lift import ETCModel, register_etc
 
 
 @dataclass
-class ETCReaderConfig(LiftOptions):
+class ETCReaderConfig(ETCOptions):
     """Options of the encoder, and of what it answers."""
 
-    structure: str = field(
-        default="contexts",
-        metadata={
-            "help": "contexts: paragraphs are apart, their long tokens do not see each other, as "
-            "in ETC's HotpotQA and WikiHop; text: they follow each other, as in its Natural "
-            "Questions; flat: text where of all global tokens those of sentences and of the "
-            "question's tokens alone stand for something, the paper's ablation"
-        },
+    structure: str = option(
+        "contexts",
+        "contexts: paragraphs are apart, their long tokens do not see each other, as in ETC's "
+        "HotpotQA and WikiHop; text: they follow each other, as in its Natural Questions; flat: "
+        "text where of all global tokens those of sentences and of the question's tokens alone "
+        "stand for something, the paper's ablation",
+        choices=("contexts", "text", "flat"),
     )
-    fixed_blocks: bool = field(
-        default=False,
-        metadata={"help": "global tokens stand for --block tokens each, and for nothing else"},
+    fixed_blocks: bool = option(
+        False, "global tokens stand for --block tokens each, and for nothing else"
     )
-
-    paragraphs_alone: bool = field(
-        default=False,
-        metadata={
-            "help": "sentences have no global tokens, as in ETC's Natural Questions, so that "
-            "longer documents keep within --max-global-positions"
-        },
+    paragraphs_alone: bool = option(
+        False,
+        "sentences have no global tokens, as in ETC's Natural Questions, so that longer documents "
+        "keep within --max-global-positions",
     )
-    supporting_facts: bool = field(
-        default=False,
-        metadata={"help": "say which sentences support an answer; the data must have them"},
+    supporting_facts: bool = option(
+        False, "say which sentences support an answer; the data must have them"
     )
-    narrow_cls: bool = field(
-        default=False,
-        metadata={
-            "help": "with --structure text --hard-global, the global <s> sees the long <s> alone, "
-            "as in ETC's Natural Questions; else it sees everything, as in its HotpotQA"
-        },
+    narrow_cls: bool = option(
+        False,
+        "with --structure text --hard-global, the global <s> sees the long <s> alone, as in ETC's "
+        "Natural Questions; else it sees everything, as in its HotpotQA",
     )
 
 
 class ETCReading(NamedTuple):
-    """What the encoder makes of questions and their documents; the first five as in `Reading`.
+    """What the encoder makes of questions and their documents; the first five as in `Reading`."""
 
-    Attributes:
-        question: [B, 1, Q, D].
-        document: [B, N, D].
-        question_padding: bool [B, 1, Q].
-        document_padding: bool [B, N].
-        reports: none, for no layer clusters.
-        of_global: [B, G, D]; where global tokens stand for blocks or clusters, the first long
-            token of each part instead.
-        types: of the global tokens, int64 [B, G]; -1 for padding.
-        starts: the first token of the document that each stands for, int64 [B, G]; negative of
-            those in front of it.
-    """
-
-    question: Tensor
-    document: Tensor
-    question_padding: Tensor
-    document_padding: Tensor
-    reports: list[Report]
+    question: Tensor  # [B, 1, Q, D]
+    document: Tensor  # [B, N, D]
+    question_padding: Tensor  # bool [B, 1, Q]
+    document_padding: Tensor  # bool [B, N]
+    reports: list[Report]  # none, for no layer clusters
+    # [B, G, D]; where global tokens stand for blocks or clusters, the first long token of each
+    # part instead
     of_global: Tensor
-    types: Tensor
+    types: Tensor  # of the global tokens, int64 [B, G]; -1 for padding
+    # the first token of the document that each stands for, int64 [B, G]; negative in front of it
     starts: Tensor
 
 
 class _LongInput(NamedTuple):
-    """Questions and documents behind them, L tokens: tokens, types and paragraphs int64 [B, L],
-    padding bool [B, L]; and the tokens of each question, int64 [B, 1]."""
+    """Questions and documents behind them, L tokens."""
 
-    tokens: Tensor
-    types: Tensor
-    padding: Tensor
-    paragraphs: Tensor
-    asked: Tensor
+    tokens: Tensor  # int64 [B, L]
+    types: Tensor  # int64 [B, L]
+    padding: Tensor  # bool [B, L]
+    paragraphs: Tensor  # int64 [B, L]
+    asked: Tensor  # tokens of each question, int64 [B, 1]
 
 
-class ETCReaderEncoder(etc.ETCEncoder):
-    """An encoder of questions and documents.
-
-    Args:
-        args: `ETCReaderConfig`.
-        dictionary: of questions and documents.
-    """
+class ETCReaderEncoder(ETCEncoder):
+    """An encoder of questions and documents."""
 
     def __init__(self, args, dictionary):
         super().__init__(args, dictionary)
@@ -137,11 +108,7 @@ class ETCReaderEncoder(etc.ETCEncoder):
         text_mask: Tensor | None = None,
         structure: dict[str, Tensor] | None = None,
     ) -> ETCReading:
-        """Encode documents, each with its question; see :meth:`ETCReader.forward`.
-
-        Raises:
-            ValueError: padding before a token.
-        """
+        """Encode documents, each with its question; see :meth:`ETCReader.forward`."""
         pad = self.dictionary.pad()
         check_padding(question_tokens, document_tokens, pad)
         if structure is None:
@@ -189,6 +156,7 @@ class ETCReaderEncoder(etc.ETCEncoder):
         both = torch.cat([question_tokens, document_tokens], dim=1)
         place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
         in_question = place < asked
+        # the place in `both` of each token: behind the question, its padding is skipped
         source = torch.where(in_question, place, place - asked + question_tokens.size(1))
         source = source.clamp(max=both.size(1) - 1)
         padding = place >= asked + told
@@ -222,12 +190,13 @@ class ETCReaderEncoder(etc.ETCEncoder):
     def _paragraphs(self, question_tokens: Tensor, document_tokens: Tensor) -> dict[str, Tensor]:
         """Global tokens of documents whose sentences are unknown."""
         pad, bos = self.dictionary.pad(), self.dictionary.bos()
-        rows = []
+        plain, rows = DocumentStructure(), []
         for question, document in zip(question_tokens.cpu(), document_tokens.cpu(), strict=True):
             question, document = question[question != pad], document[document != pad]
             (starts,) = document.eq(bos).nonzero(as_tuple=True)
-            rows.append(global_tokens(question, starts, len(document), Outline(), self.dictionary))
-        batch = batch_of_globals(rows, pad)
+            row = plain.rows(question, starts, len(document), Outline(), self.dictionary)
+            rows.append(row)
+        batch = plain.batch(rows, pad)
         return {name: tensor.to(document_tokens.device) for name, tensor in batch.items()}
 
     def clusters(self, reading: ETCReading) -> dict:
@@ -237,12 +206,7 @@ class ETCReaderEncoder(etc.ETCEncoder):
 
 class StructureHeads(nn.Module):
     """Linear maps, computed in float32 or more: spans from the long stream; paragraphs, types,
-    supporting sentences and candidates from the tokens that stand for them.
-
-    Args:
-        embed_dim: D.
-        supporting: say which sentences support an answer.
-    """
+    supporting sentences (if asked for) and candidates from the tokens that stand for them."""
 
     def __init__(self, embed_dim: int, *, supporting: bool):
         super().__init__()
@@ -257,12 +221,8 @@ class StructureHeads(nn.Module):
         nn.init.zeros_(self.answer_type.weight)
 
     def forward(self, reading: ETCReading, text_mask: Tensor) -> StructureLogits:
-        """See :class:`StructureLogits`.
-
-        Args:
-            reading: of B documents.
-            text_mask: bool [B, N], True where a short answer can begin and end.
-        """
+        """Logits of B documents; ``text_mask``, bool [B, N], is True where a short answer can
+        begin and end."""
         text = text_mask & ~reading.document_padding
         start, end = self.span(reading.document).unbind(-1)
         of_global, types = reading.of_global, reading.types
@@ -299,13 +259,12 @@ def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:
     return found.gather(1, order)
 
 
-@register_model("etc_reader", dataclass=ETCReaderConfig)
-class ETCReader(Lifts, ReaderModel):
+@register_etc("etc_reader", ETCReaderConfig)
+class ETCReader(ETCModel, ReaderModel):
     """An :class:`ETCReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
-        super().__init__(ETCReaderEncoder(args, task.source_dictionary))
-        self.args = args
+        super().__init__(args, task)
         self.heads = StructureHeads(args.encoder_embed_dim, supporting=args.supporting_facts)
         self.structure = DocumentStructure(
             sentences=not args.paragraphs_alone,
@@ -315,15 +274,12 @@ class ETCReader(Lifts, ReaderModel):
         )
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
+    def build_encoder(cls, args, task) -> ETCReaderEncoder:
+        """The encoder that the options name."""
+        return ETCReaderEncoder(args, task.source_dictionary)
 
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ETCReaderConfig)
-        if args.structure not in STRUCTURES:
-            raise ValueError(f"--structure is {args.structure}; allowed: {', '.join(STRUCTURES)}")
+    @classmethod
+    def check(cls, args, task) -> None:
         if args.clusters and args.fixed_blocks:
             raise ValueError(
                 f"--clusters is {args.clusters}, and --fixed-blocks is given; allowed: one of them"
@@ -337,13 +293,12 @@ class ETCReader(Lifts, ReaderModel):
             raise ValueError(
                 f"--narrow-cls is given, and --structure {args.structure}; allowed: text"
             )
+        if args.narrow_cls and not args.hard_global:
+            raise ValueError("--narrow-cls is given; allowed: with --hard-global")
         if args.paragraphs_alone and args.supporting_facts:
             raise ValueError(
                 "--paragraphs-alone is given, and --supporting-facts; allowed: one of them"
             )
-        if args.narrow_cls and not args.hard_global:
-            raise ValueError("--narrow-cls is given; allowed: with --hard-global")
-        return cls(args, task)
 
     def forward(
         self,
@@ -361,12 +316,11 @@ class ETCReader(Lifts, ReaderModel):
             text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
                 but at ``<s>``.
             structure: the global tokens, as
-                :func:`~fairseq_clusterformer.etc.global_tokens.batch_of_globals` has them; None:
-                one for each paragraph, and none for sentences.
+                :meth:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure.batch` has them;
+                None: one for each paragraph, and none for sentences.
 
         Returns:
-            Logits, the ``reading`` of the encoder, and its layers' ``reports``, of which there
-            are none.
+            Logits, and the ``reading`` of the encoder.
 
         Raises:
             ValueError: padding elsewhere.
@@ -376,13 +330,3 @@ class ETCReader(Lifts, ReaderModel):
             text = text & text_mask
         reading = self.encoder(question_tokens, document_tokens, text_mask, structure)
         return self.heads(reading, text), {"reading": reading, "reports": {"encoder": []}}
-
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
-    def check_questions(self, most: int) -> None:
-        """A question may have any number of tokens."""
-
-
-for _name in ("tiny", "small", "base", "large"):
-    register_model_architecture("etc_reader", f"etc_reader_{_name}")(getattr(etc, _name))

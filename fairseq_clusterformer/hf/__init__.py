@@ -52,12 +52,12 @@ transformers.utils.import_utils.is_torchaudio_available.cache_clear()
 no_progress_bars = transformers.utils.logging.disable_progress_bar
 transformers.AutoConfig.register(ClusterformerConfig.model_type, ClusterformerConfig)
 transformers.AutoTokenizer.register(ClusterformerConfig, tokenizer_class=ClusterformerTokenizer)
-for _auto, _model in {
-    transformers.AutoModel: ClusterformerModel,
-    transformers.AutoModelForCausalLM: ClusterformerForCausalLM,
-    transformers.AutoModelForMaskedLM: ClusterformerForMaskedLM,
-    transformers.AutoModelForQuestionAnswering: ClusterformerForQuestionAnswering,
-    transformers.AutoModelForSeq2SeqLM: ClusterformerForConditionalGeneration,
-    transformers.AutoModelForSequenceClassification: ClusterformerForSequenceClassification,
-}.items():
-    _auto.register(ClusterformerConfig, _model)
+for _model in (
+    ClusterformerModel,
+    ClusterformerForCausalLM,
+    ClusterformerForConditionalGeneration,
+    ClusterformerForMaskedLM,
+    ClusterformerForQuestionAnswering,
+    ClusterformerForSequenceClassification,
+):
+    getattr(transformers, _model.auto).register(ClusterformerConfig, _model)

@@ -6,31 +6,48 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers import GenerationMixin, PreTrainedModel
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
 
-from .build import build_model
 from .cache import ClusterformerCache
-from .configuration import ClusterformerConfig
+from .configuration import ClusterformerConfig, build_model
+
+#: read by forward, besides its named arguments
+_READ = {"num_items_in_batch", "position_ids"}
+#: says again how rows are packed, which position_ids say
+_PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+_REFUSED = {
+    "output_attentions": "True: clustered attention never makes a matrix of weights; allowed: "
+    "False (fairseq_clusterformer.visual draws which tokens cluster)",
+    "inputs_embeds": "given; allowed: input_ids, which are embedded here",
+}
 
 
 class ClusterformerPreTrainedModel(PreTrainedModel):
-    """A fairseq model in ``model``, whose parameters have fairseq's names behind ``model.``."""
+    """A fairseq model in ``model``, whose parameters have fairseq's names behind ``model.``.
+
+    Attributes:
+        families: of architectures that the class is for.
+        auto: the Auto class that loads it.
+        form: what its tokenizer reads, of `fairseq_clusterformer.hf.fast.FORMS`.
+        hub_task: the hub's word for what it does.
+    """
 
     config: ClusterformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["ClusterformerDecoderLayer", "ClusterformerEncoderLayer"]
-    _is_stateful = True  # a ring cannot be turned back: no assisted generation
-    #: families of architectures that the class is for
     families: tuple[str, ...] = ()
+    auto: str
+    form: str
+    hub_task: str
 
     def __init__(self, config: ClusterformerConfig):
         if config.family not in self.families:
@@ -48,8 +65,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if self.can_generate():  # as in fairseq: padding is no word
             self.generation_config.suppress_tokens = [config.pad_token_id]
 
-    # The model is made with its initial values, not on a meta device: what a checkpoint lacks
-    # keeps them.
+    # fairseq's constructors set the initial values, on the CPU instead of a meta device. So what
+    # a checkpoint lacks keeps them.
 
     def _init_weights(self, module: nn.Module) -> None:
         pass
@@ -58,37 +75,31 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         pass
 
     def state_dict(self, *args, **kwargs):
-        """As of every module, without what serves fairseq's training alone, such as the memory
-        bank of K-Means."""
+        """As of every module, without what is no tensor: fairseq's training alone needs it."""
         state = super().state_dict(*args, **kwargs)
         for name in [name for name, value in state.items() if not isinstance(value, Tensor)]:
             del state[name]
         return state
 
-    def stacks(self) -> Iterator[nn.Module]:
+    def _stacks(self) -> Iterator[nn.Module]:
         """The encoder and the decoder, as far as there are any."""
         for name in ("encoder", "decoder"):
             if (stack := getattr(self.model, name, None)) is not None:
                 yield stack
 
-    def _layers(self) -> Iterator[nn.Module]:
-        for stack in self.stacks():
-            yield from stack.layers.children()
-
     def get_input_embeddings(self) -> nn.Embedding:
         """The encoder's table, or the decoder's where there is no encoder."""
-        return next(self.stacks()).embed_tokens
+        return next(self._stacks()).embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embeddings."""
-        next(self.stacks()).embed_tokens = value
+        next(self._stacks()).embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs):
         """As transformers'; the dictionary of the way back to fairseq has then another size.
 
         Raises:
-            ValueError: embeddings that are not a table, such as adaptive ones, or two
-                dictionaries.
+            ValueError: embeddings that are not one table, such as adaptive ones.
         """
         one = self.config.source_vocab_size is None
         if not (one and isinstance(self.get_input_embeddings(), nn.Embedding)):
@@ -104,38 +115,33 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         gradient_checkpointing_func: Callable = checkpoint,
         every_n_layers: int = 1,
     ) -> None:
-        for number, layer in enumerate(self._layers()):
+        layers = [layer for stack in self._stacks() for layer in stack.layers.children()]
+        for number, layer in enumerate(layers):
             layer.gradient_checkpointing = enable and number % every_n_layers == 0
             vars(layer).pop("forward", None)
             if layer.gradient_checkpointing:
                 layer.forward = partial(gradient_checkpointing_func, type(layer).forward, layer)
 
-    def _begin(
-        self, output_attentions: bool | None, inputs_embeds: Tensor | None, **others: object
-    ) -> None:
-        """Refuse what there is not, and begin an update in training.
+    def _begin(self, output_attentions: bool | None = None, **others: object) -> None:
+        """Refuse arguments that no model of ours reads, and begin an update in training.
 
         Raises:
-            ValueError: attention weights are asked for; embeddings, or what no model of ours has,
-                are given.
+            ValueError: one of them says something.
         """
-        given = {name: value for name, value in others.items() if value is not None}
-        for name in sorted(given.keys() - _TAKEN):
-            means_nothing = torch.is_tensor(given[name]) and (
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        given = others | {"output_attentions": output_attentions or None}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in sorted(given.keys() - _READ):
+            if name in _REFUSED:
+                raise ValueError(f"{name} is {_REFUSED[name]}")
+            says_nothing = torch.is_tensor(given[name]) and (
                 (name == "token_type_ids" and not given[name].any())
                 or (name.endswith("head_mask") and bool((given[name] == 1).all()))
             )
-            packed = name in _PACKED and "position_ids" in given
-            if not (means_nothing or packed):
-                allowed = "None" if name not in _PACKED else "with position_ids"
+            if not says_nothing and not (name in _PACKED and "position_ids" in given):
+                allowed = "with position_ids" if name in _PACKED else "None"
                 raise ValueError(f"{name} is given, which is not read; allowed: {allowed}")
-        if self.config.output_attentions if output_attentions is None else output_attentions:
-            raise ValueError(
-                "output_attentions is True: clustered attention never makes a matrix of weights; "
-                "allowed: False (fairseq_clusterformer.visual draws which tokens cluster)"
-            )
-        if inputs_embeds is not None:
-            raise ValueError("inputs_embeds is given; allowed: input_ids, which are embedded here")
         if self.training and torch.is_grad_enabled():
             self._begin_update()
 
@@ -145,38 +151,21 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         _TRAINED.add(self)
         self.model.set_num_updates(self.config.updates + self._steps + 1)
 
-    def _prepare_cache_for_generation(
-        self, generation_config, model_kwargs: dict, *args, **kwargs
-    ) -> None:
-        """Give generation a cache of ours.
+    def _masked(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Tokens with fairseq's padding where the mask is 0."""
+        if attention_mask is None:
+            return input_ids
+        return input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
 
-        Raises:
-            ValueError: a cache of another kind is asked for.
-        """
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                f"cache_implementation is {generation_config.cache_implementation}; allowed: "
-                "None, for the model has a cache of its own, of bounded size"
-            )
-        if model_kwargs.get("cache") is not None:
-            model_kwargs["cache"]._is_user_defined = True
-        elif generation_config.use_cache:
-            model_kwargs["cache"] = ClusterformerCache()
-
-    def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
-        """None: each row counts its own real tokens."""
-
-    def _masked(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None = None
+    def _one_text_a_row(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> Tensor:
-        """Tokens with fairseq's padding where the mask is 0.
+        """:meth:`_masked`, for encoders, which cannot keep packed documents apart.
 
         Raises:
-            ValueError: positions of other rows than these.
+            ValueError: positions of several documents in a row.
         """
-        tokens = input_ids
-        if attention_mask is not None:
-            tokens = tokens.masked_fill(attention_mask == 0, self.config.pad_token_id)
+        tokens = self._masked(input_ids, attention_mask)
         if self._documents(position_ids, tokens) is not None:
             raise ValueError(
                 "position_ids say that rows hold several documents, which this model cannot keep "
@@ -199,14 +188,17 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         """
         if position_ids is None:
             return None
-        padding = tokens.eq(self.config.pad_token_id)
-        found = position_ids.expand_as(tokens)[~padding]
-        row = (~padding).cumsum(1) - 1 + (0 if cache is None else cache.real)
-        if torch.equal(row[~padding], found):
-            return None
-        documents = (position_ids.eq(0) & ~padding).cumsum(1)
-        places = Batch(padding, documents).positions(tokens)
-        if cache is not None or not torch.equal(places[~padding], found):
+        real, documents = tokens.ne(self.config.pad_token_id), None
+        if position_ids.dim() == 2 and position_ids.size(1) == tokens.size(1):
+            found = position_ids.expand_as(tokens)
+            in_row = real.cumsum(1) - 1 + (0 if cache is None else cache.real)
+            if torch.equal(in_row[real], found[real]):
+                return None
+            documents = (found.eq(0) & real).cumsum(1)  # each begins at position 0
+            in_document = Batch(~real, documents).positions(tokens)
+            if cache is not None or not torch.equal(in_document[real], found[real]):
+                documents = None
+        if documents is None:
             raise ValueError(
                 "position_ids count neither each row's tokens from 0 nor, without a cache, those "
                 "of each document in it; allowed: None, or one of these"
@@ -216,6 +208,25 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _wants_states(self, output_hidden_states: bool | None) -> bool:
         """Whether the input and each layer's output are to be returned."""
         return bool(output_hidden_states or self.config.output_hidden_states)
+
+    def _token_loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        reports: dict[str, list],
+        num_items_in_batch: Tensor | int | None = None,
+        **_: object,
+    ) -> Tensor:
+        """Cross-entropy of logits [B, N, V] at labels [B, N] other than -100, and the clusters'.
+
+        Args:
+            num_items_in_batch: labels of all batches of an update, whose losses the Trainer adds
+                up; None: it averages them.
+        """
+        share, items = share_of(labels, num_items_in_batch), num_items_in_batch
+        loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+        loss = loss / (labels.ne(-100).sum() if items is None else items)
+        return self._with_clustering(loss, reports, share)
 
     def _with_clustering(
         self, loss: Tensor, reports: dict[str, list], share: Tensor | float = 1.0
@@ -239,17 +250,53 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             + share * weights.centroid_sorting_loss_weight * clustering["sorting_loss"]
             + share * weights.routing_loss_weight * clustering["routing_loss"]
         )
-        return loss.detach() + (total - total.detach())
+        return loss.detach() + (total - total.detach())  # the value of one, the gradient of all
 
 
-#: what forward takes besides its arguments; and what says once more how rows are packed
-_TAKEN = {"num_items_in_batch", "position_ids"}
-_PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
+    """With a decoder that writes, and a cache of bounded size."""
+
+    _is_stateful = True  # a ring cannot be turned back: no assisted generation
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The projection to the vocabulary; None of an adaptive softmax."""
+        return self.model.decoder.output_projection
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the projection."""
+        self.model.decoder.output_projection = new_embeddings
+
+    def get_decoder(self) -> nn.Module:
+        """fairseq's decoder."""
+        return self.model.decoder
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs: dict, *args, **kwargs
+    ) -> None:
+        """Give generation a cache of ours.
+
+        Raises:
+            ValueError: a cache of another kind is asked for.
+        """
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation is {generation_config.cache_implementation}; allowed: "
+                "None, for the model has a cache of its own, of bounded size"
+            )
+        if model_kwargs.get("cache") is not None:
+            model_kwargs["cache"]._is_user_defined = True
+        elif generation_config.use_cache:
+            model_kwargs["cache"] = ClusterformerCache()
+
+    def _prepare_position_ids_for_generation(self, *args, **kwargs) -> None:
+        """None: each row counts its own real tokens."""
+
+
 _TRAINED: WeakSet[ClusterformerPreTrainedModel] = WeakSet()
 
 
 def _count(optimizer: Optimizer, *_: object) -> None:
-    """Called behind each step of any optimizer of torch: count those of our models."""
+    """Called after each step of any optimizer of torch: count those of our models."""
     for model in _TRAINED:
         own = {id(parameter) for parameter in model.parameters()}
         model._steps += any(
@@ -262,25 +309,14 @@ def _count(optimizer: Optimizer, *_: object) -> None:
 register_optimizer_step_post_hook(_count)
 
 
-def share_of(
-    labels: Tensor, num_items_in_batch: Tensor | int | None = None, **_: object
-) -> Tensor | float:
-    """The part of an update that a batch is, by its labels.
-
-    The Trainer adds up the losses of all batches of an update where it says how many labels they
-    have together; where it does not, it averages them itself.
-    """
+def share_of(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | float:
+    """The part of an update that a batch is, by its labels; see `_token_loss`."""
     return 1.0 if num_items_in_batch is None else labels.ne(-100).sum() / num_items_in_batch
 
 
-def batch_first(states: Iterable[Tensor] | None) -> tuple[Tensor, ...] | None:
-    """States [B, N, D] of fairseq's [N, B, D]; None of none."""
-    return None if states is None else tuple(state.transpose(0, 1) for state in states)
-
-
-def as_asked(out: ModelOutput, return_dict: bool | None) -> ModelOutput | tuple:
-    """The output, or a tuple where ``return_dict`` is False."""
-    return out.to_tuple() if return_dict is False else out
+def batch_first(states: Iterable[Tensor], wanted: bool) -> tuple[Tensor, ...] | None:
+    """States [B, N, D] of fairseq's [N, B, D], if they are wanted."""
+    return tuple(state.transpose(0, 1) for state in states) if wanted else None
 
 
 def _tied(model: nn.Module) -> dict[str, str]:

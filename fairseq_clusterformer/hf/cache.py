@@ -54,10 +54,6 @@ class ClusterformerCache(Cache):
         """-1: a text of any length fits."""
         return -1
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Tokens that an attention mask covers, from the first."""
-        return self.tokens + query_length, 0
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow a beam search's choice of hypotheses, int64 [B]."""
         self._each(lambda t: t.index_select(0, beam_idx.to(t.device)))
@@ -99,10 +95,6 @@ class ClusterformerCache(Cache):
             f"crop({tokens_to_remove}): a ring has dropped its oldest keys and cannot be turned "
             "back; allowed: generation without an assistant"
         )
-
-    def update(self, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Refused: our layers write to `state` themselves."""
-        raise TypeError("ClusterformerCache holds states, not keys; allowed: our own models")
 
     def __repr__(self) -> str:
         return f"ClusterformerCache({self.tokens} tokens, {self.num_bytes:,} bytes)"

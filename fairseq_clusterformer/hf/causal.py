@@ -1,51 +1,38 @@
 """``AutoModelForCausalLM``: a language model with clustered attention and a bounded cache."""
 
 import torch
-from torch import Tensor, nn
-from transformers import GenerationMixin
+from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 
 from fairseq_clusterformer.models.decoding import decode
 
-from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
+from .base import GeneratingModel, batch_first
 from .cache import ClusterformerCache
 
 
-class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
+class ClusterformerForCausalLM(GeneratingModel):
     """fairseq's language model over a clustered decoder.
 
     Rows of a batch are those rows alone, whichever side they are padded on.
     """
 
     families = ("clusterformer_lm",)
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The projection to the vocabulary; None of an adaptive softmax."""
-        return self.model.decoder.output_projection
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the projection."""
-        self.model.decoder.output_projection = new_embeddings
-
-    def get_decoder(self) -> nn.Module:
-        """fairseq's decoder."""
-        return self.model.decoder
+    auto, form, hub_task = "AutoModelForCausalLM", "text", "text-generation"
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: ClusterformerCache | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        return_dict: bool | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of the next token.
@@ -57,21 +44,18 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             position_ids: int64 [1 or B, N], each row's from 0; those of packed documents begin
                 again at each, which is then read as a row of its own. Anything at padding.
             cache: what an earlier call returned, which is used up.
-            inputs_embeds: refused.
             labels: int64 [B, N], -100 where there is no loss; shifted here by one.
             use_cache: return a cache, in evaluation: without gradients.
-            output_attentions: refused if True.
             output_hidden_states: also return the input and each layer's output, [B, N, D] each;
                 not with a cache.
             logits_to_keep: logits of the last so many tokens, or at these indices; 0: of all.
-            return_dict: False: a tuple.
+            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
 
         Raises:
             ValueError: what is refused, or a mask or positions of other tokens.
         """
-        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
+        self._begin(position_ids=position_ids, **kwargs)
         decoder = self.model.decoder
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states, reports = None, {}
         if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
             cache = ClusterformerCache()
@@ -84,18 +68,16 @@ class ClusterformerForCausalLM(ClusterformerPreTrainedModel, GenerationMixin):
             documents = self._documents(position_ids, tokens)
             x, extra = decoder.extract_features_scriptable(tokens, None, documents=documents)
             reports = extra["reports"]
-            if self._wants_states(output_hidden_states):
-                states = batch_first(extra["inner_states"])
-        if isinstance(logits_to_keep, int) and logits_to_keep:
-            x = _carried(x, tokens.eq(self.config.pad_token_id))
-        logits = self._logits(x[:, keep])
-        loss = None
+            wanted = self._wants_states(output_hidden_states)
+            states = batch_first(extra["inner_states"], wanted)
+        if isinstance(logits_to_keep, int):
+            if logits_to_keep:
+                x = _carried(x, tokens.eq(self.config.pad_token_id))
+            logits_to_keep = slice(-logits_to_keep, None)
+        logits, loss = self._logits(x[:, logits_to_keep]), None
         if labels is not None:
-            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-            share = share_of(labels[..., 1:], **kwargs)
-            loss = self._with_clustering(loss, reports, share)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache, hidden_states=states)
-        return as_asked(out, return_dict)
+            loss = self._token_loss(logits[:, :-1], labels[:, 1:], reports, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache, hidden_states=states)
 
     def _logits(self, x: Tensor) -> Tensor:
         """[B, N, vocabulary]; of an adaptive softmax, log-probabilities."""

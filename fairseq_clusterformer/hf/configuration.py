@@ -1,9 +1,18 @@
-"""What a model is, as ``config.json`` says it: fairseq's options, by fairseq's names."""
+"""What a model is, as ``config.json`` says it by fairseq's names of options, and that model."""
 
 from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    BaseFairseqModel,
+)
 from transformers import PreTrainedConfig
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our architectures
@@ -89,21 +98,58 @@ class ClusterformerConfig(PreTrainedConfig):
         set_defaults(args, **plain)
         return args
 
-    def _of_stack(self, name: str) -> int:
-        side = "decoder" if self.family == "clusterformer_lm" else "encoder"
-        return getattr(self.namespace(), f"{side}_{name}")
+    # sizes of the encoder, or of a language model's decoder
 
     @property
     def hidden_size(self) -> int:
-        """D, of the encoder where there are two sides."""
+        """D."""
         return self._of_stack("embed_dim")
 
     @property
     def num_hidden_layers(self) -> int:
-        """Layers, of the encoder where there are two sides."""
+        """Layers."""
         return self._of_stack("layers")
 
     @property
     def num_attention_heads(self) -> int:
-        """H, of the encoder where there are two sides."""
+        """H."""
         return self._of_stack("attention_heads")
+
+    def _of_stack(self, name: str) -> int:
+        side = "decoder" if self.family == "clusterformer_lm" else "encoder"
+        return getattr(self.namespace(), f"{side}_{name}")
+
+
+def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
+    """fairseq's model with its initial values, without fairseq's task and files.
+
+    It is made on the CPU wherever transformers would make it: kinds of attention initialise
+    centroids and buffers from data, which a meta device does not have.
+
+    Raises:
+        ValueError: an option that is not allowed.
+    """
+    target = source = numbered(config.vocab_size)
+    if config.source_vocab_size is not None:
+        source = numbered(config.source_vocab_size)
+    task = SimpleNamespace(
+        dictionary=target,
+        source_dictionary=source,
+        target_dictionary=target,
+        max_positions=lambda: config.max_position_embeddings,
+        classes=list(config.id2label or {}),
+        is_pair=config.form != "text",
+        is_siamese=False,
+    )
+    with torch.device("cpu"):
+        model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)
+    model.set_num_updates(config.updates)  # before loading: a model commits to what it has seen
+    return model.to(torch.get_default_dtype())  # positions are made in float32
+
+
+def numbered(size: int) -> Dictionary:
+    """A dictionary of that many symbols; models ask for their number and the special ones."""
+    dictionary = Dictionary()
+    for number in range(len(dictionary), size):
+        dictionary.add_symbol(f"token{number}")
+    return dictionary

@@ -1,15 +1,17 @@
 """``AutoModel``, ``AutoModelForMaskedLM`` and ``AutoModelForSequenceClassification``."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils import can_return_tuple
 
-from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
+from .base import ClusterformerPreTrainedModel, batch_first, share_of
 from .configuration import ClusterformerConfig
 
 
@@ -25,21 +27,15 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         "clusterformer_masked_lm",
         "clusterformer_classifier",
     )
+    auto = "AutoModel"
 
-    @classmethod
-    def can_generate(cls) -> bool:
-        """False."""
-        return False
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ) -> BaseModelOutput | tuple:
         """States [B, N, D] of the tokens, int64 [B, N].
@@ -48,14 +44,13 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
             attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
             position_ids: of a language model as :class:`ClusterformerForCausalLM` has them; of
                 others, from 0 in each row.
-            inputs_embeds, output_attentions: refused.
             output_hidden_states: also return the input and each layer's output.
-            return_dict: False: a tuple.
+            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
 
         Raises:
             ValueError: what is refused.
         """
-        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
+        self._begin(position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
         if self.config.family == "clusterformer_lm":
             tokens = self._masked(input_ids, attention_mask)
@@ -65,18 +60,63 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
             )
             states = extra["inner_states"]
         else:
-            tokens = self._masked(input_ids, attention_mask, position_ids)
+            tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
             x, states = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_states"]
-        states = batch_first(states if wanted else None)
-        out = BaseModelOutput(last_hidden_state=x, hidden_states=states)
-        return as_asked(out, return_dict)
+        return BaseModelOutput(last_hidden_state=x, hidden_states=batch_first(states, wanted))
 
 
-class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
+class _EncoderWithHead(ClusterformerPreTrainedModel):
+    output: type
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput | SequenceClassifierOutput | tuple:
+        """Logits: [B, N, vocabulary], or a classifier's [B, classes]; see
+        :class:`ClusterformerModel`.
+
+        Args:
+            token_type_ids: 1 at the second text of a joined pair, 0 elsewhere; the model finds
+                it itself.
+            labels: int64 [B, N], -100 where there is no loss; a classifier's [B], of a regression
+                floating point.
+        """
+        self._begin(position_ids=position_ids, **kwargs)
+        tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
+        if token_type_ids is not None:
+            self._check_types(token_type_ids, tokens)
+        wanted, loss = self._wants_states(output_hidden_states), None
+        logits, extra = self._run(tokens, wanted)
+        if labels is not None:
+            loss = self._loss(logits, labels, extra["reports"], **kwargs)
+        states = batch_first(extra["encoder_states"], wanted)
+        return self.output(loss=loss, logits=logits, hidden_states=states)
+
+    def _check_types(self, types: Tensor, tokens: Tensor) -> None:
+        """Refuse other types than the model's own."""
+        own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
+        real = tokens.ne(self.config.pad_token_id)
+        if not torch.equal(types[real], own[real]):
+            raise ValueError(
+                "token_type_ids are others than the model's own; allowed: None, or 0 up to the "
+                "first text's end and, of joined pairs, 1 behind it"
+            )
+
+
+class ClusterformerForMaskedLM(_EncoderWithHead):
     """A clustered encoder that guesses masked words."""
 
     families = ("clusterformer_masked_lm",)
+    auto, form, hub_task = "AutoModelForMaskedLM", "masked", "fill-mask"
+    output = MaskedLMOutput
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As transformers'; the head's weight is the embeddings, its bias grows with them."""
@@ -88,42 +128,21 @@ class ClusterformerForMaskedLM(ClusterformerPreTrainedModel):
         head.weight = self.model.encoder.embed_tokens.weight
         return found
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
-    ) -> MaskedLMOutput | tuple:
-        """Logits [B, N, vocabulary]; see :class:`ClusterformerModel`.
+    def _run(self, tokens: Tensor, wanted: bool) -> tuple[Tensor, dict[str, Any]]:
+        found = self.model.encoder(tokens, return_all_hiddens=wanted)
+        logits = self.model.lm_head(found["encoder_out"][0].transpose(0, 1))
+        return logits, found | {"reports": {"encoder": found["reports"]}}
 
-        Args:
-            labels: int64 [B, N], -100 where there is no loss.
-        """
-        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
-        wanted = self._wants_states(output_hidden_states)
-        tokens = self._masked(input_ids, attention_mask, position_ids)
-        encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
-        logits = self.model.lm_head(encoded["encoder_out"][0].transpose(0, 1))
-        states, loss = batch_first(encoded["encoder_states"] if wanted else None), None
-        if labels is not None:
-            share = share_of(labels, **kwargs)
-            loss = share * cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-            loss = self._with_clustering(loss, {"encoder": encoded["reports"]}, share)
-        out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
-        return as_asked(out, return_dict)
+    _loss = ClusterformerPreTrainedModel._token_loss
 
 
-class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
+class ClusterformerForSequenceClassification(_EncoderWithHead):
     """A clustered encoder, a pooling and a classifier; from a masked language model, the
     classifier starts anew."""
 
     families = ("clusterformer_classifier",)
+    auto, form, hub_task = "AutoModelForSequenceClassification", "sentence", "text-classification"
+    output = SequenceClassifierOutput
     _keys_to_ignore_on_load_unexpected = [r"model\.lm_head\."]
 
     def __init__(self, config: ClusterformerConfig):
@@ -131,46 +150,12 @@ class ClusterformerForSequenceClassification(ClusterformerPreTrainedModel):
             config.architecture = "clusterformer_classifier"
         super().__init__(config)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
-    ) -> SequenceClassifierOutput | tuple:
-        """Logits [B, classes]; see :class:`ClusterformerModel`.
+    def _run(self, tokens: Tensor, wanted: bool) -> tuple[Tensor, dict[str, Any]]:
+        return self.model(tokens, return_all_hiddens=wanted)
 
-        Args:
-            token_type_ids: 1 at the second text of a joined pair, 0 elsewhere; the model knows.
-            labels: int64 [B]; of a regression, floating point.
-        """
-        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
-        wanted = self._wants_states(output_hidden_states)
-        tokens = self._masked(input_ids, attention_mask, position_ids)
-        if token_type_ids is not None:
-            self._check_types(token_type_ids, tokens)
-        logits, extra = self.model(tokens, return_all_hiddens=wanted)
-        loss = None
-        if labels is not None:
-            share = share_of(labels, **kwargs)
-            loss = self.loss_function(pooled_logits=logits, labels=labels, config=self.config)
-            loss = self._with_clustering(share * loss, extra["reports"], share)
-        states = batch_first(extra["encoder_states"] if wanted else None)
-        out = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=states)
-        return as_asked(out, return_dict)
-
-    def _check_types(self, types: Tensor, tokens: Tensor) -> None:
-        """Refuse other types than the model's own."""
-        own = self.model.second(tokens) if self.config.form == "joined" else tokens * 0
-        real = tokens.ne(self.config.pad_token_id)
-        if not torch.equal(types[real], own[real]):
-            raise ValueError(
-                "token_type_ids are others than the model's own; allowed: None, or 0 up to the "
-                "first text's end and, of joined pairs, 1 behind it"
-            )
+    def _loss(
+        self, logits: Tensor, labels: Tensor, reports: dict, num_items_in_batch=None, **_
+    ) -> Tensor:
+        share = share_of(labels, num_items_in_batch)
+        loss = self.loss_function(pooled_logits=logits, labels=labels, config=self.config)
+        return self._with_clustering(share * loss, reports, share)

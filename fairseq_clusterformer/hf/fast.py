@@ -1,19 +1,19 @@
 """Our codings of text as ``tokenizer.json``, which transformers reads without this package.
 
-Token numbers are those of :class:`~fairseq_clusterformer.hf.tokenizer.ClusterformerTokenizer`,
-which AutoTokenizer loads where this package is imported. What ``tokenizer.json`` cannot say:
+Token numbers are those of :class:`~fairseq_clusterformer.hf.tokenizer.ClusterformerTokenizer`.
+What the file cannot say:
 
 - Moses' tokeniser, two dictionaries, and titles of a reader's documents: there is no file then;
 - the most words of a classifier's texts: ``truncation=True`` cuts instead;
 - how sentencepiece rounds: pieces of equal scores may change places, such as - and -- in ---;
 - how sentencepiece normalises, if the model does: transformers' way is almost the same;
-- an empty text of bytes has no token, and the line ends (``</s>``) of other texts are skipped with
-  the special symbols when tokens become text again.
+- an empty text of bytes does not begin by ``</s>``;
+- line ends (``</s>``) of other texts are skipped with the special symbols in decoding.
 """
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import (
     Regex,
@@ -25,99 +25,105 @@ from tokenizers import (
     processors,
 )
 
-from fairseq_clusterformer.data.coding import SUBWORD_MODEL, ByteCoding
+from fairseq_clusterformer.data.coding import SUBWORD_MODEL
 from fairseq_clusterformer.data.subwords import GPT2_FILES
 from fairseq_clusterformer.data.text import TARGETS_OWN
-from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.data.words import UNSPACED
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizer
+    from .tokenizer import ClusterformerTokenizer
 
 _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
 _LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
 _BLANK = "\u2581"  # how sentencepiece writes a blank
 _FORMS = {"NFC": normalizers.NFC(), "NFKC": normalizers.NFKC()}
-_UNIGRAM, _BPE = 1, 2  # its numbers of types of models
+_UNIGRAM, _BPE = 1, 2  # sentencepiece's numbers of types of models
 _NORMAL, _USER_DEFINED, _UNUSED, _BYTE = 1, 4, 5, 6  # and of types of pieces
-#: by form, the special symbol that a line end becomes; not of bytes, of which it is one. It is
-#: found in the text behind the normaliser, which puts it there, the other symbols before it.
-LINE_ENDS = {"text": "</s>", "masked": "</s>", "reader": "<s>"}
-#: what stands around one text ``$A``, and around a pair
-_TEMPLATES = {
-    "bytes": ("$A", "$A $B:1"),
-    "text": ("</s> $A", "</s> $A $B:1"),
-    "masked": ("<s> $A </s>", "<s> $A </s> $B:1 </s>:1"),
-    "sentence": ("<s> $A </s>", "<s> $A </s> $B:1 </s>:1"),
-    "translation": ("$A </s>", "$A </s> $B:1"),
-    "reader": ("<s> $A </s>", "<s> $A </s> <s>:1 $B:1"),
+
+
+class Form(NamedTuple):
+    """What a kind of model reads, in the words of templates of `tokenizers`.
+
+    Attributes:
+        text: what stands around one text ``$A``.
+        second: what a pair has behind it.
+        line_end: the special symbol that a line end becomes; not of bytes and GPT-2's byte pairs,
+            of which it is one like any other. The normaliser puts it into the text.
+    """
+
+    text: str
+    second: str
+    line_end: str | None = None
+
+
+FORMS = {
+    "text": Form("$A", "$B:1", "</s>"),  # behind what `begin_of` says
+    "masked": Form("<s> $A </s>", "$B:1 </s>:1", "</s>"),
+    "sentence": Form("<s> $A </s>", "$B:1 </s>:1"),
+    "translation": Form("$A </s>", "$B:1"),
+    "reader": Form("<s> $A </s>", "<s>:1 $B:1", "<s>"),
 }
 
 
-def fast(slow: "PreTrainedTokenizer") -> Tokenizer | None:
+def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
     """What ``tokenizer.json`` holds; None: it would give other tokens.
 
     Raises:
         ValueError: files that are no model of subwords.
     """
     symbols, folder, form = slow.target_symbols.symbols, slow.folder, slow.form
-    if slow.source_symbols.symbols != symbols and form == "translation":
-        return None
-    line_end, steps = LINE_ENDS.get(form), []
-    if form == "reader" and slow.titles:
+    line_end, steps = FORMS[form].line_end, []
+    if _beyond_a_file(slow):
         return None
     if form == "reader":  # only lines that hold something
         around = r"(?:\A|(?<=<s>))\n+|\n+(?=\z|<s>)"
         steps = [_replace(around, ""), _replace(r"\n+", "\n")]
     if form == "translation":
-        pipeline = slow.pipeline
-        plain = pipeline.tokenizer == "none" and not pipeline.normalize_punctuation
-        if not plain or (folder / TARGETS_OWN).exists():
-            return None
         steps = [_replace(f"[{_SPACE}]+", " "), normalizers.Strip()]
-        steps += _lower() if pipeline.lowercase else []
+        steps += _lower() if slow.pipeline.lowercase else []
     if form == "sentence":
-        if not (folder / "data.json").is_file():  # texts of any preparation
-            return None
         made = _sentence(symbols, slow.words["tokenised"])
     elif (folder / SUBWORD_MODEL).is_file():
         made = _pieces(symbols, folder / SUBWORD_MODEL, steps, line_end)
-    elif form == "translation":
-        return None
     elif form == "reader":
         made = _gpt2(symbols, folder, [*steps, normalizers.Replace("\n", line_end)])
     elif all((folder / name).is_file() for name in GPT2_FILES):
         made = _gpt2(symbols, folder, [])
-    elif isinstance(slow.coding, ByteCoding):
+    elif slow.coding.unit == "byte":
         made = _bytes(symbols[slow.target_symbols.nspecial :][:256], symbols)
-        form = "bytes" if form == "text" else form
     else:
         made = _words(symbols)
         made.normalizer = normalizers.Replace("\n", line_end)
     if made is None:
         return None
-    if formed := _FORMS.get(_form(slow)):
-        made.normalizer = normalizers.Sequence(
-            [formed, *([made.normalizer] if made.normalizer else [])]
-        )
+    if formed := _FORMS.get(slow.unicode):
+        own = [made.normalizer] if made.normalizer else []
+        made.normalizer = normalizers.Sequence([formed, *own])
     made.add_special_tokens(
         [token for token in slow.added_tokens_decoder.values() if token.special]
     )
-    single, pair = _TEMPLATES[form]
-    numbers = [(symbol, symbols.index(symbol)) for symbol in ("<s>", "</s>")]
     made.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=numbers
+        single=slow.frame(),
+        pair=slow.frame(pair=True),
+        special_tokens=[(symbol, symbols.index(symbol)) for symbol in ("<s>", "</s>")],
     )
     return made
 
 
-def _form(slow: "PreTrainedTokenizer") -> str:
-    """Of Unicode, in which a text becomes tokens."""
-    if slow.form == "reader":
-        return slow.subwords.form
+def _beyond_a_file(slow: "ClusterformerTokenizer") -> bool:
+    """Whether texts become tokens in a way that ``tokenizer.json`` cannot say."""
+    if slow.form == "translation":
+        pipeline = slow.pipeline
+        return (
+            slow.source_symbols.symbols != slow.target_symbols.symbols
+            or pipeline.tokenizer != "none"
+            or pipeline.normalize_punctuation
+            or (slow.folder / TARGETS_OWN).exists()
+            or not (slow.folder / SUBWORD_MODEL).is_file()
+        )
     if slow.form == "sentence":
-        return FORM
-    return slow.pipeline.unicode if slow.form == "translation" else slow.coding.form
+        return not (slow.folder / "data.json").is_file()
+    return slow.form == "reader" and slow.titles
 
 
 def _replace(pattern: str, content: str) -> normalizers.Replace:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
@@ -25,7 +26,7 @@ from transformers import GenerationConfig
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.data.text import TARGETS_OWN
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import (
     CARD,
     DTYPES,
@@ -36,7 +37,7 @@ from fairseq_clusterformer.inference.bundle import (
     plain_options,
     write_bundle,
 )
-from fairseq_clusterformer.inference.load import Loaded, read_tensors, reason_of
+from fairseq_clusterformer.inference.load import Loaded, reason_of
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
 from .base import ClusterformerPreTrainedModel
@@ -47,25 +48,36 @@ from .reader import ClusterformerForQuestionAnswering
 from .tokenizer import ClusterformerTokenizer
 from .translation import ClusterformerForConditionalGeneration
 
-#: of each family of architectures: its class, the form of its texts, the hub's word for its task
+#: class of each family of architectures
 KINDS = {
-    "clusterformer_lm": (ClusterformerForCausalLM, "text", "text-generation"),
-    "clusterformer": (ClusterformerForConditionalGeneration, "translation", "translation"),
-    "clusterformer_masked_lm": (ClusterformerForMaskedLM, "masked", "fill-mask"),
-    "clusterformer_classifier": (
+    kind.families[0]: kind
+    for kind in (
+        ClusterformerForCausalLM,
+        ClusterformerForConditionalGeneration,
+        ClusterformerForMaskedLM,
         ClusterformerForSequenceClassification,
-        "sentence",
-        "text-classification",
-    ),
-    "clusterformer_reader": (ClusterformerForQuestionAnswering, "reader", "question-answering"),
+        ClusterformerForQuestionAnswering,
+    )
 }
-CONFIG, README = "config.json", "README.md"
-USAGE = "<!-- how to use it -->"
+CONFIG, README, GENERATION = "config.json", "README.md", "generation_config.json"
+MARK = "<!-- how to use it -->"
+_USAGE = """
+## With transformers
+
+```python
+import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'
+from transformers import {auto}, AutoTokenizer
+
+model = {auto}.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+"""
+#: files of a data folder that have the same name in an export
 _SAME = (RECORD, "data.json", "bpe.codes", "sentencepiece.model", "encoder.json", "vocab.bpe")
-_SAME = (*_SAME, TARGETS_OWN)
-_OWN = (CONFIG, WEIGHTS, README, "generation_config.json", "tokenizer_config.json", *_SAME)
-_OWN += ("special_tokens_map.json", "added_tokens.json", "tokenizer.json", "dict.txt")
-_OWN += ("dict.source.txt", "dict.label.txt")
+_SAME += (TARGETS_OWN,)
+_OWN = (CONFIG, WEIGHTS, README, GENERATION, *_SAME, "dict.txt", "dict.source.txt")
+_OWN += ("dict.label.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_OWN += ("added_tokens.json",)
 
 
 def export(
@@ -97,16 +109,17 @@ def export(
     inputs = (loaded.path, loaded.folder)
     check_out(out, force, inputs, early=True)
     config = config_of(loaded)
-    kind, form, _ = KINDS[config.family]
+    kind = KINDS[config.family]
     model = kind(config)
     model.model = loaded.model
     config.architectures = [kind.__name__]
     config.dtype = DTYPES[dtype]
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
-        for name, source in _files(loaded, config).items():
-            shutil.copyfile(source, new / name)
+        for name, in_data in _names(config).items():
+            if name != RECORD and (loaded.folder / in_data).is_file():
+                shutil.copyfile(loaded.folder / in_data, new / name)
         copy_recipe(loaded.folder, new)
-        tokenizer = _tokenizer(new, form, config)
+        tokenizer = tokenizer_of(new, config)
         tokenizer.save_pretrained(new)
         config.save_pretrained(new)
         if model.can_generate():
@@ -121,7 +134,7 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: boo
     """Refuse what is there already; see :func:`~fairseq_clusterformer.outputs.check_new`."""
     ours = False
     with suppress(OSError, UnicodeDecodeError):
-        ours = is_exported(out) and USAGE in (out / README).read_text(encoding="utf-8")
+        ours = is_exported(out) and MARK in (out / README).read_text(encoding="utf-8")
     check_new(out, force, ours=ours, files=lambda: _OWN, inputs=inputs, early=early)
 
 
@@ -143,25 +156,22 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     sections, namespaces = plain_options(loaded)
     options = dict(sections.pop("model"))
     architecture, task = options.pop("_name"), loaded.task
-    try:
-        config = ClusterformerConfig(architecture=architecture, options=options)
-        known = config.family in KINDS
-    except ValueError:
-        known = False
+    known = ARCH_MODEL_NAME_REGISTRY.get(architecture) in KINDS
     if not known or getattr(task, "is_siamese", False):
         what = "has siamese pairs" if known else f"transformers has no place for {architecture}"
         allowed = f"a model of {', '.join(KINDS)}; clusterformer bundle takes every model"
         raise bad_option("CHECKPOINT", loaded.path, allowed, what)
-    if config.family == "clusterformer_lm" and loaded.cfg.task.get("add_bos_token"):
-        problem = "it was trained with --add-bos-token, which no tokenizer here writes"
-        allowed = "a model without it; clusterformer bundle takes every model"
-        raise bad_option("CHECKPOINT", loaded.path, allowed, problem)
-    config.task, config.criterion = sections.pop("task"), sections.pop("criterion", {})
-    config.others = {"namespaces": namespaces, "sections": sections}
-    config.updates = loaded.updates
     source = task.source_dictionary
     target = task.target_dictionary or source
-    config.vocab_size = len(target)
+    config = ClusterformerConfig(
+        architecture=architecture,
+        options=options,
+        task=sections.pop("task"),
+        criterion=sections.pop("criterion", {}),
+        others={"namespaces": namespaces, "sections": sections},
+        updates=loaded.updates,
+        vocab_size=len(target),
+    )
     if target.symbols != source.symbols:
         config.source_vocab_size = len(source)
     most = loaded.model.max_positions()
@@ -179,52 +189,54 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
 
 def generation(config: ClusterformerConfig, tokenizer: ClusterformerTokenizer) -> GenerationConfig:
     """How fairseq's programs write with such a model."""
+    bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
     if config.family == "clusterformer":
         most = config.namespace().max_target_positions or DEFAULT_MAX_TARGET_POSITIONS
         return GenerationConfig(
-            bos_token_id=config.bos_token_id,
-            pad_token_id=config.pad_token_id,
-            eos_token_id=config.eos_token_id,
-            decoder_start_token_id=config.eos_token_id,
-            forced_eos_token_id=config.eos_token_id,
-            suppress_tokens=[config.pad_token_id],
+            bos_token_id=bos,
+            pad_token_id=pad,
+            eos_token_id=eos,
+            decoder_start_token_id=eos,
+            forced_eos_token_id=eos,
+            suppress_tokens=[pad],
             min_new_tokens=1,
             max_new_tokens=min(201, most),
             num_beams=5,
             early_stopping=True,
         )
-    special = [0, 1, 2, 3]
+    first, then, special = eos, None, [0, 1, 2, 3]
     if tokenizer.coding.unit != "byte":
-        special.remove(config.eos_token_id)  # the end of a line, which ends no text
+        special.remove(eos)  # the end of a line, which ends no text
+        if tokenizer.begins_by_bos:  # without a prompt, a text begins by <s> </s>
+            first, then = bos, eos
     return GenerationConfig(
-        bos_token_id=config.eos_token_id,  # what a text begins by
-        pad_token_id=config.pad_token_id,
-        suppress_tokens=special,
+        bos_token_id=first, forced_bos_token_id=then, pad_token_id=pad, suppress_tokens=special
     )
 
 
-def _files(loaded: Loaded, config: ClusterformerConfig) -> dict[str, Path]:
-    """The names that the files of a data folder have in the export."""
-    found = {name: loaded.folder / name for name in (*_SAME, "dict.txt") if name != RECORD}
+def _names(config: ClusterformerConfig) -> dict[str, str]:
+    """Names of files in an export, and in fairseq's data folder."""
+    names = {name: name for name in (*_SAME, "dict.txt")}
     if config.languages is not None:
         source, target = config.languages
-        found["dict.source.txt"] = loaded.folder / f"dict.{source}.txt"
-        found["dict.txt"] = loaded.folder / f"dict.{target}.txt"
+        names |= {"dict.source.txt": f"dict.{source}.txt", "dict.txt": f"dict.{target}.txt"}
     if config.family == "clusterformer_classifier":
-        found["dict.txt"] = loaded.folder / "input0" / "dict.txt"
-        found["dict.label.txt"] = loaded.folder / "label" / "dict.txt"
-    return {name: path for name, path in found.items() if path.is_file()}
+        names |= {"dict.txt": "input0/dict.txt", "dict.label.txt": "label/dict.txt"}
+    return names
 
 
-def _tokenizer(folder: Path, form: str, config: ClusterformerConfig) -> ClusterformerTokenizer:
+def tokenizer_of(folder: Path, config: ClusterformerConfig) -> ClusterformerTokenizer:
+    """The tokenizer of a model's files, which have the names of an export."""
     names = ClusterformerTokenizer.vocab_files_names.items()
     files = {option: str(folder / name) for option, name in names if (folder / name).is_file()}
-    most = config.max_position_embeddings
+    form = KINDS[config.family].form
+    if form in ("masked", "sentence"):
+        files["model_max_length"] = config.max_position_embeddings
     return ClusterformerTokenizer(
         **files,
         form=form,
         languages=config.languages,
-        **({"model_max_length": most} if form in ("masked", "sentence") else {}),
+        begins_by_bos=form == "text" and bool(config.task.get("add_bos_token")),
     )
 
 
@@ -243,53 +255,28 @@ def _card(loaded: Loaded, config: ClusterformerConfig, card: str | None) -> str:
         card = (loaded.path / CARD).read_text(encoding="utf-8")
     if card is None:
         card = f"# {loaded.path.stem}\n\n{_known(loaded, config)}"
-    kind, _, task = KINDS[config.family]
-    front = ["---", "library_name: transformers", f"pipeline_tag: {task}"]
+    kind = KINDS[config.family]
+    front = ["library_name: transformers", f"pipeline_tag: {kind.hub_task}"]
     front += ["tags:", "- clusterformer", "- fairseq"]
     if config.languages:
         front += ["language:", *(f"- {language}" for language in config.languages)]
-    auto = {
-        "ForCausalLM": "AutoModelForCausalLM",
-        "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
-    }
-    name = kind.__name__.removeprefix("Clusterformer")
-    name = auto.get(name, f"AutoModel{name}")
-    usage = [
-        USAGE,
-        "",
-        "## With transformers",
-        "",
-        "```python",
-        "import fairseq_clusterformer.hf  # pip install 'fairseq_clusterformer[transformers]'",
-        f"from transformers import {name}, AutoTokenizer",
-        "",
-        f'model = {name}.from_pretrained("FOLDER")',
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        "```",
-    ]
-    return "\n".join([*front, "---", "", card.rstrip("\n"), "", *usage, ""])
+    parts = ["---", *front, "---", "", card.rstrip("\n"), "", MARK]
+    return "\n".join([*parts, _USAGE.format(auto=kind.auto)])
 
 
 def _known(loaded: Loaded, config: ClusterformerConfig) -> str:
     """What the checkpoint itself says about the model, as Markdown."""
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    made_by = f"fairseq_clusterformer {__version__}, fairseq-fixed {version('fairseq-fixed')}"
     lines = [
         f"- Architecture: `{config.architecture}`, {parameters:,} parameters",
         f"- Updates: {loaded.updates:,}",
-        f"- Made by: fairseq_clusterformer {__version__}, fairseq-fixed "
-        f"{version('fairseq-fixed')}",
+        f"- Made by: {made_by}",
     ]
-    lines += [
-        f"- `{name}`: {config.options[name]}"
-        for name in ("attention", "encoder_attention", "decoder_attention")
-        if config.options.get(name)
-    ]
-    if loaded.path.is_file():
-        best = read_tensors(loaded.path, "CHECKPOINT").get("extra_state", {}).get("best")
-        if isinstance(best, float):
-            metric = OmegaConf.select(loaded.cfg, "checkpoint.best_checkpoint_metric") or "loss"
-            lines.append(f"- Best {metric} in validation: {best:g}")
-    return "\n".join(lines) + "\n"
+    for name in ("attention", "encoder_attention", "decoder_attention"):
+        if spec := config.options.get(name):
+            lines.append(f"- `{name}`: {spec}")
+    return "\n".join(lines)
 
 
 def back(
@@ -315,9 +302,8 @@ def back(
         raise bad_option("CHECKPOINT", folder, allowed, what)
     try:
         config = ClusterformerConfig.from_pretrained(folder)
-        kind, form, _ = KINDS[config.family]
-        model = kind.from_pretrained(folder)
-        tokenizer = _tokenizer(folder, form, config)
+        model = KINDS[config.family].from_pretrained(folder)
+        tokenizer = tokenizer_of(folder, config)
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise bad_option("CHECKPOINT", folder, allowed, reason_of(error)) from None
     for size, symbols in (
@@ -329,11 +315,22 @@ def back(
             raise bad_option("CHECKPOINT", folder, "as many of both", problem)
     if not config.task:
         raise bad_option("CHECKPOINT", folder, allowed, "it was not made from a fairseq model")
-    if form == "sentence" and config.task["_name"] == "masked_lm":
+    is_classifier = config.family == "clusterformer_classifier"
+    if is_classifier and config.task["_name"] == "masked_lm":
         problem = "it began as a masked language model, which does not say how texts become words"
         raise bad_option("CHECKPOINT", folder, "what began as a classifier", problem)
-    with tempfile.TemporaryDirectory() as data:
-        _bundle_files(folder, Path(data), config)
+    with tempfile.TemporaryDirectory() as work:
+        data = Path(work)
+        for name, in_data in _names(config).items():
+            if (folder / name).is_file():
+                (data / in_data).parent.mkdir(exist_ok=True)
+                shutil.copyfile(folder / name, data / in_data)
+        if is_classifier:
+            _write_labels([config.id2label[i] for i in sorted(config.id2label)], data / "label")
+            if config.task.get("num_classes"):
+                config.task["num_classes"] = config.num_labels
+        if config.form == "joined":
+            shutil.copytree(data / "input0", data / "input1")
         sections = {
             "model": {"_name": config.architecture, **config.options},
             "task": config.task,
@@ -344,32 +341,11 @@ def back(
             model=model.model,
             task=SimpleNamespace(cfg=SimpleNamespace(**config.task)),
             cfg=OmegaConf.create(sections, flags={"allow_objects": True}),
-            folder=Path(data),
+            folder=data,
             path=folder,
             updates=config.updates,
         )
         return write_bundle(loaded, out, dtype=dtype, card=_card_of(folder), force=force)
-
-
-def _bundle_files(folder: Path, data: Path, config: ClusterformerConfig) -> None:
-    """Copy an export's files under the names that they have in fairseq's data folder."""
-    names = {name: name for name in (*_SAME, "dict.txt")}
-    if config.languages is not None:
-        source, target = config.languages
-        names |= {"dict.source.txt": f"dict.{source}.txt", "dict.txt": f"dict.{target}.txt"}
-    if config.family == "clusterformer_classifier":
-        names |= {"dict.txt": "input0/dict.txt", "dict.label.txt": "label/dict.txt"}
-    for name, then in names.items():
-        if (folder / name).is_file():
-            (data / then).parent.mkdir(exist_ok=True)
-            shutil.copyfile(folder / name, data / then)
-    if config.family == "clusterformer_classifier":
-        _write_labels([config.id2label[i] for i in sorted(config.id2label)], data / "label")
-        if config.task.get("num_classes"):
-            config.task["num_classes"] = config.num_labels
-    if config.form == "joined":
-        (data / "input1").mkdir()
-        shutil.copyfile(folder / "dict.txt", data / "input1" / "dict.txt")
 
 
 def _write_labels(labels: list[str], folder: Path) -> None:
@@ -391,10 +367,7 @@ def _card_of(folder: Path) -> str | None:
     if not (folder / README).is_file():
         return None
     text = (folder / README).read_text(encoding="utf-8")
-    if not text.startswith("---\n") or USAGE not in text:
+    if not text.startswith("---\n") or MARK not in text:
         return None
     text = text.split("---\n", 2)[2]
-    return text[: text.index(USAGE)].strip("\n") + "\n"
-
-
-__all__ = ["UserError", "back", "check_out", "export", "is_exported"]
+    return text[: text.index(MARK)].strip("\n") + "\n"

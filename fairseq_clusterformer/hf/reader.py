@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
+from transformers.utils import can_return_tuple
 
 from fairseq_clusterformer.answers import TYPES, best_spans
 
-from .base import ClusterformerPreTrainedModel, as_asked
+from .base import ClusterformerPreTrainedModel
 
 
 @dataclass
@@ -33,19 +34,18 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
     """
 
     families = ("clusterformer_reader",)
+    auto, form, hub_task = "AutoModelForQuestionAnswering", "reader", "question-answering"
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ) -> ReaderOutput | tuple:
         """Logits of where the answer starts and ends.
@@ -55,18 +55,18 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             attention_mask: 1 at real tokens, [B, N]; None: all but the padding symbol are real.
             token_type_ids: 0 at the question, 1 at the document, [B, N].
             position_ids: from 0 in each row.
-            inputs_embeds, output_attentions, output_hidden_states: refused.
             start_positions: the answer's first token, int64 [B]; 0: there is none.
             end_positions: its last token, int64 [B].
-            return_dict: False: a tuple.
+            output_hidden_states: refused.
+            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
 
         Returns:
-            Logits [B, N], of which those of no token of the text are the lowest number there is.
+            Logits [B, N]; outside of the document they are the lowest number there is.
 
         Raises:
             ValueError: what is refused, or no ``token_type_ids``.
         """
-        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
+        self._begin(position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):
             raise ValueError(
                 "output_hidden_states is True: the layers read windows of a document, not rows; "
@@ -74,36 +74,33 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
             )
         if token_type_ids is None:
             raise ValueError("token_type_ids is None; allowed: 0 at the question, 1 behind it")
-        tokens = self._masked(input_ids, attention_mask, position_ids)
+        tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
         real = tokens.ne(self.config.pad_token_id)
-        of_document = real & token_type_ids.eq(1)
-        question, document = (
-            pad_sequence(
-                [row[own] for row, own in zip(tokens, part, strict=True)],
-                batch_first=True,
-                padding_value=self.config.pad_token_id,
-            )
-            for part in (real & token_type_ids.eq(0), of_document)
-        )
+        in_question, in_document = (real & token_type_ids.eq(part) for part in (0, 1))
+        question, document = self._picked(tokens, in_question), self._picked(tokens, in_document)
         found, extra = self.model(question, document)
-        places = of_document.long().cumsum(1) - 1
+        # back from places in the document to places in the row
+        places = (in_document.long().cumsum(1) - 1).clamp(min=0)
         start, end = (
-            logits.gather(1, places.clamp(min=0))
-            .masked_fill(~of_document, -torch.inf)
+            logits.gather(1, places)
+            .masked_fill(~in_document, -torch.inf)
             .clamp(min=torch.finfo(logits.dtype).min)
             for logits in (found.start, found.end)
         )
         loss = None
         if start_positions is not None and end_positions is not None:
             none = start_positions.eq(0)
-            kinds = none.long() * TYPES.index("none")
-            loss = cross_entropy(found.type, kinds)
+            loss = cross_entropy(found.type, none.long() * TYPES.index("none"))
             for logits, right in ((start, start_positions), (end, end_positions)):
                 if not bool(none.all()):
                     loss = loss + cross_entropy(logits[~none], right[~none]) / 2
             loss = self._with_clustering(loss, extra["reports"])
-        out = ReaderOutput(loss=loss, start_logits=start, end_logits=end, type_logits=found.type)
-        return as_asked(out, return_dict)
+        return ReaderOutput(loss=loss, start_logits=start, end_logits=end, type_logits=found.type)
+
+    def _picked(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Some tokens of each row, moved to its beginning."""
+        rows = [row[own] for row, own in zip(tokens, wanted, strict=True)]
+        return pad_sequence(rows, batch_first=True, padding_value=self.config.pad_token_id)
 
     @torch.no_grad()
     def spans(self, max_length: int = 30, **inputs: Tensor) -> Tensor:

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 
 from fairseq_clusterformer.models.decoding import decode
 
-from .base import ClusterformerPreTrainedModel, as_asked, batch_first, share_of
+from .base import GeneratingModel, batch_first
 from .cache import ClusterformerCache
 
 
@@ -27,7 +26,7 @@ class EncoderOutput(BaseModelOutput):
 
 
 class Encoder:
-    """fairseq's encoder as transformers' generation calls it.
+    """fairseq's encoder as transformers' generation calls it, which reads its signature.
 
     Args:
         model: which it belongs to.
@@ -48,23 +47,16 @@ class Encoder:
         return_dict: bool | None = None,
     ) -> EncoderOutput:
         """States [B, N, D] of source sentences, int64 [B, N]."""
-        self.model._begin(output_attentions, None)
-        source, hidden = self.model._encode(input_ids, attention_mask, [])
+        self.model._begin(output_attentions)
+        source, hidden, _ = self.model._encode(input_ids, attention_mask)
         return EncoderOutput(source, attention_mask=~hidden)
 
 
-class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, GenerationMixin):
+class ClusterformerForConditionalGeneration(GeneratingModel):
     """fairseq's Transformer over a clustered encoder and decoder."""
 
     families = ("clusterformer",)
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The projection to the target's vocabulary."""
-        return self.model.decoder.output_projection
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the projection."""
-        self.model.decoder.output_projection = new_embeddings
+    auto, form, hub_task = "AutoModelForSeq2SeqLM", "translation", "translation"
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embeddings, of both sides if they are one."""
@@ -76,10 +68,6 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         """What generation calls with the source."""
         return Encoder(self)
 
-    def get_decoder(self) -> nn.Module:
-        """fairseq's decoder."""
-        return self.model.decoder
-
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """What the decoder reads to write the labels, int64 [B, N]: they, shifted by one."""
         first = labels.new_full((len(labels), 1), self.config.eos_token_id)
@@ -87,6 +75,7 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -96,12 +85,9 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
         cache: ClusterformerCache | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput | tuple:
         """Logits of the target's next token.
@@ -115,24 +101,22 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
             decoder_attention_mask: 1 at real tokens, the last N of which count.
             encoder_outputs: of an earlier call.
             cache: what an earlier call returned, which is used up.
-            inputs_embeds: refused.
             labels: int64 [B, N], ending in ``</s>``; -100 where there is no loss.
             use_cache: return a cache, in evaluation: without gradients.
-            output_attentions: refused if True.
             output_hidden_states: also return the decoder's, [B, N, D] each; not with a cache.
-            return_dict: False: a tuple.
+            kwargs: ``return_dict=False`` returns a tuple; see `_begin` for what is refused.
 
         Raises:
             ValueError: what is refused, or nothing to decode.
         """
-        self._begin(output_attentions, inputs_embeds, position_ids=position_ids, **kwargs)
+        self._begin(position_ids=position_ids, **kwargs)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids is None; allowed: with labels")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         reports: list = []
         if encoder_outputs is None:
-            source, hidden = self._encode(input_ids, attention_mask, reports, position_ids)
+            source, hidden, reports = self._encode(input_ids, attention_mask, position_ids)
         else:
             source = encoder_outputs[0]
             real = getattr(encoder_outputs, "attention_mask", attention_mask)
@@ -151,30 +135,26 @@ class ClusterformerForConditionalGeneration(ClusterformerPreTrainedModel, Genera
         else:
             x, extra = decoder.extract_features(tokens, encoded)
             by_side = extra["reports"] | {"encoder": reports}
-            if self._wants_states(output_hidden_states):
-                states = batch_first(extra["inner_states"])
+            wanted = self._wants_states(output_hidden_states)
+            states = batch_first(extra["inner_states"], wanted)
         logits, loss = decoder.output_layer(x), None
         if labels is not None:
-            share = share_of(labels, **kwargs)
-            loss = share * cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-            loss = self._with_clustering(loss, by_side, share)
-        out = Seq2SeqLMOutput(
+            loss = self._token_loss(logits, labels, by_side, **kwargs)
+        return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
             cache=cache,
             decoder_hidden_states=states,
             encoder_last_hidden_state=source,
         )
-        return as_asked(out, return_dict)
 
     def _encode(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None,
-        reports: list,
         position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """States [B, S, D] and the padding mask, bool [B, S]; adds the layers' reports."""
-        out = self.model.encoder(self._masked(input_ids, attention_mask, position_ids))
-        reports += out["reports"]
-        return out["encoder_out"][0].transpose(0, 1), out["encoder_padding_mask"][0]
+    ) -> tuple[Tensor, Tensor, list]:
+        """States [B, S, D], the padding mask, bool [B, S], and the layers' reports."""
+        out = self.model.encoder(self._one_text_a_row(input_ids, attention_mask, position_ids))
+        states = out["encoder_out"][0].transpose(0, 1)
+        return states, out["encoder_padding_mask"][0], out["reports"]

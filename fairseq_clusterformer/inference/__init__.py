@@ -15,8 +15,8 @@ CLASSES = {
     "translation": "fairseq_clusterformer.inference.translate:Translator",
     "clusterformer_qa": "fairseq_clusterformer.inference.read:Reader",
     "clusterformer_sentence": "fairseq_clusterformer.inference.classify:Classifier",
-    "masked_lm": "fairseq_clusterformer.inference.encoders:MaskedLanguageModel",
-    "clusterformer_masked_lm": "fairseq_clusterformer.inference.encoders:MaskedLanguageModel",
+    "masked_lm": "fairseq_clusterformer.inference.pretrained:MaskedLanguageModel",
+    "clusterformer_masked_lm": "fairseq_clusterformer.inference.pretrained:MaskedLanguageModel",
 }
 
 

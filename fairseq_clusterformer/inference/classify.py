@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import Loaded
-from .pretrained import Pretrained
+from .pretrained import Pretrained, check_numbers
 
 #: a text, or the two of a pair
 Text = str | tuple[str, str]
@@ -38,18 +39,6 @@ class Classification:
     probability: float
     probabilities: dict[str, float]
     is_cut: bool
-
-
-def _splitter(record: object) -> Callable[[str], tuple[list[str], bool]]:
-    """Return the function that made words of the texts of a data folder.
-
-    Raises:
-        ValueError: the folder's record does not say so.
-    """
-    match record:
-        case {"tokenised": bool(tokenised), "settings": {"max_length": int() | None as length}}:
-            return partial(split_words, tokenised=tokenised, max_length=length)
-    raise ValueError("it does not say how texts became words")
 
 
 class Classifier(Pretrained):
@@ -75,16 +64,7 @@ class Classifier(Pretrained):
         self._task = loaded.task
         self.labels: list[str] = loaded.task.classes
         self.is_pair: bool = loaded.task.is_pair
-        path = loaded.folder / RECORD
-        try:
-            self._words = _splitter(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise bad_option(
-                "--data",
-                loaded.folder,
-                "a folder that `clusterformer prepare classification` of this version has made",
-                f"{RECORD}: {error!r}",
-            ) from None
+        self._words = _word_splitter(loaded.folder)
 
     def classify(
         self, texts: Text | Sequence[Text], *, batch_size: int = 32
@@ -100,8 +80,7 @@ class Classifier(Pretrained):
         """
         if isinstance(texts, str | tuple):
             return self.classify([texts])[0]
-        if batch_size < 1:
-            raise bad_option("batch_size", batch_size, "1 or more")
+        check_numbers(batch_size=batch_size)
         texts, result = list(texts), []
         for first in range(0, len(texts), batch_size):
             result += self._classify(texts[first : first + batch_size])
@@ -110,36 +89,35 @@ class Classifier(Pretrained):
     @torch.no_grad()
     def _classify(self, texts: Sequence[Text]) -> Iterator[Classification]:
         rows = [(text,) if isinstance(text, str) else text for text in texts]
-        width = 1 + self.is_pair
+        width, task = 1 + self.is_pair, self._task
         for row in rows:
             if len(row) != width:
                 wanted = "two texts, as it was trained on pairs" if self.is_pair else "one text"
                 raise UserError(f"the model gets {len(row)} texts, {row!r}; allowed: {wanted}")
         words = [[self._words(text) for text in row] for row in rows]
-        index_of, sides = self._task.dictionary.index, []
-        for side in range(width):
+        sides = []
+        for side in zip(*words, strict=True):
             ids = [
-                torch.tensor([*map(index_of, row[side][0])], dtype=torch.int64) for row in words
+                torch.tensor([*map(task.dictionary.index, of_text)]).long() for of_text, _ in side
             ]
-            sides.append(ListDataset(ids, np.array([len(each) for each in ids])))
+            sides.append(ListDataset(ids, np.array([*map(len, ids)])))
         dataset = SentenceDataset(
             sides,
             torch.zeros(len(rows), dtype=torch.int64),
-            self._task.dictionary,
-            pair_form=self._task.cfg.pair_form,
-            max_positions=self._task.cfg.max_positions,
+            task.dictionary,
+            pair_form=task.cfg.pair_form,
+            max_positions=task.cfg.max_positions,
         )
         batch = dataset.collater([dataset[index] for index in range(len(dataset))])
         inputs = utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch["net_input"])
         output = self.model(**inputs)
         probabilities = self.model.get_normalized_probs(output, log_probs=False).cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True)
+        cut = dataset.full_sizes > dataset.sizes
         for index, (row, places) in enumerate(zip(probabilities, order, strict=True)):
             found = {self.labels[place]: float(row[place]) for place in places.tolist()}
             label = next(iter(found))
-            is_cut = any(cut for _, cut in words[index]) or bool(
-                dataset.full_sizes[index] > dataset.sizes[index]
-            )
+            is_cut = bool(cut[index]) or any(was_cut for _, was_cut in words[index])
             yield Classification(label, found[label], found, is_cut)
 
     def _states(self, text: Text) -> Tensor:
@@ -150,3 +128,20 @@ class Classifier(Pretrained):
         ):
             self.classify(text)
         return torch.cat(found)
+
+
+def _word_splitter(folder: Path) -> Callable[[str], tuple[list[str], bool]]:
+    """The function that made words of the texts of a data folder.
+
+    Raises:
+        UserError: the folder's record does not say so.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        match record:
+            case {"tokenised": bool(kind), "settings": {"max_length": int() | None as most}}:
+                return partial(split_words, tokenised=kind, max_length=most)
+        raise ValueError("it does not say how texts became words")
+    except (OSError, ValueError) as error:
+        allowed = "a folder that `clusterformer prepare classification` of this version has made"
+        raise bad_option("--data", folder, allowed, f"{RECORD}: {error!r}") from None

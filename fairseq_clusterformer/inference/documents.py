@@ -16,13 +16,13 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from . import parsing
+from .parsing import BLANK_LINE, Unreadable, parse_elsewhere
 
 _KINDS = "a file of text, Markdown (.md), HTML (.html) or PDF"
 ALLOWED = f"{_KINDS}, or a folder of them"
@@ -31,8 +31,7 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 #: what is read of a folder; a file that is named itself may have any ending
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
-SENTENCE_END = parsing.SENTENCE_END
-_BLANK_LINE = parsing.BLANK_LINE
+_BLANKS = re.compile(r"\s+")
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
 _TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
 _MARKDOWN_RULE = re.compile(r"\s*+([-=*_]\s?+){3,}+\s*")
@@ -51,10 +50,6 @@ _DECLARED = re.compile(
 #: what a page that declares these is in, by WHATWG's standard, as browsers read it
 _MEANT = dict.fromkeys(("ascii", "iso8859-1"), "cp1252")
 _MEANT |= dict.fromkeys(("utf-16", "utf-16-le", "utf-16-be"), "utf-8")
-
-
-class _Unreadable(Exception):
-    """Why a file cannot be read, without its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +73,7 @@ def text_source(text: str, name: str) -> Source:
     Raises:
         UserError: if there is no text in it.
     """
-    paragraphs = _joined(_BLANK_LINE.split(text))
+    paragraphs = _joined(BLANK_LINE.split(text))
     if not paragraphs:
         raise bad_option("documents", name, "text", "is empty")
     return Source(name, "", paragraphs)
@@ -97,7 +92,7 @@ def read_source(path: Path, encoding: str | None = None, *, main_text: bool = Fa
     """
     try:
         return _read(path, encoding, main_text)
-    except _Unreadable as error:
+    except Unreadable as error:
         raise bad_option("--document", path, ALLOWED, str(error)) from None
 
 
@@ -107,7 +102,7 @@ def uploaded_source(
     """A file whose content came by itself; otherwise as :func:`read_source`."""
     try:
         return _of_bytes(data, Path(name), encoding, main_text)
-    except _Unreadable as error:
+    except Unreadable as error:
         raise bad_option("document", name, _KINDS, str(error)) from None
 
 
@@ -141,7 +136,7 @@ def read_sources(
         for file in found:
             try:
                 sources.setdefault(file.resolve(), _read(file, encoding, main_text))
-            except _Unreadable as error:
+            except Unreadable as error:
                 unreadable += 1
                 report(f"skipped {file}: {error}")
         what = f"{len(found) - unreadable} read, {unreadable} unreadable, {skipped} skipped "
@@ -171,37 +166,36 @@ def _read(path: Path, encoding: str | None, main_text: bool) -> Source:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise _Unreadable("is a folder" if path.is_dir() else error.strerror) from None
+        raise Unreadable("is a folder" if path.is_dir() else error.strerror) from None
     return _of_bytes(data, path, encoding, main_text)
 
 
 def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
-    ending = path.suffix.lower()
+    """Title and paragraphs; HTML and PDF, which strangers can make slow, in another process."""
+    ending, title = path.suffix.lower(), ""
     if ending == ".pdf" or data.startswith(b"%PDF-"):
-        title, texts = _parsed("PDF", data)
+        title, texts = parse_elsewhere("PDF", data)
     elif ending in _HTML:
-        declared = _declared(data)
-        kind = "main HTML" if main_text else "HTML"
-        title, texts = _parsed(kind, _decoded(data, encoding, declared).encode())
+        if main_text and importlib.util.find_spec("trafilatura") is None:
+            raise UserError(
+                "--main-text needs trafilatura, which is not installed; allowed: pip install "
+                '"fairseq_clusterformer[documents]", or no --main-text'
+            )
+        text = _decoded(data, encoding, _declared(data))
+        title, texts = parse_elsewhere("main HTML" if main_text else "HTML", text.encode())
     else:
-        split = _of_markdown if ending in _MARKDOWN else _BLANK_LINE.split
-        title, texts = "", split(_decoded(data, encoding))
-    paragraphs = _joined(texts)
-    if not paragraphs:
-        raise _Unreadable("holds no text")
+        text = _decoded(data, encoding)
+        texts = _of_markdown(text) if ending in _MARKDOWN else BLANK_LINE.split(text)
+    if not (paragraphs := _joined(texts)):
+        raise Unreadable("holds no text")
     (title,) = _joined([title]) or (_printable(path.stem),)
     return Source(_printable(str(path)), title, paragraphs)
 
 
-def _joined(texts: Sequence[str]) -> tuple[str, ...]:
-    """Paragraphs with single blanks, without the empty ones.
-
-    A PDF may name the halves of a character one by one: they are put together, and one without
-    the other becomes U+FFFD.
-    """
-    whole = (text.encode("utf-16-le", "surrogatepass") for text in texts)
-    texts = (text.decode("utf-16-le", "replace") for text in whole)
-    return tuple(filter(None, (" ".join(text.split()) for text in texts)))
+def _joined(texts: Iterable[str]) -> tuple[str, ...]:
+    """Paragraphs with single blanks, without the empty ones."""
+    # not by split(): of a long paragraph, its words take ten times its memory
+    return tuple(filter(None, (_BLANKS.sub(" ", text).strip() for text in texts)))
 
 
 def _printable(name: str) -> str:
@@ -228,33 +222,31 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
 
     Raises:
         UserError: for an encoding that does not exist.
-        _Unreadable: if the file is not in its encoding.
+        Unreadable: if the file is not in its encoding.
     """
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
-    own = marked or declared or "utf-8"
-    used = encoding or own
+    used = encoding or marked or declared or "utf-8"
     try:
         text = io.TextIOWrapper(io.BytesIO(data), encoding=used).read().removeprefix("\ufeff")
         text.encode()  # some encodings know halves of characters
     except UnicodeError as error:
         at = f" (byte {error.start:,})" if isinstance(error, UnicodeDecodeError) else ""
-        raise _Unreadable(
-            f"is not in {used}{at}: choose another encoding (--encoding NAME)"
-        ) from None
+        remedy = "choose another encoding (--encoding NAME)"
+        raise Unreadable(f"is not in {used}{at}: {remedy}") from None
     except (LookupError, ValueError):  # unknown, or no name at all
-        if encoding:
-            shown = encoding if encoding.isprintable() else ascii(encoding)
-            raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...") from None
-        raise _Unreadable(f"says that it is in {own}, which is unknown") from None
+        if not encoding:
+            raise Unreadable(f"says that it is in {used}, which is unknown") from None
+        shown = encoding if encoding.isprintable() else ascii(encoding)
+        raise bad_option("--encoding", shown, "utf-8, latin-1, cp1252 ...") from None
     if "\0" in text:
-        raise _Unreadable(f"holds the character NUL, so it is no text in {used}")
+        raise Unreadable(f"holds the character NUL, so it is no text in {used}")
     return text
 
 
 def _of_markdown(text: str) -> list[str]:
     """Paragraphs: what blank lines divide, and headings, items of lists and rows of tables."""
     found = []
-    for block in _BLANK_LINE.split(text):
+    for block in BLANK_LINE.split(text):
         lines = block.split("\n")
         is_table = any(_TABLE_RULE.fullmatch(line.strip()) for line in lines)
         found.append("")
@@ -271,22 +263,4 @@ def _of_markdown(text: str) -> list[str]:
                 found += ["", line]
             else:
                 found.append(line)
-    return _BLANK_LINE.split("\n".join(found))
-
-
-def _parsed(kind: str, data: bytes) -> tuple[str, list[str]]:
-    """Title and paragraphs of what strangers can make slow, parsed in a process of its own.
-
-    Raises:
-        UserError: if the main text is asked for, and trafilatura is not installed.
-        _Unreadable: if it cannot be parsed, or takes more time or memory than it may.
-    """
-    if kind == "main HTML" and importlib.util.find_spec("trafilatura") is None:
-        raise UserError(
-            "--main-text needs trafilatura, which is not installed; allowed: pip install "
-            '"fairseq_clusterformer[documents]", or no --main-text'
-        )
-    try:
-        return parsing.parse_elsewhere(kind, data)
-    except parsing.Unreadable as error:
-        raise _Unreadable(str(error)) from None
+    return BLANK_LINE.split("\n".join(found))

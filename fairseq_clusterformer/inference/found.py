@@ -1,16 +1,18 @@
 """What is found in sections of documents: answers, their places, and their order among all."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import regex
 import torch
 from torch import Tensor
 
-from ..answers import TYPES, Answer, Answers, Document, text_mask
-from .documents import SENTENCE_END, Source
+from ..answers import TYPES, Answer, Answers, text_mask
+from .parsing import SENTENCE_END
+from .sections import Section
 
 # Numbers with their points, and words with apostrophes except for an 's. In scripts that put no
 # blanks between words, no words can be found.
@@ -22,58 +24,24 @@ WORD = regex.compile(
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
-    """What a model reads at once: paragraphs of a document.
-
-    Attributes:
-        source: the document.
-        numbers: of the paragraphs in the document, from 0. A piece of a paragraph that is too
-            long has the number of the whole.
-        tokens: int64 [N].
-        document: what they stand for.
-    """
-
-    source: Source
-    numbers: tuple[int, ...]
-    tokens: Tensor
-    document: Document
-
-    def paragraphs(self) -> Iterator[tuple[int, str, range]]:
-        """Yield the number, the text and the tokens of each paragraph."""
-        starts = [*self.document.starts.tolist(), len(self.tokens)]
-        yield from zip(
-            self.numbers, self.document.texts, map(range, starts, starts[1:]), strict=True
-        )
-
-    def shown(self) -> list[str]:
-        """What each token shows: joined, it is the text of the paragraphs.
-
-        The first of several tokens that are bytes of one character shows it. ``<s>`` and titles
-        show nothing.
-        """
-        shown = [""] * len(self.tokens)
-        starts, ends = self.document.characters.tolist()
-        for _, text, tokens in self.paragraphs():
-            place = next((starts[token] for token in tokens if starts[token] >= 0), 0)
-            for token in tokens:
-                if ends[token] > place:
-                    shown[token] = text[place : ends[token]]
-                    place = ends[token]
-        return shown
-
-
-@dataclass(frozen=True, eq=False)
 class SectionRead:
     """What a model makes of a section and a question.
 
     Attributes:
-        clusters: the cluster of each token, int64 [N], for each layer (and head) that clusters:
-            its number from 0, and its label.
+        section: what was read.
+        answers: in it.
+        find_clusters: reads the section again, for its clusters.
     """
 
     section: Section
     answers: Answers
-    clusters: dict[tuple[int, str], Tensor]
+    find_clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
+
+    @cached_property
+    def clusters(self) -> dict[tuple[int, str], Tensor]:
+        """The cluster of each token, int64 [N], for each layer (and head) that clusters: its
+        number from 0, and its label."""
+        return self.find_clusters()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +84,31 @@ class FoundAnswer:
         Args:
             most: characters before and behind.
         """
+        before, text, behind = self._near(most)
+        ends = [match.end() for match in SENTENCE_END.finditer(before)]
+        before = before[ends[-1] :] if ends else before
+        if end := SENTENCE_END.search(text[-1:] + behind):  # the answer may end the sentence
+            behind = behind[: max(0, end.end() - 1)]
+        before = before if len(before) <= most else "\u2026" + before[-most:]
+        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
+        return before, text, behind.rstrip()
+
+    def passage(self, most: int) -> tuple[str, str, str]:
+        """As :meth:`around`, of the whole paragraph, cut between words."""
+        before, text, behind = self._near(most)
+        if len(before) > most:
+            before = "\u2026 " + before[-most:].partition(" ")[2]
+        if len(behind) > most:
+            behind = behind[:most].rpartition(" ")[0] + " \u2026"
+        return before, text, behind
+
+    def _near(self, most: int) -> tuple[str, str, str]:
+        """The answer, and up to one character more than `most` on either side."""
         if self.characters is None:
             return "", self.text, ""
         text = self.read.section.source.paragraphs[self.paragraph]
         start, end = self.characters
-        ends = [match.end() for match in SENTENCE_END.finditer(text)]
-        before = text[max((place for place in ends if place <= start), default=0) : start]
-        behind = text[end : min((place for place in ends if place > end), default=len(text))]
-        before = before if len(before) <= most else "\u2026" + before[-most:]
-        behind = behind if len(behind) <= most else behind[:most] + "\u2026"
-        return before, text[start:end], behind.rstrip()
+        return text[max(0, start - most - 1) : start], text[start:end], text[end : end + most + 1]
 
     @property
     def supporting(self) -> list[tuple[str, float]]:
@@ -194,27 +177,21 @@ def confidence(probability: float) -> str:
 def ranked(reads: Sequence[SectionRead], top: int, least: float = 0.0) -> Ranking:
     """The `top` best answers of all sections.
 
-    A reader's probabilities are softmaxes over one section each. They cannot be compared: in a
+    A reader's probabilities are softmaxes over one section each, and cannot be compared: in a
     short file that has nothing to do with the question, some span always has a high probability.
 
     **By margins**, where "no answer" is a place in the softmaxes of spans (`Answers.none`). An
-    answer's margin is the score of its span less that of "no answer" in the same section, and
-    does not depend on what else the section holds (Alberti et al. 2019 rank windows so). Its
-    probability is that of the two, and "no answer" in all documents is as likely as against the
-    best answer.
+    answer's margin is the score of its span less that of "no answer" in the same section
+    (Alberti et al. 2019 rank windows so). Its probability is that of the two. "No answer" in all
+    documents is as likely as against the best answer.
 
     **By shares** otherwise. Each section first gets a share of the evidence in all sections: the
-    softmax of `Answers.evidence`, which the logits themselves make up. An answer's probability is
-    its section's share times its probability in the section. For spans this is one softmax over
-    the spans of all sections (shared normalisation, Clark and Gardner 2018), times the
-    probability that its own section has an answer. All answers and "no answer" sum to 1, and a
-    single section keeps the reader's probabilities. Answers of the most likely type come first,
-    as where a reader is scored.
-
-    For a reader whose "no answer" is a type apart, margins ranked worse. A small one was asked
-    100 questions on synthetic text, each with the right file and six short files without an
-    answer. The right file came first in 99 of them by shares, in 96 by margins, and in 80 by the
-    probabilities within each file.
+    softmax of `Answers.evidence`. An answer's probability is its section's share times its
+    probability in the section. For spans this is one softmax over the spans of all sections
+    (shared normalisation, Clark and Gardner 2018), times the probability that its own section has
+    an answer. All answers and "no answer" sum to 1. Answers of the most likely type come first,
+    as where a reader is scored. Ranking by margins found the right one of seven files in 96 of
+    100 questions, and by shares in 99.
 
     Args:
         least: see `Ranking`.
@@ -276,9 +253,9 @@ def _found(
     file = read.section.source.name
     if answer.paragraph is None:
         return FoundAnswer(answer.text, type_, score, margin, file, None, None, read)
-    text = read.section.document.texts[answer.paragraph]
+    number = read.section.pieces[answer.paragraph].number
+    text = read.section.source.paragraphs[number]
     place = whole_words(text, *answer.characters) if type_ == "short" else answer.characters
-    number = read.section.numbers[answer.paragraph]
     return FoundAnswer(text[slice(*place)], type_, score, margin, file, number, place, read)
 
 
@@ -302,6 +279,6 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
 def _paragraph(section: Section, number: int, score: float) -> Answer | None:
     """As much of a paragraph as the section holds, as an answer; None of blanks alone."""
     document = section.document
-    own = document.paragraph_of(len(section.tokens)) == number
+    own = document.paragraph_of(section.length) == number
     tokens = (own & text_mask(document.characters)).nonzero()[:, 0].tolist()
     return document.answer(tokens[0], tokens[-1] + 1, score) if tokens else None

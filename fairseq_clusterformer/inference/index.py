@@ -1,43 +1,47 @@
 """What a model makes of documents before it sees a question, kept for the questions to come.
 
-An index is a folder with one file per document. A file's name is made of the document's name and
-of a hash: of the tokens that the model reads and of the model itself. So a document that changed
-is encoded anew, and so are all documents for another model. Encodings are float16.
+An index is a folder with a file for each 256 sections of a document. A file's name is made of the
+document's name and of a hash: of the tokens that the model reads and of the model itself. So a
+document that changed is encoded anew, and so are all documents for another model.
 """
 
 import hashlib
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import replaced
 
 from ..answers import text_mask
-from .found import Section
+from .sections import Section
 
 logger = logging.getLogger(__name__)
 
 MARK = ".clusterformer-index"
-_AT_ONCE = 256  # sections, of whole documents
+MOST_KEPT = 300_000  # words whose encodings stay in memory
+_AT_ONCE = 256  # sections in a file, and those that are encoded together
 _FORMAT = b"1"  # of what a hash stands for: another one makes older files unknown
 _ALLOWED = "a new or empty folder, or one that clusterformer has made as an index"
 
+Block = tuple[Path, Sequence[Section]]
+
 
 class Encodings:
-    """Encodings of sections, in memory as long as the sections are there.
+    """Encodings of sections: the latest in memory, all in an index if there is one.
 
     Args:
         model: what encodes; its parameters are part of the hash.
-        encode: makes states [W, D] of each of some sections.
+        encode: makes states [W, D] of the words of each of some sections.
         folder: an index, which is made if need be; None: memory alone.
 
     Raises:
@@ -51,92 +55,105 @@ class Encodings:
         folder: Path | None = None,
     ) -> None:
         self._encode, self.folder = encode, folder
-        self._kept: WeakKeyDictionary[Section, Tensor] = WeakKeyDictionary()
+        self._kept: OrderedDict[Section, Tensor] = OrderedDict()
+        # of a section in the index: the file, and rows [first, last) of it
+        self._places: WeakKeyDictionary[Section, tuple[Path, int, int]] = WeakKeyDictionary()
         if folder is not None:
             _claim(folder)
             self._model = _hash_of_model(model)
 
     def of(self, sections: Sequence[Section]) -> list[Tensor]:
-        """States of sections, float16 [W, D] on the CPU.
+        """States of the sections' words, float16 [W, D] on the CPU."""
+        absent = [section for section in sections if section not in self._kept]
+        stored = [section for section in absent if section in self._places]
+        for file, own in groupby(stored, lambda section: self._places[section][0]):
+            with safe_open(file, "pt") as tensors:
+                states = tensors.get_slice("states")
+                for section in own:
+                    _, first, last = self._places[section]
+                    self._kept[section] = states[first:last]
+        self._add([section for section in absent if section not in self._places])
+        found = [self._kept[section] for section in sections]
+        words = sum(map(len, self._kept.values()))
+        while words > MOST_KEPT and self._kept:
+            words -= len(self._kept.popitem(last=False)[1])
+        return found
 
-        Sections of one document must be given together and in their order.
+    def write(self, sections: Sequence[Section]) -> None:
+        """Encode what the index lacks, file by file, so that an end in between loses little.
+
+        Args:
+            sections: those of one document together and in their order.
 
         Raises:
             UserError: an index that cannot be written.
         """
-        absent = [section for section in sections if section not in self._kept]
-        if self.folder is None:
-            self._add(absent)
-            return [self._kept[section] for section in sections]
-        waiting: list[tuple[Path, list[Section]]] = []
-        for file, document in self._from_folder(absent):
-            waiting.append((file, document))
-            if sum(len(document) for _, document in waiting) >= _AT_ONCE:
-                self._add_documents(waiting)
-                waiting = []
-        self._add_documents(waiting)
-        return [self._kept[section] for section in sections]
+        waiting: list[Block] = []
+        older: set[Path] = set()
+        absent = [section for section in sections if section not in self._places]
+        for _, document in groupby(absent, lambda section: section.source):
+            document = list(document)
+            blocks = [document[i : i + _AT_ONCE] for i in range(0, len(document), _AT_ONCE)]
+            files = [self._file(block) for block in blocks]
+            name = files[0].name.partition("-")[0]
+            older |= {*self.folder.glob(f"{name}-*.safetensors")} - {*files}
+            for file, block in zip(files, blocks, strict=True):
+                if not self._find(file, block):
+                    waiting.append((file, block))
+                if sum(len(block) for _, block in waiting) >= _AT_ONCE:
+                    self._write(waiting)
+                    waiting = []
+        self._write(waiting)
+        for file in older:  # of documents before they changed
+            file.unlink(missing_ok=True)
 
     def _add(self, sections: Sequence[Section]) -> None:
         for section, states in zip(sections, self._encode(sections), strict=True):
             self._kept[section] = states.to("cpu", torch.float16)
 
-    def _add_documents(self, documents: Sequence[tuple[Path, list[Section]]]) -> None:
-        """Encode documents and write their files, so that an end in between loses little."""
-        self._add([section for _, document in documents for section in document])
-        for file, document in documents:
-            self._write(file, [self._kept[section] for section in document])
-
-    def _from_folder(self, sections: Sequence[Section]) -> list[tuple[Path, list[Section]]]:
-        """Read what is there; return the files that are not, and the sections of each."""
-        unread = []
-        for _, document in groupby(sections, lambda each: each.source):
-            document = list(document)
-            file = self._file(document)
-            if found := _read(file, len(document)):
-                self._kept.update(zip(document, found, strict=True))
-            else:
-                unread.append((file, document))
-        return unread
-
-    def _file(self, document: Sequence[Section]) -> Path:
-        """Where a document's encodings are, or should be."""
-        source = document[0].source
+    def _file(self, block: Sequence[Section]) -> Path:
+        """Where sections are, or should be."""
+        source = block[0].source
         name = hashlib.sha256(os.fsencode(os.path.abspath(source.name)) + self._model)
         content = hashlib.sha256(self._model)
-        for section in document:
-            tokens, mask = section.tokens.numpy(), text_mask(section.document.characters)
+        for section in block:
+            tokens, document = section.encode(section)
             content.update(len(tokens).to_bytes(8))
-            content.update(tokens.tobytes())
-            content.update(mask.numpy().tobytes())
+            content.update(tokens.numpy().tobytes())
+            content.update(text_mask(document.characters).numpy().tobytes())
         return self.folder / f"{name.hexdigest()[:16]}-{content.hexdigest()[:32]}.safetensors"
 
-    def _write(self, file: Path, states: Sequence[Tensor]) -> None:
-        """Write a file whole or not at all; those of the same document before it changed go."""
-        lengths = torch.tensor([len(each) for each in states])
+    def _find(self, file: Path, block: Sequence[Section]) -> bool:
+        """Note where the sections of a file lie in it; False: there is no such file."""
         try:
-            with replaced(file) as new:
-                save_file({"states": torch.cat(list(states)), "lengths": lengths}, new)
-            for older in file.parent.glob(f"{file.name.split('-')[0]}-*.safetensors"):
-                if older != file:
-                    older.unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:
-            raise _unusable(self.folder, f"cannot be written ({error})") from None
+            with safe_open(file, "pt") as tensors:
+                ends = tensors.get_tensor("lengths").cumsum(0).tolist()
+                if [tensors.get_slice("states").get_shape()[0], len(ends)] != [
+                    ends[-1],
+                    len(block),
+                ]:
+                    raise ValueError(f"{len(ends)} sections instead of {len(block)}")
+        except FileNotFoundError:
+            return False
+        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+            logger.warning("%s is damaged (%s): its document is encoded anew", file, error)
+            return False
+        for section, first, last in zip(block, [0, *ends], ends, strict=False):
+            self._places[section] = file, first, last
+        return True
 
-
-def _read(file: Path, number: int) -> list[Tensor]:
-    """The states of each of a document's sections; none if there is no such file."""
-    try:
-        tensors = load_file(file)
-        states = tensors["states"].split(tensors["lengths"].tolist())
-        if len(states) != number:
-            raise ValueError(f"{len(states)} sections instead of {number}")
-        return list(states)
-    except FileNotFoundError:
-        return []
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        logger.warning("%s is damaged (%s): its document is encoded anew", file, error)
-        return []
+    def _write(self, blocks: Sequence[Block]) -> None:
+        """Encode sections and write each file whole or not at all."""
+        self._add([section for _, block in blocks for section in block])
+        for file, block in blocks:
+            states = [self._kept.pop(section) for section in block]
+            lengths = torch.tensor([len(each) for each in states])
+            try:
+                with replaced(file) as new:
+                    save_file({"states": torch.cat(states), "lengths": lengths}, new)
+            except (OSError, SafetensorError) as error:
+                raise _unusable(self.folder, f"cannot be written ({error})") from None
+            self._find(file, block)
 
 
 def _claim(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """A language model that writes: text in, text out, a token per step."""
 
-import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 
 import torch
@@ -13,7 +13,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import Loaded
 from .perplexity import begin_of, compare, leaks_future, text_blocks
-from .pretrained import Pretrained
+from .pretrained import Pretrained, check_numbers
 
 
 class LanguageModel(Pretrained):
@@ -61,25 +61,19 @@ class LanguageModel(Pretrained):
         Raises:
             UserError: a value that is not allowed, or more tokens than the model has positions.
         """
-        for name, value, fits, allowed in (
-            ("max_tokens", max_tokens, max_tokens >= 1, "1 or more"),
-            ("temperature", temperature, 0 <= temperature < math.inf, "0 or more"),
-            ("top_k", top_k, top_k is None or top_k >= 1, "1 or more"),
-            ("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1"),
-            ("seed", seed, seed is None or -(2**63) <= seed < 2**64, "a number of 64 bits"),
-            ("num_samples", num_samples, num_samples is None or num_samples >= 1, "1 or more"),
-            ("stream", stream, not (stream and num_samples), "without num_samples"),
-        ):
-            if not fits:
-                raise bad_option(name, value, allowed)
+        check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k)
+        check_numbers(top_p=top_p, num_samples=num_samples)
+        if seed is not None and not -(2**63) <= seed < 2**64:
+            raise bad_option("seed", seed, "a number of 64 bits")
+        if stream and num_samples:
+            raise bad_option("stream", stream, "without num_samples")
         given = self._begin(self.coding.encode(prompt, "prompt"))
         self._check(len(given), max_tokens)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
-
-        def pick(log_probs: Tensor) -> Tensor:
-            return draw(log_probs, generator, temperature, top_k, top_p)
-
+        pick = partial(
+            draw, generator=generator, temperature=temperature, top_k=top_k, top_p=top_p
+        )
         rows = self._tokens(given, max_tokens, num_samples or 1, pick)
         after = int(given[-1])
         if stream:
@@ -92,7 +86,9 @@ class LanguageModel(Pretrained):
 
     def _begin(self, tokens: Tensor) -> Tensor:
         """Tokens with what a text begins by."""
-        return torch.cat([begin_of(self.loaded, self.coding, empty=not len(tokens)), tokens])
+        return torch.cat(
+            [begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens)), tokens]
+        )
 
     def _check(self, given: int, more: int) -> None:
         """Refuse a model that cannot write, and texts of more tokens than it has positions."""

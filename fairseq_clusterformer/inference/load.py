@@ -18,7 +18,7 @@ from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fairseq_clusterformer.compat import dataclass_of
+from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped

@@ -21,6 +21,7 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from itertools import pairwise
 from os import getpid
+from pathlib import Path
 
 SECONDS = 30.0  # for a document, and 10 more for each of its megabytes
 MEMORY = 2_000_000_000  # bytes
@@ -28,8 +29,26 @@ MEMORY = 2_000_000_000  # bytes
 SENTENCE_END = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019]*\s+")
 BLANK_LINE = re.compile(r"\n\s*\n|\f")
 _LONGEST = 1200  # characters of a paragraph of a PDF
-_BROKEN_WORD = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\n[ \t]*([^\W\d_]+)")
-_WORD = re.compile(r"[^\W\d_]+(?:[-\u2010][^\W\d_]+)*")
+_LETTERS = r"[^\W\d_]+"
+_BROKEN_WORD = re.compile(
+    rf"\b((?:{_LETTERS}[-\u2010]){{0,3}}{_LETTERS})([-\u2010\u00ad])[ \t]*\n[ \t]*({_LETTERS})"
+)
+_WORD = re.compile(rf"{_LETTERS}(?:[-\u2010]{_LETTERS})*")
+# English, German and French: "Jan" to "janvier"; bounded, or repeated they take quadratic time
+_MONTH = (
+    r"(?:jan|f[e\u00e9][bv]|m[a\u00e4]r|a[pv]r|ma[iy]|ju[nil]|a[uo]|sep|o[ck]t|nov|d[e\u00e9][cz])"
+    r"[^\W\d_]{0,7}\.?"
+)
+_DAY = r"\d{1,2}(?:\.|st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"(?:{_DAY}\s{_MONTH}|{_MONTH}\s{_DAY}),?\s\d{{4}}"
+    r"|\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?",
+    re.IGNORECASE,
+)
+_ROMAN = re.compile("[ivxl]{1,8}")
+_ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
+_COMPOUNDING = set("half high long low non self short two three four five six ten well".split())
+_LONGEST_RUNNING = 200  # characters of a line that may recur
 _EDGE = 3  # lines at the top and at the bottom of a page where others may recur
 _BLOCKS = set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt "
@@ -194,7 +213,14 @@ def _of_pdf(data: bytes) -> tuple[str, list[str]]:
         raise Unreadable("needs a password") from None
     pages = zip(_without_running(flowing), _without_running(placed), strict=True)
     texts = ["\n".join(_of_columns(there) or lines) for lines, there in pages]
-    return title, [text for page in _whole_words(texts) for text in _of_page(page)]
+    found = [text for page in _whole_words(texts) for text in _of_page(page)]
+    return _whole_characters(title), [*map(_whole_characters, found)]
+
+
+def _whole_characters(text: str) -> str:
+    """A text whose halves of characters, which a PDF may name one by one, are put together; one
+    without the other becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _lines(text: str) -> list[str]:
@@ -210,16 +236,21 @@ def _placed(page) -> list[str]:
 
 def _without_running(pages: list[list[str]]) -> list[list[str]]:
     """The lines of pages without those that recur at one place at the edge of many pages, such as
-    headers and dates; numbers may differ. Left and right pages may have their own."""
+    headers, page numbers and dates. Left and right pages may have their own."""
 
-    def edges(lines: list[str]) -> dict[tuple[int, str], int]:
-        """Where each outer line lies, by its place and by what it says."""
-        full = [number for number, line in enumerate(lines) if line.strip()]
-        places = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
-        same = {n: re.sub(r"\d+", "0", " ".join(lines[n].split())).casefold() for n in full}
-        return {(place, same[number]): number for place, number in places}
+    def edges(number: int, lines: list[str]) -> dict[tuple[int, str], int]:
+        """Where each outer line lies, by its place and by each form in which it may recur."""
+        full = [place for place, line in enumerate(lines) if line.strip()]
+        dated = Counter(_DATE.sub("<date>", line) for line in lines)
+        outer = [*enumerate(full[:_EDGE]), *((-1 - i, n) for i, n in enumerate(full[:-4:-1]))]
+        return {
+            (place, form): line
+            for place, line in outer
+            if len(lines[line]) <= _LONGEST_RUNNING
+            for form in _forms(number, lines[line], dated)
+        }
 
-    found = [edges(lines) for lines in pages]
+    found = [edges(number, lines) for number, lines in enumerate(pages)]
     counts = Counter(edge for own in found for edge in own)
     least = max(2, 0.3 * len(pages))
     running = [{own[edge] for edge in own if counts[edge] >= least} for own in found]
@@ -230,35 +261,51 @@ def _without_running(pages: list[list[str]]) -> list[list[str]]:
     return kept if any(map(any, kept)) else pages
 
 
+def _forms(page: int, line: str, dated: Counter) -> Iterator[str]:
+    """What a line has in common with those of other pages: itself; itself but for its date, if
+    few lines of the page are so; or itself but for a number that rises with the pages'."""
+    plain = " ".join(line.split()).casefold()
+    yield plain
+    masked = _DATE.sub("<date>", line)
+    if masked != line and dated[masked] <= 2:
+        yield " ".join(masked.split()).casefold()
+    if _ROMAN.fullmatch(plain):
+        values = [_ROMAN_VALUES[letter] for letter in plain] + [0]
+        number = sum(-v if v < following else v for v, following in pairwise(values))
+        yield f"<roman {number - page}>"
+    for found in re.finditer(r"(?<![\d.,])\d{1,5}(?![\d.,]*\d)", plain):
+        yield f"{plain[: found.start()]}<{int(found[0]) - page}>{plain[found.end() :]}"
+
+
 def _of_columns(lines: list[str]) -> list[str]:
-    """The lines of a page in two columns, one column after the other; none if it has not two.
+    """The lines of a page, one column after the other; none if it has one column.
 
     Args:
         lines: where blanks keep what is below each other below each other.
     """
     width = max(map(len, lines), default=0)
-    best, found = 0, None
-    for gap in range(width // 3, 2 * width // 3):
-        # A line of text in each column has four words or more: rows of a table have fewer.
-        both = [
-            line
-            for line in lines
-            if line[gap - 1 : gap + 2] == "   "
+    # In each column, a line of text has four words or more: rows of a table have fewer.
+    gaps = {
+        gap: sum(
+            line[gap - 1 : gap + 2] == "   "
             and min(len(line[:gap].split()), len(line[gap:].split())) >= 4
-        ]
-        if len(both) > best:
-            best, found = len(both), gap
-    across = {line for line in lines if line[found - 1 : found + 2].strip()} if found else set()
-    if best < 3 or 2 * len(across) > best:
+            for line in lines
+        )
+        for gap in range(width // 5, 4 * width // 5)
+    }
+    gap = max(gaps, key=gaps.get, default=0)
+    across = [bool(line[gap - 1 : gap + 2].strip()) for line in lines]
+    if not gaps or gaps[gap] < 3 or 2 * sum(across) > gaps[gap]:
         return []
-    columns, left, right = [], [], []
-    for line in [*lines, ""]:
-        left.append(line[:found].strip() if line not in across else "")
-        right.append(line[found:].strip() if line not in across else "")
-        if line in across:  # what is above it comes first
-            columns += [*left, *right, line, ""]
-            left, right = [], []
-    columns += [*left, *right]
+    columns, block = [], []
+    for line, is_across in [*zip(lines, across, strict=True), ("", True)]:
+        if not is_across:
+            block.append(line)
+            continue
+        for part in ([each[:gap] for each in block], [each[gap:] for each in block]):
+            columns += _of_columns(part) or [each.strip() for each in part]
+        columns += [line, ""]  # what is above it comes first
+        block = []
     return columns
 
 
@@ -266,24 +313,35 @@ def _whole_words(pages: list[str]) -> list[str]:
     """Pages where words that a line's end divides are whole again.
 
     A hyphen goes where the document has the whole word elsewhere, and stays where it has the
-    compound or both of its words. Else it goes where one part is as short as a syllable.
+    compound. Else it stays behind a letter, a hyphenated word or a word that makes compounds, and
+    between two known words; unless both parts make a known word.
     """
     others = {
         word.casefold().replace("\u2010", "-")
         for page in pages
         for word in _WORD.findall(_BROKEN_WORD.sub("\n", page))
     }
+    known = others | _dictionary()
 
     def whole(found: re.Match) -> str:
         first, hyphen, second = found.groups()
         parts = [first.casefold(), second.casefold()]
-        if hyphen == "\u00ad" or "".join(parts) in others:
+        joined, compound = "".join(parts), "-".join(parts)
+        if hyphen == "\u00ad" or joined in others:
             return first + second
-        if "-".join(parts) in others or others.issuperset(parts) or not second[0].islower():
-            return f"{first}-{second}"
-        return first + second if min(map(len, parts)) < 5 else f"{first}-{second}"
+        keeps = len(first) == 1 or "-" in first or not second[0].islower() or compound in others
+        makes = parts[0] in _COMPOUNDING or known.issuperset(parts)
+        return f"{first}-{second}" if keeps or (makes and joined not in known) else first + second
 
     return [_BROKEN_WORD.sub(whole, page).replace("\u00ad", "") for page in pages]
+
+
+@lru_cache(1)
+def _dictionary() -> set[str]:
+    """What begins words in the dictionaries of the installed models: 6,300 English words."""
+    files = Path(__file__).parents[1].glob("trained/*/dict.txt")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return {line[1:].split(" ")[0].casefold() for line in lines if line.startswith("\u2581")}
 
 
 def _of_page(page: str) -> Iterator[str]:

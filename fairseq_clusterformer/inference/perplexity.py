@@ -4,7 +4,7 @@ import copy
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -36,17 +36,17 @@ def leaks_future(model: nn.Module) -> bool:
     return isinstance(decoder, ClusterformerDecoder) and decoder.leaks_future
 
 
-def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tensor:
+def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
     """What stands in front of a text, int64 [N]: ``<s>`` where the training had --add-bos-token,
-    and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes has it."""
-    tokens = [coding.dictionary.bos()] * _begins_by_bos(loaded)
+    and ``</s>``, which among bytes is rare, so that only an `empty` text of bytes has it.
+
+    Args:
+        task: its options, of the training.
+    """
+    tokens = [coding.dictionary.bos()] * bool(task.get("add_bos_token"))
     if coding.unit != "byte" or empty:
         tokens.append(coding.dictionary.eos())
     return torch.tensor(tokens, dtype=torch.int64)
-
-
-def _begins_by_bos(loaded: Loaded) -> bool:
-    return bool(loaded.cfg.task.get("add_bos_token"))
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
@@ -112,7 +112,7 @@ def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[
             raise UserError(f"{name}: {problem}; allowed: lines of {most:,} tokens or fewer")
         print(f"{name}: {problem}: left out, as by fairseq-eval-lm", file=sys.stderr)
     samples = map(dataset.__getitem__, fitting)
-    first = int(_begins_by_bos(loaded))
+    first = int(bool(loaded.cfg.task.get("add_bos_token")))
     return ((sample["source"], sample["target"][first:]) for sample in samples)
 
 

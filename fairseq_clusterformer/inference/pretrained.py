@@ -1,6 +1,7 @@
 """``fairseq_clusterformer.load``: an object with what a checkpoint or a bundle can do."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
@@ -8,12 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fairseq_clusterformer.data.coding import TextCoding
+from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from fairseq_clusterformer.ranges import LENGTH_PENALTY, Range
 
 from . import CLASSES
 from .load import Loaded, load_checkpoint
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_COUNT = Range(at_least=1, whole=True)
+#: of the numbers that several methods take
+RANGES = dict.fromkeys(("beam", "batch_size", "max_tokens", "top_k", "num_samples"), _COUNT)
+RANGES |= {"lenpen": LENGTH_PENALTY, "temperature": Range(0), "top_p": Range(above=0, at_most=1)}
 ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "keyphrases", "encode")
 
 
@@ -82,6 +91,40 @@ class Pretrained:
         raise NotImplementedError
 
 
+class MaskedLanguageModel(Pretrained):
+    """An encoder that was trained to guess masked words, such as RoBERTa."""
+
+    kind = "masked language model"
+    abilities = ("encode",)
+
+    def __init__(self, loaded: Loaded, **options) -> None:
+        super().__init__(loaded, **options)
+        self.coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        tokens = framed(self.coding.encode(text), self.coding.dictionary, 1 << 30)
+        most = self.model.max_positions()
+        if len(tokens) > most:
+            shown = repr(text if len(text) <= 60 else f"{text[:60]}...")
+            raise bad_option("text", shown, f"{most} or fewer", f"has {len(tokens)} tokens")
+        tokens = tokens[None].to(self.device)
+        if isinstance(self.model, EncoderOnlyModel):
+            return self.model.encoded(tokens)[0][0]
+        return self.model(tokens, features_only=True)[0][0]  # fairseq's roberta
+
+
+def check_numbers(**given: float | None) -> None:
+    """Refuse numbers outside of `RANGES`; None is not given.
+
+    Raises:
+        UserError: naming the first.
+    """
+    for name, value in given.items():
+        if RANGES[name].forbids(value):
+            raise bad_option(name, value, RANGES[name].allowed(value))
+
+
 def device_of(device: torch.device | str | None) -> torch.device:
     """A device that is there; None: a GPU if there is one.
 
@@ -89,13 +132,11 @@ def device_of(device: torch.device | str | None) -> torch.device:
         UserError: a name that torch does not know, or a GPU that is not there.
     """
     there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    try:
+    with suppress(RuntimeError):
         found = torch.device(there[-1] if device is None else device)
-    except RuntimeError:
-        raise bad_option("device", device, ", ".join(there)) from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise bad_option("device", device, ", ".join(there))
-    return found
+        if found.type != "cuda" or "cuda" in there:
+            return found
+    raise bad_option("device", device, ", ".join(there))
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -104,14 +145,10 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     Raises:
         UserError: anything else.
     """
-    if dtype is None:
-        return None
-    found = dtype
-    if isinstance(dtype, str):
-        found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype) or found not in FLOATS:
-        allowed = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
-        raise bad_option("dtype", dtype, allowed)
+    by_name = {str(kind).removeprefix("torch."): kind for kind in FLOATS}
+    found = by_name.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in FLOATS:
+        raise bad_option("dtype", dtype, ", ".join(by_name))
     return found
 
 

@@ -5,9 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 
-from .found import WORD, Section
+from .found import WORD
+from .sections import Section
 
 STEM = 5  # letters that make two words one: "builds" and "building"
 SATURATION, BY_LENGTH = 1.2, 0.75  # k1 and b
@@ -17,7 +20,9 @@ class WordCounts:
     """The words of sections, counted once for each section as long as it is there."""
 
     def __init__(self) -> None:
-        self._counts: WeakKeyDictionary[Section, Counter] = WeakKeyDictionary()
+        self._numbers: dict[str, int] = {}  # of all words
+        # of each section its words' numbers, and how often it has each, int32 [2, n]
+        self._counts: WeakKeyDictionary[Section, np.ndarray] = WeakKeyDictionary()
 
     def likeliest(self, question: str, sections: Sequence[Section], most: int) -> list[int]:
         """The places of the sections that share most with a question, in their order.
@@ -33,32 +38,27 @@ class WordCounts:
         if len(sections) <= most:
             return list(range(len(sections)))
         counts = [self._of(section) for section in sections]
-        lengths = [count.total() for count in counts]
-        mean = max(1.0, sum(lengths) / len(lengths))
-        scores = [0.0] * len(sections)
+        lengths = np.array([own[1].sum() for own in counts])
+        by_length = 1 - BY_LENGTH + BY_LENGTH * lengths / max(1.0, lengths.mean())
+        scores = np.zeros(len(sections))
         for word in _stems(question):
-            having = [place for place, count in enumerate(counts) if word in count]
-            rare = math.log(1 + (len(sections) - len(having) + 0.5) / (len(having) + 0.5))
-            for place in having:
-                number = counts[place][word]
-                length = 1 - BY_LENGTH + BY_LENGTH * lengths[place] / mean
-                scores[place] += rare * number / (number + SATURATION * length)
-        if not any(scores):
+            number = self._numbers.get(word, -1)
+            own = np.array([times[numbers == number].sum() for numbers, times in counts])
+            having = np.count_nonzero(own)
+            rare = math.log(1 + (len(sections) - having + 0.5) / (having + 0.5))
+            scores += rare * own / (own + SATURATION * by_length)
+        if not scores.any():
             return list(range(len(sections)))
-        best = sorted(range(len(sections)), key=lambda place: -scores[place])[:most]
-        return sorted(best)
+        return sorted(np.argsort(-scores, kind="stable")[:most].tolist())
 
-    def _of(self, section: Section) -> Counter:
+    def _of(self, section: Section) -> np.ndarray:
         if section not in self._counts:
             counted: Counter = Counter()
-            starts, ends = section.document.characters
-            for _, text, tokens in section.paragraphs():
-                own = slice(tokens.start, tokens.stop)
-                of_text = starts[own] >= 0
-                if of_text.any():  # a piece of a paragraph has some of its text alone
-                    first, last = starts[own][of_text].min(), ends[own].max()
-                    counted.update(_stems(text[first:last]))
-            self._counts[section] = counted
+            for piece in section.pieces:
+                text = section.source.paragraphs[piece.number]
+                counted.update(_stems(text[piece.start : piece.end]))
+            numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in counted]
+            self._counts[section] = np.array([numbers, [*counted.values()]], np.int32)
         return self._counts[section]
 
 

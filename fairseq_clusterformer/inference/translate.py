@@ -18,7 +18,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .load import Loaded
 from .perplexity import leaks_future
-from .pretrained import Pretrained
+from .pretrained import Pretrained, check_numbers
 
 
 @dataclass(frozen=True)
@@ -166,13 +166,7 @@ class Translator(Pretrained):
         max_tokens: int | None = None,
     ) -> Iterator[tuple[int, list[tuple[str, float]]]]:
         """Yield each sentence's index, and its hypotheses' subwords and scores."""
-        for name, value, fits, allowed in (
-            ("beam", beam, beam >= 1, "1 or more"),
-            ("lenpen", lenpen, math.isfinite(lenpen), "a number that is finite"),
-            ("batch_size", batch_size, batch_size is None or batch_size >= 1, "1 or more"),
-        ):
-            if not fits:
-                raise bad_option(name, value, allowed)
+        check_numbers(beam=beam, lenpen=lenpen, batch_size=batch_size)
         if any(map(leaks_future, self.models)):
             raise UserError(
                 f"{self.loaded.path} or a model with it has --decoder-cluster-rule leaking-chunk, "

@@ -1,36 +1,27 @@
 """Ranged attention: softmax attention of each query slot over its range of key slots.
 
-One contract, several implementations; the caller chooses, or leaves the choice to the device
-("auto": triton on CUDA, cpu on a CPU, blocks where these cannot attend). :func:`obstacle` knows
-what each one can. One that cannot do what it is asked raises and names one that can: none falls
-back to another.
+=============  ===============================================================
+``reference``  a dense mask; any dtype, float64 for gradcheck; the specification
+``blocks``     PyTorch, tiles of slots; CPU and CUDA; memory O(N) per head
+``triton``     fused kernels; CUDA, and the CPU under Triton's interpreter
+``cpu``        a fused kernel in C++, built on first use
+=============  ===============================================================
 
-==============  ===========================================================================
-``reference``   a dense mask; any dtype, float64 for gradcheck; the specification
-``blocks``      PyTorch, tiles of slots; CPU and CUDA; memory O(N) per head
-``triton``      fused kernels; CUDA, and the CPU under Triton's interpreter
-``cpu``         a fused kernel in C++, built on first use
-``flex``        PyTorch's flex_attention: compiled on CUDA, dense elsewhere; no dropout
-==============  ===========================================================================
+The caller chooses one, or "auto". :func:`obstacle` knows what each can; a kernel that cannot do
+what it is asked raises and names one that can. None falls back to another.
 """
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from .blocks import blocks_attention
-from .cpu import cpu_attention
-from .cpu import obstacle as obstacle_of_cpu
-from .flex import flex_attention
-from .join import join
-from .layout import Layout
-from .op import TRACED, traced_attention
+from . import cpu
+from .layout import Layout, validate
+from .op import attention
 from .reference import reference_attention
-from .validation import validate
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -44,17 +35,18 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+IMPLEMENTATIONS = ("reference", "blocks", "triton", "cpu")
 WIDEST = 256
-"""Of the heads that the kernels in Triton are made for."""
+"""Width of the widest head that the Triton kernels are made for."""
 FASTEST = {"cpu": "cpu", "cuda": "triton"}
-"""What "auto" is on a device, unless something stands against it."""
+"""What "auto" takes on a device, unless there is an obstacle."""
 
 
 def triton_kernels(q: Tensor) -> ModuleType:
-    """The kernels in Triton for q, imported where they are asked for: not every machine has it.
+    """The Triton kernels for q. They are imported here, since not every machine has Triton.
 
     Raises:
-        ValueError: Triton is not installed, q is not where its kernels run, or too wide.
+        ValueError: Triton is not installed, q is on another device, or its heads are too wide.
     """
     chosen("triton", q)
     from . import triton as kernels
@@ -62,51 +54,31 @@ def triton_kernels(q: Tensor) -> ModuleType:
     return kernels
 
 
-def triton_attention(q: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-    return triton_kernels(q).triton_attention(q, *args, **kwargs)
-
-
-IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "reference": reference_attention,
-    "blocks": blocks_attention,
-    "triton": triton_attention,
-    "cpu": cpu_attention,
-    "flex": flex_attention,
-}
-
-
-def obstacle(impl: str, q: Tensor, dropout: float = 0.0) -> tuple[str, str] | None:
-    """What stands against an implementation, and what is allowed instead; None: nothing.
-
-    Args:
-        impl: a name in ``IMPLEMENTATIONS``.
-        q: queries [B, H, N, E]; their device, dtype and width are looked at.
-        dropout: of the weights.
-    """
+def obstacle(impl: str, q: Tensor) -> tuple[str, str] | None:
+    """Why an implementation cannot attend q [B, H, N, E], and what is allowed; None: it can."""
     if impl == "cpu":
-        return obstacle_of_cpu(q)
-    if impl == "flex" and dropout > 0.0:
-        allowed = "allowed for the kernel flex: 0; the kernels blocks and triton drop weights"
-        return f"dropout is {dropout}", allowed
-    if impl == "triton":
-        try:
-            import triton
-        except ImportError:
-            problem = "the kernel is triton, which is not installed"
-            return problem, "allowed: blocks, or install triton"
-        if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
-            problem = f"the kernel is triton, and q is on {q.device}"
-            return problem, "allowed: tensors on cuda; the kernel blocks takes any device"
-        if q.size(-1) > WIDEST:
-            allowed = f"allowed for the kernel triton: up to {WIDEST}"
-            problem = f"a head is {q.size(-1)} wide"
-            return problem, f"{allowed}; the kernel blocks takes any width"
+        return cpu.obstacle(q)
+    if impl != "triton":
+        return None
+    try:
+        import triton
+    except ImportError:
+        problem = "the kernel is triton, which is not installed"
+        return problem, "allowed: blocks, or install triton"
+    if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        problem = f"the kernel is triton, and q is on {q.device}"
+        return problem, "allowed: tensors on cuda; the kernel blocks takes any device"
+    if q.size(-1) > WIDEST:
+        allowed = f"allowed for the kernel triton: up to {WIDEST}"
+        return f"a head is {q.size(-1)} wide", f"{allowed}; the kernel blocks takes any width"
     return None
 
 
-def chosen(impl: str, q: Tensor, dropout: float = 0.0) -> str:
-    """The name of an implementation that attends q; "auto" is the fastest on q's device, or blocks
-    where something stands against it, which the log says once.
+def chosen(impl: str, q: Tensor) -> str:
+    """The name of the implementation that attends q.
+
+    "auto" takes the fastest one on q's device, or blocks if that one has an obstacle, which is
+    logged once.
 
     Raises:
         ValueError: an unknown name, or :func:`obstacle`.
@@ -119,7 +91,7 @@ def chosen(impl: str, q: Tensor, dropout: float = 0.0) -> str:
         return "blocks"
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
-    if (found := obstacle(impl, q, dropout)) is not None:
+    if (found := obstacle(impl, q)) is not None:
         raise ValueError("; ".join(found))
     return impl
 
@@ -149,13 +121,13 @@ def ranged_attention(
         key_bias: added to the logits of each key, [B, 1 or H, N] in token order; None: the
             layout's own, if it has one.
         dropout: probability of dropping an attention weight (the others are scaled up).
-        impl: "reference", "blocks", "triton", "cpu", "flex", or "auto".
+        impl: "auto" or one of ``IMPLEMENTATIONS``. Only reference attends by
+            ``layout.earlier_only``, and "auto" takes it there.
 
     Returns:
-        Two tensors. The first has the attended values [B, H, N, E] in token order, in q's dtype.
-        They are 0 where nothing is seen. The second is the log-sum-exp of the logits [B, H, N], at
-        least float32. It is -inf where nothing is seen. Both are differentiable with respect to
-        q, k and key_bias, and the first also to v.
+        The attended values [B, H, N, E] in token order and q's dtype, 0 where nothing is seen; and
+        the log-sum-exp of the logits [B, H, N], at least float32, -inf where nothing is seen. Both
+        are differentiable with respect to q, k and key_bias, and the first also to v.
 
     Raises:
         ValueError: an unknown ``impl``, or one that cannot attend this; tensors that do not fit
@@ -166,8 +138,32 @@ def ranged_attention(
             raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
         key_bias = layout.key_bias
     validate(q, k, v, layout, key_bias=key_bias, dropout=dropout)
-    traced = impl in TRACED and torch.compiler.is_compiling()
-    if traced:
-        return traced_attention(q, k, v, layout, key_bias=key_bias, dropout=dropout, impl=impl)
-    attend = IMPLEMENTATIONS[chosen(impl, q, dropout)]
-    return attend(q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    if layout.earlier_only and impl not in ("auto", "reference"):
+        raise ValueError(
+            f"the rule is leaking-chunk, and the kernel is {impl}; allowed: auto, reference"
+        )
+    if layout.earlier_only or impl == "reference":
+        return reference_attention(q, k, v, layout, key_bias=key_bias, dropout=dropout)
+    return attention(q, k, v, layout, key_bias=key_bias, dropout=dropout, impl=impl)
+
+
+def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Join several attentions of the same queries into one softmax over all that they saw.
+
+    Args:
+        parts: results [..., E] and their log-sum-exp [...], as :func:`ranged_attention` returns
+            them; -inf where nothing was seen.
+
+    Returns:
+        The same of all parts together, computed in at least float32, the result in the dtype of
+        the first; 0 and about -inf (the least finite number) where none saw anything.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    outs, lses = zip(*parts, strict=True)
+    lse = torch.stack(lses)
+    lse = lse.clamp(min=torch.finfo(lse.dtype).min)  # a softmax of -inf alone would be NaN
+    # Each part's share of the sum of exponentials, [parts, ..., 1].
+    shares = torch.softmax(lse, dim=0).unsqueeze(-1)
+    out = sum(o * share for o, share in zip(outs, shares, strict=True)).to(outs[0].dtype)
+    return out, torch.logsumexp(lse, dim=0)

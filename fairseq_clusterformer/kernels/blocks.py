@@ -1,207 +1,147 @@
 """Ranged attention in tiles of slots, in plain PyTorch: CPU and CUDA, O(N) memory per head.
 
-Queries and keys are put into slot order and cut into tiles of T slots. Ranges rarely jump
-between neighbouring slots, so the T queries of a tile see few tiles of keys, and these are
-consecutive. Query tiles that see equally many are attended together, as one batched matrix
-product; only the weights of one such group exist at a time. The backward pass computes them again
-from the log-sum-exp.
+Queries and keys are put into slot order and cut into tiles of T slots. The queries of a tile see
+few tiles of keys, which follow each other. Query tiles that see equally many are attended together
+in one batched matrix product; only the weights of one such group exist at a time. The backward
+pass computes them again from the log-sum-exp.
 
-Logits are kept in units of log 2: exp2 of -inf costs a CPU a tenth of what exp does.
+Logits are in units of log 2: on a CPU, exp2 of -inf costs a tenth of what exp does.
+Shape letters: R rows, each an order of its own (B times the layout's G), h heads that share an
+order, T slots of a tile, c tiles of a group.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..precision import HALF, without_autocast
-from .layout import Layout
+from ..precision import at_least_float32
+from .layout import TENSORS, Layout
 
-TILE = 64  # of long sequences; what is shorter is one tile
+TILE = 64  # slots, if the sequence is longer than that
 LOG2_E = math.log2(math.e)
 # Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; a GPU is
 # kept busy by larger groups.
 GROUP_NUMBERS_CPU, GROUP_NUMBERS_GPU = 1 << 20, 1 << 25
 
 
-def blocks_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    *,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`."""
-    # One number from the global generator names this call's dropout masks, so that the backward
-    # pass draws them again and activation checkpointing replays them.
-    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout > 0.0 else 0
-    with torch.autocast(q.device.type, enabled=False):
-        return _BlocksAttention.apply(q, k, v, key_bias, layout, dropout, seed)
+class _Group(NamedTuple):
+    """Query tiles that are attended together: each sees ``num_tiles`` key tiles or fewer."""
 
-
-@dataclass(frozen=True)
-class _Group:
-    """Query tiles that are attended together: they see ``num_tiles`` key tiles or fewer."""
-
-    tiles: Tensor  # [c] rank among all query tiles, of all rows and orders
-    first: Tensor  # [c] first key tile that each sees
+    tiles: Tensor  # [c] their numbers among the query tiles of all rows
+    first: Tensor  # [c] the first key tile that each sees
     num_tiles: int
-    tile: int  # slots of a tile
-    heads: int  # heads that share an order
-    query_tiles: int
-    key_tiles: int
-
-    def queries(self) -> Tensor:
-        """Rank of each query tile among the tiles of all heads, [c * heads]."""
-        return self._of_heads(self.tiles % self.query_tiles, self.query_tiles).flatten()
-
-    def keys(self) -> Tensor:
-        """The same for key tiles, [c * heads * num_tiles]."""
-        span = self.first.unsqueeze(-1) + torch.arange(self.num_tiles, device=self.first.device)
-        # A tile that sees fewer than num_tiles reaches past the end; its ranges hide what it gets.
-        span = span.clamp(max=self.key_tiles - 1).unsqueeze(1)
-        return self._of_heads(span, self.key_tiles).flatten()
-
-    def _of_heads(self, tile: Tensor, tiles: int) -> Tensor:
-        """Rank among all heads' tiles, [c, heads] or [c, heads, num_tiles]."""
-        row = torch.div(self.tiles, self.query_tiles, rounding_mode="floor").unsqueeze(-1)
-        head = row * self.heads + torch.arange(self.heads, device=row.device)
-        if tile.dim() == 1:
-            return head * tiles + tile.unsqueeze(-1)
-        return head.unsqueeze(-1) * tiles + tile
 
 
-@dataclass(frozen=True)
-class _Side:
+class _Side(NamedTuple):
     """Queries or keys: which token stands in which slot."""
 
-    token: Tensor  # [rows * tiles, T]
-    slots: int  # the rest of the last tile is filling
-    once: bool  # each token stands in one slot
-    unused: Tensor | None  # True where a slot holds no token, [rows, 1, tiles * T]
+    token: Tensor  # [R * tiles, T]; 0 in slots that only fill up the last tile
+    slots: int  # without these
+    tiles: int  # of a row
+    unused: Tensor | None  # bool [R, 1, tiles * T], True in slots without a token; None: all have
 
 
 class _Plan:
-    """A layout's orders and ranges in tiles, for q of shape [B, H, N, E]."""
+    """A layout's orders and ranges in tiles, for q [B, H, N, E]."""
 
     def __init__(self, layout: Layout, q: Tensor, key_bias: Tensor | None):
         batch, heads, length, _ = q.shape
-        parts = (
-            layout.lo,
-            layout.hi,
-            layout.query_order,
-            layout.key_order,
-            layout.num_queries,
-            layout.num_keys,
-        )
-        groups = heads if any(p is not None and p.size(1) > 1 for p in parts) else 1
-        self.shape = q.shape
-        self.rows = batch * groups
-        self.heads = heads // groups
-        self.groups = groups
-        self.earlier_only = layout.earlier_only
+        parts = [x for name in TENSORS if (x := getattr(layout, name)) is not None]
+        self.groups = heads if any(x.size(1) > 1 for x in parts) else 1
+        self.shape, self.rows, self.heads = q.shape, batch * self.groups, heads // self.groups
         slots = length if layout.key_order is None else layout.key_order.size(-1)
+        # A short sequence is one tile, of a multiple of 8 slots.
         self.tile = min(TILE, -(-max(length, slots) // 8) * 8)
-        self.query_tiles = -(-length // self.tile)
-        self.key_tiles = -(-slots // self.tile)
-
-        def tiled(x: Tensor, tiles: int, fill: int) -> Tensor:
-            x = x.expand(batch, groups, -1).reshape(self.rows, -1)
-            x = torch.nn.functional.pad(x, (0, tiles * self.tile - x.size(-1)), value=fill)
-            return x.view(self.rows * tiles, self.tile)
-
-        # Ranges of each tile's slots; a slot that sees nothing gets an empty range at 0.
-        empty = layout.hi <= layout.lo
-        self.lo = tiled(layout.lo.masked_fill(empty, 0), self.query_tiles, 0)
-        self.hi = tiled(layout.hi.masked_fill(empty, 0), self.query_tiles, 0)
-
-        # The token at each slot; unused slots point at token 0 and are hidden.
         identity = torch.arange(length, device=q.device).view(1, 1, length)
-        query_order = identity if layout.query_order is None else layout.query_order
-        key_order = identity if layout.key_order is None else layout.key_order
-        self.queries = _Side(
-            token=tiled(query_order, self.query_tiles, 0),
-            slots=length,
-            once=True,
-            unused=self._unused(layout.num_queries, length, self.query_tiles),
-        )
-        self.keys = _Side(
-            token=tiled(key_order, self.key_tiles, 0),
-            slots=slots,
-            once=slots == length,
-            unused=self._unused(layout.num_keys, slots, self.key_tiles),
-        )
-        self.bias = None
+        self.queries = self._side(layout.query_order, layout.num_queries, length, identity)
+        self.keys = self._side(layout.key_order, layout.num_keys, slots, identity)
+        # An empty range becomes one at 0.
+        empty = layout.hi <= layout.lo
+        self.lo = self._tiled(layout.lo.masked_fill(empty, 0))
+        self.hi = self._tiled(layout.hi.masked_fill(empty, 0))
+        self.bias = None  # [R * h * tiles, T, 1]
         if key_bias is not None:
             bias = key_bias.expand(batch, heads, length).unsqueeze(-1)
             self.bias = self.to_slots(bias, self.keys).mul_(LOG2_E)
-        self.groups_of_tiles = self._group(
+        self.grouped = self._grouped(
             GROUP_NUMBERS_CPU if q.device.type == "cpu" else GROUP_NUMBERS_GPU
         )
 
-    def _unused(self, count: Tensor | None, slots: int, tiles: int) -> Tensor | None:
-        """True at slots that hold nothing, [rows, 1, tiles * T]; None if all are in use."""
-        if count is None:
-            if slots == tiles * self.tile:
-                return None
-            count = torch.full((1, 1), slots, device=self.lo.device)
-        count = count.expand(self.shape[0], self.groups).reshape(-1, 1, 1)
-        return torch.arange(tiles * self.tile, device=count.device) >= count
+    def _side(
+        self, order: Tensor | None, count: Tensor | None, slots: int, identity: Tensor
+    ) -> _Side:
+        token = self._tiled(identity if order is None else order)
+        tiles, unused = len(token) // self.rows, None
+        if count is None and slots < tiles * self.tile:
+            count = torch.full((1, 1), slots, device=token.device)
+        if count is not None:
+            count = count.expand(self.shape[0], self.groups).reshape(-1, 1, 1)
+            unused = torch.arange(tiles * self.tile, device=token.device) >= count
+        return _Side(token, slots, tiles, unused)
 
-    def _group(self, limit: int) -> list[_Group]:
+    def _tiled(self, x: Tensor) -> Tensor:
+        """[B or 1, G or 1, slots] to [R * tiles, T], filled up with 0."""
+        x = x.expand(self.shape[0], self.groups, -1).reshape(self.rows, -1)
+        x = torch.nn.functional.pad(x, (0, -x.size(-1) % self.tile))
+        return x.view(-1, self.tile)
+
+    def _grouped(self, limit: int) -> list[_Group]:
         """Sort query tiles by how many key tiles they see; cut where a group grows too large."""
         sees = self.hi > self.lo
-        far = self.key_tiles * self.tile
-        first = torch.div(
-            torch.where(sees, self.lo, far).amin(-1), self.tile, rounding_mode="floor"
-        )
+        far = self.keys.tiles * self.tile
+        lowest = torch.where(sees, self.lo, far).amin(-1)
+        first = torch.div(lowest, self.tile, rounding_mode="floor")
         last = torch.div(self.hi.amax(-1) + self.tile - 1, self.tile, rounding_mode="floor")
         first = torch.where(sees.any(-1), first, 0)
         counts, tiles = (last - first).clamp(min=1).sort(descending=True, stable=True)
         groups, sizes, begin = [], counts.tolist(), 0
         while begin < len(sizes):
-            numbers = self.heads * self.tile * self.tile * sizes[begin]
-            end = min(len(sizes), begin + max(1, limit // numbers))
-            members = tiles[begin:end]
-            groups.append(
-                _Group(
-                    tiles=members,
-                    first=first[members],
-                    num_tiles=sizes[begin],
-                    tile=self.tile,
-                    heads=self.heads,
-                    query_tiles=self.query_tiles,
-                    key_tiles=self.key_tiles,
-                )
-            )
-            begin = end
+            numbers = self.heads * self.tile * self.tile * sizes[begin]  # weights of a query tile
+            members = tiles[begin : begin + max(1, limit // numbers)]
+            groups.append(_Group(members, first[members], sizes[begin]))
+            begin += len(members)
         return groups
 
-    def _token_rows(self, x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """x's memory as rows of width E, and the row of each slot's token, [rows, heads, slots].
+    def query_tiles(self, group: _Group) -> Tensor:
+        """The query tiles of a group among those of all heads, [c * h]."""
+        tile = group.tiles % self.queries.tiles
+        return (self._heads(group) * self.queries.tiles + tile.unsqueeze(-1)).flatten()
 
-        A view wherever x consists of whole rows: projections seen as heads do, also some of them.
+    def key_tiles(self, group: _Group) -> Tensor:
+        """The key tiles that these see, [c * h * num_tiles]."""
+        span = group.first.unsqueeze(-1) + torch.arange(group.num_tiles, device=group.first.device)
+        # A tile that sees fewer than num_tiles reaches past the end; its ranges hide what it gets.
+        span = span.clamp(max=self.keys.tiles - 1).unsqueeze(1)
+        return (self._heads(group).unsqueeze(-1) * self.keys.tiles + span).flatten()
+
+    def _heads(self, group: _Group) -> Tensor:
+        """The heads of each tile among those of all rows, [c, h]."""
+        row = torch.div(group.tiles, self.queries.tiles, rounding_mode="floor").unsqueeze(-1)
+        return row * self.heads + torch.arange(self.heads, device=row.device)
+
+    def _token_rows(self, x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """x's memory as rows of width E, and the row of each slot's token, [R, h, slots].
+
+        A view wherever x consists of whole rows, as the heads of a projection do.
         """
         batch, heads, _, width = x.shape
         strides = (*x.stride()[:3], x.storage_offset())
         if x.stride(-1) != 1 or any(stride % width for stride in strides):
             x = x.contiguous()
             strides = (*x.stride()[:3], x.storage_offset())
-        flat = x.as_strided(
-            (x.untyped_storage().nbytes() // x.element_size() // width, width), (width, 1), 0
-        )
-        of_row, of_head, of_token, offset = (stride // width for stride in strides)
+        size = x.untyped_storage().nbytes() // x.element_size() // width
+        flat = x.as_strided((size, width), (width, 1), 0)
+        row_stride, head_stride, token_stride, offset = (stride // width for stride in strides)
         row = torch.arange(batch, device=x.device).view(-1, 1, 1, 1)
         head = torch.arange(heads, device=x.device).view(1, self.groups, -1, 1)
         token = token.view(batch, self.groups, 1, -1)
-        index = offset + row * of_row + head * of_head + token * of_token
+        index = offset + row * row_stride + head * head_stride + token * token_stride
         return flat, index.view(self.rows, self.heads, -1)
 
     def to_slots(self, x: Tensor, side: _Side) -> Tensor:
-        """Token order [B, H, N, E] to tiles [rows * heads * tiles, T, E], unused slots 0."""
+        """Token order [B, H, N, E] to tiles [R * h * tiles, T, E], unused slots 0."""
         flat, index = self._token_rows(x, side.token)
         out = flat.index_select(0, index.flatten()).view(*index.shape, x.size(-1))
         if side.unused is not None:
@@ -211,138 +151,144 @@ class _Plan:
     def to_tokens(self, tiles: Tensor, side: _Side) -> Tensor:
         """Back from tiles to token order [B, H, N, E]; a token in several slots gets their sum."""
         batch, heads, length, _ = self.shape
-        create = tiles.new_empty if side.once else tiles.new_zeros
+        once = side.slots == length  # each token stands in one slot
+        create = tiles.new_empty if once else tiles.new_zeros
         out = create(batch, length, heads, tiles.size(-1)).transpose(1, 2)
         flat, index = self._token_rows(out, side.token)
         index = index[..., : side.slots].flatten()
         source = tiles.view(self.rows, self.heads, -1, tiles.size(-1))[:, :, : side.slots]
-        if side.once:
-            flat.index_copy_(0, index, source.flatten(0, 2))
-        else:
-            flat.index_add_(0, index, source.flatten(0, 2))
+        (flat.index_copy_ if once else flat.index_add_)(0, index, source.flatten(0, 2))
         return out
 
     def logits(self, group: _Group, q: Tensor, k: Tensor) -> Tensor:
-        """Logits of a group [c * heads, T, num_tiles * T], -inf where a key is not seen."""
+        """Logits of a group [c * h, T, num_tiles * T], -inf where a key is not seen."""
         logits = torch.bmm(q, k.transpose(1, 2))
         if self.bias is not None:
-            logits += self.bias.index_select(0, group.keys()).view(len(q), 1, -1)
+            # The biases of a query tile's key tiles side by side, the same for each query.
+            logits += self.bias.index_select(0, self.key_tiles(group)).view(len(q), 1, -1)
         span = group.num_tiles * self.tile
         slot = (group.first * self.tile).unsqueeze(-1) + torch.arange(span, device=q.device)
-        hidden = slot.unsqueeze(1) < self.lo[group.tiles].unsqueeze(-1)
+        hidden = slot.unsqueeze(1) < self.lo[group.tiles].unsqueeze(-1)  # [c, T, span]
         hidden |= slot.unsqueeze(1) >= self.hi[group.tiles].unsqueeze(-1)
-        if self.earlier_only:
-            row = torch.div(group.tiles, self.query_tiles, rounding_mode="floor").unsqueeze(-1)
-            key_token = self.keys.token.view(self.rows, -1)
-            key_token = key_token[row, slot.clamp(max=key_token.size(-1) - 1)]
-            hidden |= key_token.unsqueeze(1) > self.queries.token[group.tiles].unsqueeze(-1)
         mask = torch.zeros_like(hidden, dtype=q.dtype).masked_fill_(hidden, -math.inf)
-        logits.view(-1, self.heads, self.tile, span).add_(mask.unsqueeze(1))
+        logits.view(-1, self.heads, self.tile, span).add_(mask.unsqueeze(1))  # for each of h heads
         return logits
 
+    def select_keys(self, group: _Group, tiles: Tensor, dtype: torch.dtype) -> Tensor:
+        """The key tiles that a group sees side by side, [c * h, num_tiles * T, E]."""
+        found = tiles.index_select(0, self.key_tiles(group)).to(dtype)
+        return found.view(-1, group.num_tiles * self.tile, tiles.size(-1))
 
-class _BlocksAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, key_bias, layout, dropout, seed):
-        dtype = torch.float32 if q.dtype in HALF else q.dtype
-        plan = _Plan(layout, q, None if key_bias is None else key_bias.to(dtype))
-        q_tiles = plan.to_slots(q, plan.queries)
-        k_tiles = plan.to_slots(k, plan.keys)
-        v_tiles = plan.to_slots(v, plan.keys)
 
-        # Without a backward pass a tile of queries, which is read once, gives its place to theirs.
-        keep = any(ctx.needs_input_grad)
-        out_tiles = torch.empty_like(q_tiles) if keep else q_tiles
-        lse_tiles = q_tiles.new_empty(*q_tiles.shape[:2], 1, dtype=dtype)
-        for number, group in enumerate(plan.groups_of_tiles):
-            queries = group.queries()
-            q_group = _scaled(q_tiles.index_select(0, queries), dtype)
-            k_group, v_group = _select_keys(group, k_tiles, v_tiles, dtype=dtype)
-            weights = plan.logits(group, q_group, k_group)
-            peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
-            weights.sub_(peak).exp2_()
-            total = weights.sum(-1, keepdim=True)
-            lse_tiles[queries] = (peak + total.log2()) / LOG2_E
-            if dropout > 0.0:
-                weights *= _kept(weights, dropout, seed + number)
-            # A query that sees nothing has total 0 and weights 0: the result is 0.
-            total.clamp_(min=torch.finfo(dtype).tiny)
-            out_tiles[queries] = torch.bmm(weights, v_group).div_(total).to(q.dtype)
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    seed: Tensor | None,
+    layout: Layout,
+    dropout: float,
+) -> tuple[Tensor, Tensor, _Plan]:
+    """See :mod:`.op`; what is kept is the plan."""
+    plan = _plan(layout, q, key_bias)
+    dtype = _accumulator(q)
+    seed = 0 if seed is None else int(seed)
+    q_tiles = plan.to_slots(q, plan.queries)
+    k_tiles, v_tiles = (plan.to_slots(x, plan.keys) for x in (k, v))
+    lse_tiles = q_tiles.new_empty(*q_tiles.shape[:2], 1, dtype=dtype)
+    for number, group in enumerate(plan.grouped):
+        queries = plan.query_tiles(group)
+        k_group, v_group = (plan.select_keys(group, x, dtype) for x in (k_tiles, v_tiles))
+        weights = plan.logits(group, _scaled(q_tiles.index_select(0, queries), dtype), k_group)
+        peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
+        weights.sub_(peak).exp2_()
+        total = weights.sum(-1, keepdim=True)
+        lse_tiles[queries] = (peak + total.log2()) / LOG2_E
+        if dropout > 0.0:
+            weights *= _kept(weights, dropout, seed + number)
+        # A query that sees nothing has total 0 and weights 0: the result is 0.
+        total.clamp_(min=torch.finfo(dtype).tiny)
+        # Write the output over q_tiles: each query tile is read only once.
+        q_tiles[queries] = torch.bmm(weights, v_group).div_(total).to(q.dtype)
+    del k_tiles, v_tiles
+    out = plan.to_tokens(q_tiles, plan.queries)
+    return out, plan.to_tokens(lse_tiles, plan.queries).squeeze(-1).contiguous(), plan
 
-        if not keep:
-            del k_tiles, v_tiles
-        out = plan.to_tokens(out_tiles, plan.queries)
-        lse = plan.to_tokens(lse_tiles, plan.queries).squeeze(-1)
-        if keep:
-            ctx.save_for_backward(q_tiles, k_tiles, v_tiles, key_bias, out, lse)
-            ctx.plan, ctx.dropout, ctx.seed = plan, dropout, seed
-        return out, lse
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    @without_autocast
-    def backward(ctx, d_out, d_lse):
-        q_tiles, k_tiles, v_tiles, key_bias, out, lse = ctx.saved_tensors
-        plan = ctx.plan
-        dtype, width = lse.dtype, out.size(-1)
-        d_out_tiles = plan.to_slots(d_out, plan.queries)
-        # Softmax backward: dS = P * (dP - delta); the log-sum-exp's gradient adds P * d_lse.
-        # Where nothing is seen that gradient may be NaN (of logaddexp, say): no key learns of it.
-        delta = (d_out.to(dtype) * out.to(dtype)).sum(-1) - d_lse
-        delta.masked_fill_(torch.isinf(lse), 0.0)
-        delta_tiles = plan.to_slots(delta.unsqueeze(-1), plan.queries)
-        lse = lse.masked_fill(torch.isinf(lse), 0.0).mul_(LOG2_E)
-        lse_tiles = plan.to_slots(lse.unsqueeze(-1), plan.queries)
+def backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    layout: Layout,
+    dropout: float,
+    plan: _Plan | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """See :mod:`.op`."""
+    plan = _plan(layout, q, key_bias) if plan is None else plan
+    dtype, width = lse.dtype, q.size(-1)
+    seed = 0 if seed is None else int(seed)
+    # Softmax backward: dS = P * (dP - delta); the log-sum-exp's gradient adds P * d_lse.
+    # Where nothing is seen that gradient may be NaN (of logaddexp, say): no key may learn of it.
+    delta = (d_out.to(dtype) * out.to(dtype)).sum(-1)
+    delta = delta if d_lse is None else delta - d_lse
+    delta.masked_fill_(torch.isinf(lse), 0.0)
+    lse = lse.masked_fill(torch.isinf(lse), 0.0).mul_(LOG2_E)
+    delta_tiles, lse_tiles = (plan.to_slots(x.unsqueeze(-1), plan.queries) for x in (delta, lse))
+    q_tiles, d_out_tiles = (plan.to_slots(x, plan.queries) for x in (q, d_out))
+    k_tiles, v_tiles = (plan.to_slots(x, plan.keys) for x in (k, v))
 
-        d_q = d_out_tiles  # a tile's gradient takes the place of what it was computed from
-        d_k = torch.zeros_like(k_tiles, dtype=dtype)
-        d_v = torch.zeros_like(v_tiles, dtype=dtype)
-        d_bias = None if key_bias is None else d_k.new_zeros(*d_k.shape[:2], 1)
-        scale = 1.0 / math.sqrt(width)
-        for number, group in enumerate(plan.groups_of_tiles):
-            queries, keys = group.queries(), group.keys()
-            q_group = _scaled(q_tiles.index_select(0, queries), dtype)
-            k_group, v_group = _select_keys(group, k_tiles, v_tiles, dtype=dtype)
-            d_out_group = d_out_tiles.index_select(0, queries).to(dtype)
+    d_q = d_out_tiles  # d_q reuses the memory of d_out: each tile is read before it is written
+    d_k, d_v = (torch.zeros_like(x, dtype=dtype) for x in (k_tiles, v_tiles))
+    d_bias = None if key_bias is None else d_k.new_zeros(*d_k.shape[:2], 1)
+    for number, group in enumerate(plan.grouped):
+        queries, keys = plan.query_tiles(group), plan.key_tiles(group)
+        q_group = _scaled(q_tiles.index_select(0, queries), dtype)
+        k_group, v_group = (plan.select_keys(group, x, dtype) for x in (k_tiles, v_tiles))
+        d_out_group = d_out_tiles.index_select(0, queries).to(dtype)
 
-            weights = plan.logits(group, q_group, k_group)
-            weights.sub_(lse_tiles.index_select(0, queries)).exp2_()
-            d_weights = torch.bmm(d_out_group, v_group.transpose(1, 2))
-            if ctx.dropout > 0.0:
-                kept = _kept(weights, ctx.dropout, ctx.seed + number)
-                d_weights *= kept
-                kept *= weights
-                d_v_group = torch.bmm(kept.transpose(1, 2), d_out_group)
-            else:
-                d_v_group = torch.bmm(weights.transpose(1, 2), d_out_group)
-            d_v.index_add_(0, keys, d_v_group.view(-1, plan.tile, width))
-
-            d_logits = d_weights.sub_(delta_tiles.index_select(0, queries)).mul_(weights)
-            d_q[queries] = torch.bmm(d_logits, k_group).mul_(scale).to(d_q.dtype)
-            d_k_group = torch.bmm(d_logits.transpose(1, 2), q_group)
-            d_k.index_add_(0, keys, d_k_group.view(-1, plan.tile, width))
-            if d_bias is not None:
-                d_bias.index_add_(0, keys, d_logits.sum(1).view(-1, plan.tile, 1))
-
-        d_k.div_(LOG2_E)  # q_group carries the scale in units of log 2
-        d_q = plan.to_tokens(d_q, plan.queries)
-        d_k = plan.to_tokens(d_k, plan.keys).to(k_tiles.dtype)
-        d_v = plan.to_tokens(d_v, plan.keys).to(v_tiles.dtype)
+        weights = plan.logits(group, q_group, k_group)
+        weights.sub_(lse_tiles.index_select(0, queries)).exp2_()
+        d_weights = torch.bmm(d_out_group, v_group.transpose(1, 2))
+        dropped = weights
+        if dropout > 0.0:
+            kept = _kept(weights, dropout, seed + number)
+            d_weights *= kept
+            dropped = kept.mul_(weights)
+        # Key tiles are seen by several query tiles: their gradients add up.
+        d_v_group = torch.bmm(dropped.transpose(1, 2), d_out_group)
+        d_v.index_add_(0, keys, d_v_group.view(-1, plan.tile, width))
+        d_logits = d_weights.sub_(delta_tiles.index_select(0, queries)).mul_(weights)
+        d_q[queries] = torch.bmm(d_logits, k_group).mul_(width**-0.5).to(d_q.dtype)
+        d_k_group = torch.bmm(d_logits.transpose(1, 2), q_group)
+        d_k.index_add_(0, keys, d_k_group.view(-1, plan.tile, width))
         if d_bias is not None:
-            d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
-            d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
-        return d_q, d_k, d_v, d_bias, None, None, None
+            d_bias.index_add_(0, keys, d_logits.sum(1).view(-1, plan.tile, 1))
+
+    d_k.div_(LOG2_E)  # q_group carries the scale in units of log 2
+    d_q = plan.to_tokens(d_q, plan.queries)
+    d_k, d_v = (plan.to_tokens(x, plan.keys).to(k.dtype) for x in (d_k, d_v))
+    if d_bias is not None:
+        d_bias = plan.to_tokens(d_bias, plan.keys).squeeze(-1)
+        d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
+    return d_q, d_k, d_v, d_bias
+
+
+def _accumulator(q: Tensor) -> torch.dtype:
+    return at_least_float32(q.new_empty(0)).dtype
+
+
+def _plan(layout: Layout, q: Tensor, key_bias: Tensor | None) -> _Plan:
+    return _Plan(layout, q, None if key_bias is None else key_bias.to(_accumulator(q)))
 
 
 def _scaled(q: Tensor, dtype: torch.dtype) -> Tensor:
     return q.to(dtype) * (LOG2_E / math.sqrt(q.size(-1)))
-
-
-def _select_keys(group: _Group, *tiles: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """The key tiles that a group sees, each [c * heads, num_tiles * T, E]."""
-    keys = group.keys()
-    span = group.num_tiles * group.tile
-    return [t.index_select(0, keys).to(dtype).view(-1, span, t.size(-1)) for t in tiles]
 
 
 def _kept(weights: Tensor, dropout: float, seed: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""The layout of an attention: an order of queries and keys, and a range of keys for each query.
+"""The layout of an attention: orders of queries and keys, and a range of keys for each query.
 
-It is all that a kernel knows: not why an order was chosen, nor what is causal, nor what is
-padding.
+It is all that a kernel knows: not why an order was chosen, nor what is causal or padding.
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +47,8 @@ class Layout:
     reach: int | None = None
 
     def check(self) -> None:
-        """What attention trusts: ranges within the key slots, orders that name tokens, and those
-        of N slots each token once. It waits for the device.
+        """Check what attention trusts, which waits for the device: ranges lie within the key
+        slots, orders name tokens, and an order of N slots names each token once.
 
         Raises:
             ValueError: the first number that is wrong, and what is allowed.
@@ -56,27 +56,79 @@ class Layout:
         length = self.lo.size(-1)
         slots = length if self.key_order is None else self.key_order.size(-1)
         seen = self.hi > self.lo
-        self._check("lo", self.lo, seen & (self.lo < 0), "0 or more")
-        self._check("hi", self.hi, seen & (self.hi > slots), f"up to {slots}, the key slots")
+        _refuse("lo", self.lo, seen & (self.lo < 0), "0 or more")
+        _refuse("hi", self.hi, seen & (self.hi > slots), f"up to {slots}, the key slots")
         for name, most in (("num_queries", length), ("num_keys", slots)):
             if (count := getattr(self, name)) is not None:
-                self._check(name, count, (count < 0) | (count > most), f"0 to {most}")
+                _refuse(name, count, (count < 0) | (count > most), f"0 to {most}")
         for name in ("query_order", "key_order"):
             if (order := getattr(self, name)) is None:
                 continue
             wrong = (order < 0) | (order >= length)
-            self._check(name, order, wrong, f"tokens, 0 to {length - 1}")
+            _refuse(name, order, wrong, f"tokens, 0 to {length - 1}")
             if order.size(-1) == length:
                 found = order.sort(-1).values
                 twice = found != torch.arange(length, device=order.device)
-                self._check(name, found, twice, "a permutation")
-
-    @staticmethod
-    def _check(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
-        if wrong.any():
-            number = numbers.expand_as(wrong)[wrong][0]
-            raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
+                _refuse(name, found, twice, "a permutation")
 
 
 TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 """Layout's first fields: orders and ranges, without a bias."""
+
+
+def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
+    if wrong.any():
+        number = numbers.expand_as(wrong)[wrong][0]
+        raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
+
+
+def validate(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, key_bias: Tensor | None, dropout: float
+) -> None:
+    """Check the shapes, dtypes and devices that every kernel relies on. What the layout holds is
+    checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``.
+
+    Raises:
+        ValueError: what was given and what is allowed.
+    """
+    if q.dim() != 4 or not q.is_floating_point():
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and dtype {q.dtype}; "
+            "allowed: floating point [batch, heads, tokens, head width]"
+        )
+    if q.numel() == 0:
+        raise ValueError(f"q has shape {tuple(q.shape)}; allowed: every dimension 1 or more")
+    for name, x in (("k", k), ("v", v)):
+        if (x.shape, x.dtype, x.device) != (q.shape, q.dtype, q.device):
+            raise ValueError(f"{name} is {_describe(x)}; allowed: like q, {_describe(q)}")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout is {dropout}; allowed: 0 <= dropout < 1")
+    length = q.size(2)
+    slots = length if layout.key_order is None else layout.key_order.size(-1)
+    sizes = [(length,), (length,), (length,), (slots,), (), ()]
+    for name, size in zip(TENSORS, sizes, strict=True):
+        if (x := getattr(layout, name)) is None:
+            continue
+        if x.dtype != torch.long or x.device != q.device:
+            raise ValueError(f"layout.{name} is {_describe(x)}; allowed: int64 on {q.device}")
+        _check_shape(f"layout.{name}", x, q, size)
+    if key_bias is not None:
+        if not key_bias.is_floating_point() or key_bias.device != q.device:
+            allowed = f"floating point on {q.device}"
+            raise ValueError(f"key_bias is {_describe(key_bias)}; allowed: {allowed}")
+        _check_shape("key_bias", key_bias, q, (length,))
+    if os.environ.get("CLUSTERFORMER_CHECK_LAYOUTS") == "1" and not torch.compiler.is_compiling():
+        layout.check()
+
+
+def _check_shape(name: str, x: Tensor, q: Tensor, size: tuple[int, ...]) -> None:
+    """x is [B or 1, H or 1, *size]."""
+    batch, heads = q.shape[:2]
+    fits = x.dim() == 2 + len(size) and tuple(x.shape[2:]) == size
+    if not fits or x.size(0) not in (1, batch) or x.size(1) not in (1, heads):
+        wanted = ", ".join([f"1 or {batch}", f"1 or {heads}", *map(str, size)])
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: [{wanted}]")
+
+
+def _describe(x: Tensor) -> str:
+    return f"{x.dtype} {tuple(x.shape)} on {x.device}"

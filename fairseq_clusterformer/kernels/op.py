@@ -1,9 +1,14 @@
-"""Ranged attention as an operator of torch: what ``torch.compile`` sees in place of kernels.
+"""The kernels in autograd, and as one operator of torch for ``torch.compile``.
 
-``torch.ops.fairseq_clusterformer.ranged_attention`` takes a layout as flat tensors and stands in
-the graph as one node; its gradient is another. Eager code calls the implementations themselves,
-which keep what their backward pass needs: here ``blocks`` and ``cpu`` compute it again.
+A kernel is a module with two functions. ``forward(q, k, v, key_bias, seed, layout, dropout)``
+returns the output, the log-sum-exp, and what its backward pass would otherwise compute again, or
+None. ``backward(d_out, d_lse, q, k, v, key_bias, seed, out, lse, layout, dropout, kept)`` returns
+the gradients of q, k, v and key_bias; it computes again what is not ``kept``. Outputs and
+gradients of q's shape have the heads of a token next to each other in memory, as projections do.
 """
+
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -11,11 +16,8 @@ from torch import Tensor
 from ..precision import at_least_float32
 from .layout import TENSORS, Layout
 
-TRACED = ("auto", "blocks", "cpu", "triton")
-"""What a graph holds as the operator; torch traces into the other implementations."""
 
-
-def traced_attention(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -25,40 +27,76 @@ def traced_attention(
     dropout: float,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`."""
+    """See :func:`fairseq_clusterformer.kernels.ranged_attention`; any ``impl`` but reference."""
+    # One number names this call's dropout masks: the backward pass and activation checkpoints draw
+    # them again. It stays on the device, so that a CUDA graph draws anew.
     seed = torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
-    tensors = [getattr(layout, name) for name in TENSORS]
-    return ranged_attention(
-        q, k, v, *tensors, key_bias, seed, dropout, layout.earlier_only, layout.reach, impl
-    )
+    if torch.compiler.is_compiling():
+        tensors = [getattr(layout, name) for name in TENSORS]
+        return ranged_attention(q, k, v, key_bias, seed, *tensors, dropout, layout.reach, impl)
+    return _Attention.apply(_kernel(impl, q), q, k, v, key_bias, seed, layout, dropout)
 
 
-@torch.library.custom_op("fairseq_clusterformer::ranged_attention", mutates_args=())
-def ranged_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lo: Tensor,
-    hi: Tensor,
-    query_order: Tensor | None,
-    key_order: Tensor | None,
-    num_queries: Tensor | None,
-    num_keys: Tensor | None,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    dropout: float,
-    earlier_only: bool,
-    reach: int | None,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    tensors = (lo, hi, query_order, key_order, num_queries, num_keys)
-    layout = Layout(*tensors, earlier_only=earlier_only, reach=reach)
-    if _chosen(impl, q) == "triton":
-        from .triton.forward import forward
+def _kernel(impl: str, q: Tensor) -> ModuleType:
+    from . import blocks, chosen, cpu
 
-        return forward(q, k, v, key_bias, seed, layout, dropout)
-    out, lse, _ = _run(impl, q, k, v, key_bias, seed, layout, dropout, learns=False)
-    return _token_by_token(out, q), lse.contiguous()
+    impl = chosen(impl, q)
+    if impl == "triton":
+        from . import triton
+
+        return triton
+    return {"blocks": blocks, "cpu": cpu}[impl]
+
+
+class _Attention(torch.autograd.Function):
+    """What eager code calls: an operator costs more for each call."""
+
+    @staticmethod
+    def forward(ctx, kernel, q, k, v, key_bias, seed, layout, dropout):
+        with _autocast_off(q):
+            out, lse, kept = kernel.forward(q, k, v, key_bias, seed, layout, dropout)
+        ctx.save_for_backward(q, k, v, key_bias, seed, out, lse)
+        ctx.kernel, ctx.rest = kernel, (layout, dropout, kept)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        out = ctx.saved_tensors[5]
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        with _autocast_off(out):
+            gradients = ctx.kernel.backward(d_out, d_lse, *ctx.saved_tensors, *ctx.rest)
+        return None, *gradients, None, None, None
+
+
+def _autocast_off(x: Tensor) -> AbstractContextManager:
+    device = x.device.type
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? key_bias, Tensor? seed, "
+    "Tensor lo, Tensor hi, Tensor? query_order, Tensor? key_order, "
+    "Tensor? num_queries, Tensor? num_keys, float dropout, int? reach, str impl"
+)
+
+
+def _layout(lo, hi, query_order, key_order, num_queries, num_keys, reach) -> Layout:
+    return Layout(lo, hi, query_order, key_order, num_queries, num_keys, reach=reach)
+
+
+@torch.library.custom_op(
+    "fairseq_clusterformer::ranged_attention",
+    mutates_args=(),
+    schema=f"({_INPUTS}) -> (Tensor, Tensor)",
+)
+def ranged_attention(q, k, v, key_bias, seed, *rest):
+    *tensors, dropout, reach, impl = rest
+    layout = _layout(*tensors, reach)
+    with _autocast_off(q):
+        return _kernel(impl, q).forward(q, k, v, key_bias, seed, layout, dropout)[:2]
 
 
 @ranged_attention.register_fake
@@ -66,45 +104,23 @@ def _(q, *_others):
     return _empty_like(q), at_least_float32(q.new_empty(q.shape[:3]))
 
 
-@torch.library.custom_op("fairseq_clusterformer::ranged_attention_backward", mutates_args=())
-def ranged_attention_backward(
-    d_out: Tensor,
-    d_lse: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lo: Tensor,
-    hi: Tensor,
-    query_order: Tensor | None,
-    key_order: Tensor | None,
-    num_queries: Tensor | None,
-    num_keys: Tensor | None,
-    key_bias: Tensor | None,
-    seed: Tensor | None,
-    dropout: float,
-    earlier_only: bool,
-    reach: int | None,
-    impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "fairseq_clusterformer::ranged_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, {_INPUTS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+def ranged_attention_backward(d_out, d_lse, out, lse, q, k, v, key_bias, seed, *rest):
     """Gradients of q, k, v and key_bias (empty without one)."""
-    tensors = (lo, hi, query_order, key_order, num_queries, num_keys)
-    layout = Layout(*tensors, earlier_only=earlier_only, reach=reach)
-    if _chosen(impl, q) == "triton":
-        from .triton.backward import backward
-
-        gradients = backward(d_out, d_lse, q, k, v, key_bias, out, lse, seed, layout, dropout)
-    else:
-        *_, learn = _run(impl, q, k, v, key_bias, seed, layout, dropout, learns=True)
-        gradients = learn(d_out, d_lse)
-    d_bias = q.new_empty(0) if key_bias is None else gradients[3].contiguous()
-    return *(_token_by_token(x, q) for x in gradients[:3]), d_bias
+    *tensors, dropout, reach, impl = rest
+    layout, saved = _layout(*tensors, reach), (q, k, v, key_bias, seed, out, lse)
+    with _autocast_off(q):
+        *gradients, d_bias = _kernel(impl, q).backward(d_out, d_lse, *saved, layout, dropout, None)
+    return *gradients, q.new_empty(0) if d_bias is None else d_bias
 
 
 @ranged_attention_backward.register_fake
-def _(_d_out, _d_lse, _out, _lse, q, k, v, *others):
-    key_bias = others[6]
+def _(_d_out, _d_lse, _out, _lse, q, k, v, key_bias, *_others):
     d_bias = q.new_empty(0) if key_bias is None else key_bias.new_empty(key_bias.shape)
     return _empty_like(q), _empty_like(k), _empty_like(v), d_bias
 
@@ -116,50 +132,13 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, d_out, d_lse):
     *gradients, d_bias = ranged_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
-    key_bias = ctx.saved_tensors[11]
-    return *gradients, *(None,) * 6, None if key_bias is None else d_bias, *(None,) * 5
+    key_bias = ctx.saved_tensors[5]
+    return *gradients, None if key_bias is None else d_bias, *(None,) * 10
 
 
 ranged_attention.register_autograd(_backward, setup_context=_save)
 
 
-class _Context:
-    """In the place of autograd's, which does not look inside an operator."""
-
-    def __init__(self, learns: bool):
-        self.needs_input_grad = (learns,)
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        self.saved_tensors = tensors
-
-
-def _chosen(impl: str, q: Tensor) -> str:
-    from . import chosen
-
-    return chosen(impl, q)
-
-
-def _run(impl, q, k, v, key_bias, seed, layout, dropout, *, learns):
-    """Results of blocks or cpu, and a function from their gradients to those of the inputs."""
-    if _chosen(impl, q) == "blocks":
-        from .blocks import _BlocksAttention as function
-    else:
-        from .cpu import _CPUAttention as function
-
-        if q.dtype == torch.float16:  # which not every compiler knows
-            q, k, v = q.float(), k.float(), v.float()
-    context = _Context(learns)
-    seed = 0 if seed is None else int(seed)
-    with torch.autocast(q.device.type, enabled=False):
-        out, lse = function.forward(context, q, k, v, key_bias, layout, dropout, seed)
-    return out, lse, lambda d_out, d_lse: function.backward(context, d_out.to(out.dtype), d_lse)
-
-
 def _empty_like(x: Tensor) -> Tensor:
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def _token_by_token(x: Tensor, like: Tensor) -> Tensor:
-    """A token's heads side by side in memory, as projections have them."""
-    return x.to(like.dtype).transpose(1, 2).contiguous().transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Ranged attention by a dense mask: the specification that other implementations are held to."""
+"""Ranged attention by a dense mask: the specification that the kernels are held to."""
 
 import math
 
@@ -23,21 +23,24 @@ def reference_attention(
     dtype = q.dtype
     q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
 
-    query_order = _order(layout.query_order, batch, heads, length, q.device)
-    key_order = _order(layout.key_order, batch, heads, length, q.device)
-    slots = key_order.size(-1)
-
-    # Into slot order; what holds no token becomes 0, whatever stood there.
+    # The token at each slot, [B, H, N] and [B, H, M].
+    tokens = torch.arange(length, device=q.device).view(1, 1, length)
+    query_order, key_order = (
+        (tokens if order is None else order).expand(batch, heads, -1)
+        for order in (layout.query_order, layout.key_order)
+    )
+    # Into slot order. A slot that holds no token becomes 0, whatever stands in memory.
     q = _hide_unused(_take(q, query_order), layout.num_queries)
     k = _hide_unused(_take(k, key_order), layout.num_keys)
     v = _hide_unused(_take(v, key_order), layout.num_keys)
 
-    logits = q @ k.transpose(-1, -2) / math.sqrt(width)
+    logits = q @ k.transpose(-1, -2) / math.sqrt(width)  # [B, H, N, M]
     if key_bias is not None:
-        bias = key_bias.to(q.dtype).expand(batch, heads, length).gather(-1, key_order)
-        logits = logits + _hide_unused(bias.unsqueeze(-1), layout.num_keys).transpose(-1, -2)
+        bias = key_bias.to(q.dtype).expand(batch, heads, length).unsqueeze(-1)
+        # [B, H, M, 1] to [B, H, 1, M]: the same for each query
+        logits = logits + _hide_unused(_take(bias, key_order), layout.num_keys).mT
 
-    slot = torch.arange(slots, device=q.device)
+    slot = torch.arange(key_order.size(-1), device=q.device)
     seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
     if layout.earlier_only:
         seen = seen & (key_order.unsqueeze(-2) <= query_order.unsqueeze(-1))
@@ -50,22 +53,17 @@ def reference_attention(
     weights = torch.softmax(logits, dim=-1).masked_fill(none_seen, 0.0)
     out = torch.nn.functional.dropout(weights, dropout) @ v
 
-    # Back to the tokens' own positions.
-    restore = query_order.argsort(-1)
+    restore = query_order.argsort(-1)  # the slot of each token
     return _take(out, restore).to(dtype), lse.gather(-1, restore)
 
 
-def _order(order: Tensor | None, batch: int, heads: int, length: int, device) -> Tensor:
-    if order is None:
-        order = torch.arange(length, device=device).view(1, 1, length)
-    return order.expand(batch, heads, -1)
-
-
 def _take(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of x [B, H, *, E] in an order [B, H, n]."""
     return x.gather(2, order.unsqueeze(-1).expand(-1, -1, -1, x.size(-1)))
 
 
 def _hide_unused(x: Tensor, count: Tensor | None) -> Tensor:
+    """x [B, H, slots, E] with 0 from slot number ``count`` on."""
     if count is None:
         return x
     unused = torch.arange(x.size(2), device=x.device) >= count.unsqueeze(-1)

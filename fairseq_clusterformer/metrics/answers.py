@@ -17,7 +17,7 @@ Normalise = Callable[[str], str]
 
 
 def normalise(text: str) -> str:
-    """Return a text as SQuAD's scripts compare it: lower case, no ASCII punctuation or articles.
+    """A text as SQuAD's scripts compare it: lower case, no ASCII punctuation or articles.
 
     Words on both sides of a punctuation mark are joined: ``U.S.`` is ``us``.
     """
@@ -25,7 +25,7 @@ def normalise(text: str) -> str:
 
 
 def normalise_triviaqa(text: str) -> str:
-    """Return a text as TriviaQA's script compares it: punctuation, also typographic, is a blank.
+    """A text as TriviaQA's script compares it: punctuation, also typographic, is a blank.
 
     ``U.S.`` is ``u s``.
     """
@@ -33,23 +33,28 @@ def normalise_triviaqa(text: str) -> str:
 
 
 def exact_match(prediction: str, gold: str, normalise: Normalise = normalise) -> float:
-    """Return 1.0 if both are the same text when normalised, else 0.0."""
+    """1.0 if both are the same text when normalised, else 0.0."""
     return float(normalise(prediction) == normalise(gold))
+
+
+def overlap(shared: int, found: int, gold: int) -> tuple[float, float, float]:
+    """Precision, recall and F1 of two collections, from what they share and their sizes."""
+    if not shared:
+        return 0.0, 0.0, 0.0
+    precision, recall = shared / found, shared / gold
+    return precision, recall, 2 * precision * recall / (precision + recall)
 
 
 def precision_recall_f1(
     prediction: Sequence[str], gold: Sequence[str]
 ) -> tuple[float, float, float]:
-    """Return precision, recall and F1 of the words that two answers share; zeros if none."""
+    """Precision, recall and F1 of the words that two answers share; zeros if none."""
     shared = (Counter(prediction) & Counter(gold)).total()
-    if not shared:
-        return 0.0, 0.0, 0.0
-    precision, recall = shared / len(prediction), shared / len(gold)
-    return precision, recall, 2 * precision * recall / (precision + recall)
+    return overlap(shared, len(prediction), len(gold))
 
 
 def f1(prediction: str, gold: str, normalise: Normalise = normalise) -> float:
-    """Return the F1 of the normalised words; 0.0 if either has none."""
+    """The F1 of the normalised words; 0.0 if either has none."""
     return precision_recall_f1(normalise(prediction).split(), normalise(gold).split())[2]
 
 
@@ -59,7 +64,7 @@ def evaluate(
     *,
     normalise: Normalise = normalise,
 ) -> dict[str, float]:
-    """Return ``exact_match`` and ``f1``, means over all questions in per cent, and ``total``.
+    """``exact_match`` and ``f1``, means over all questions in per cent, and ``total``.
 
     A question counts with the gold answer that its prediction agrees with best, and with 0 if it
     has no prediction, as in ``evaluate-v1.1``.
@@ -72,12 +77,15 @@ def evaluate(
         ValueError: if there is no question, or one has no gold answer.
     """
     require_answers(gold)
-    sums = dict.fromkeys(("exact_match", "f1"), 0.0)
-    for id_, answers in gold.items():
-        if id_ in predictions:
-            for name, score in (("exact_match", exact_match), ("f1", f1)):
-                sums[name] += max(score(predictions[id_], text, normalise) for text in answers)
-    return {name: 100 * value / len(gold) for name, value in sums.items()} | {"total": len(gold)}
+    result = {}
+    for name, score in (("exact_match", exact_match), ("f1", f1)):
+        best = (
+            max(score(predictions[id_], text, normalise) for text in answers)
+            for id_, answers in gold.items()
+            if id_ in predictions
+        )
+        result[name] = 100 * sum(best) / len(gold)
+    return result | {"total": len(gold)}
 
 
 def require_questions(gold: Mapping) -> None:
@@ -96,7 +104,7 @@ def require_answers(gold: Mapping[object, Sequence[str]]) -> None:
 
 
 def some(ids: Iterable[object], most: int = 3) -> str:
-    """Return the first of many ids, for an error message."""
+    """The first of many ids, for an error message."""
     ids = list(ids)
     more = f" and {len(ids) - most:,} more" if len(ids) > most else ""
     return ", ".join(map(repr, ids[:most])) + more

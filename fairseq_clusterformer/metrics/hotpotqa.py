@@ -3,15 +3,7 @@ sentences that support them, and of both together."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from .answers import (
-    exact_match,
-    normalise,
-    precision_recall_f1,
-    require_answers,
-)
-
-_WHOLE = ("yes", "no", "noanswer")
-
+from .answers import exact_match, normalise, overlap, precision_recall_f1, require_answers
 
 _NAMES = ("em", "prec", "recall", "f1")
 Facts = Mapping[str, Collection[Hashable]]
@@ -23,7 +15,7 @@ def evaluate(
     gold_facts: Facts | None = None,
     facts: Facts | None = None,
 ) -> dict[str, float]:
-    """Return ``em``, ``f1``, ``prec`` and ``recall``, means over all questions from 0 to 1.
+    """``em``, ``f1``, ``prec`` and ``recall``, means over all questions from 0 to 1.
 
     With supporting facts, also ``sp_em`` and so on of these, and ``joint_em`` and so on: precision
     and recall of both are multiplied, question by question.
@@ -42,52 +34,46 @@ def evaluate(
         ValueError: if there is no question, or one has no gold answer.
     """
     require_answers(gold)
+    gold_facts, facts = gold_facts or {}, facts or {}
     sums: dict[str, float] = {}
     for id_, answers in gold.items():
         answers = [answers] if isinstance(answers, str) else answers
         scores = {"": dict.fromkeys(_NAMES, 0.0)}
         if id_ in predictions:
             scores[""] = score_answer(predictions[id_], answers)
-        if id_ in (gold_facts or ()):
-            scores["sp_"] = score_facts((facts or {}).get(id_, ()), gold_facts[id_])
+        if id_ in gold_facts:
+            scores["sp_"] = score_facts(facts.get(id_, ()), gold_facts[id_])
             scores["joint_"] = score_jointly(scores[""], scores["sp_"])
-        for prefix, of_prefix in scores.items():
-            for name, value in of_prefix.items():
+        for prefix, found in scores.items():
+            for name, value in found.items():
                 sums[prefix + name] = sums.get(prefix + name, 0.0) + value
-    known = len(gold.keys() & (gold_facts or {}).keys())
+    known = len(gold.keys() & gold_facts.keys())
     return {name: value / (known if "_" in name else len(gold)) for name, value in sums.items()}
 
 
 def score_answer(prediction: str, answers: Sequence[str]) -> dict[str, float]:
-    """Return ``em``, ``prec``, ``recall`` and ``f1`` of an answer, by the gold answer that it
-    agrees with best."""
+    """The scores of an answer, by the gold answer that it agrees with best."""
     exact = max(exact_match(prediction, answer) for answer in answers)
-    best = max((score_words(prediction, answer) for answer in answers), key=lambda s: s[2])
+    best = max((_words(prediction, answer) for answer in answers), key=lambda scores: scores[2])
     return dict(zip(_NAMES, (exact, *best), strict=True))
 
 
 def score_facts(found: Collection[Hashable], gold: Collection[Hashable]) -> dict[str, float]:
-    """Return ``em``, ``prec``, ``recall`` and ``f1`` of supporting sentences."""
+    """The scores of supporting sentences."""
     found, gold = set(found), set(gold)
-    right = len(found & gold)
-    precision, recall = (right / len(of) if of else 0.0 for of in (found, gold))
-    return _scores(float(found == gold), precision, recall)
+    scores = overlap(len(found & gold), len(found), len(gold))
+    return dict(zip(_NAMES, (float(found == gold), *scores), strict=True))
 
 
 def score_jointly(answer: Mapping[str, float], facts: Mapping[str, float]) -> dict[str, float]:
-    """Return ``em``, ``prec``, ``recall`` and ``f1`` of an answer with its supporting
-    sentences."""
-    return _scores(*(answer[name] * facts[name] for name in _NAMES[:3]))
+    """The scores of an answer together with its supporting sentences."""
+    scores = {name: answer[name] * facts[name] for name in _NAMES[:3]}
+    total = scores["prec"] + scores["recall"]
+    return scores | {"f1": 2 * scores["prec"] * scores["recall"] / total if total else 0.0}
 
 
-def _scores(exact: float, precision: float, recall: float) -> dict[str, float]:
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return dict(zip(_NAMES, (exact, precision, recall, f1), strict=True))
-
-
-def score_words(prediction: str, gold: str) -> tuple[float, float, float]:
-    """Return precision, recall and F1 of an answer's words."""
+def _words(prediction: str, gold: str) -> tuple[float, float, float]:
     texts = normalise(prediction), normalise(gold)
-    if texts[0] != texts[1] and any(text in _WHOLE for text in texts):
+    if texts[0] != texts[1] and any(text in ("yes", "no", "noanswer") for text in texts):
         return 0.0, 0.0, 0.0
     return precision_recall_f1(texts[0].split(), texts[1].split())

@@ -5,8 +5,9 @@ a question has an answer if two annotators or more gave one (the only one, in th
 and matching any of theirs is right.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .answers import require_questions, some
 
@@ -29,27 +30,21 @@ class Span:
     end_token: int = -1
 
     def __post_init__(self) -> None:
-        for start, end in (self.bytes, self.tokens):
+        for start, end in self._ranges():
             if (start < 0) != (end < 0) or start >= end >= 0:
                 raise ValueError(f"span is {self}; allowed: start < end, or both -1")
 
-    @property
-    def bytes(self) -> tuple[int, int]:
-        return self.start_byte, self.end_byte
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        return self.start_token, self.end_token
+    def _ranges(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return (self.start_byte, self.end_byte), (self.start_token, self.end_token)
 
     def __bool__(self) -> bool:
         """Whether there is an answer at all."""
-        return self.end_byte >= 0 or self.end_token >= 0
+        return any(end >= 0 for _, end in self._ranges())
 
     def matches(self, other: "Span") -> bool:
-        """Return whether both are the same in bytes, or the same in tokens."""
-        return (self.end_byte >= 0 and self.bytes == other.bytes) or (
-            self.end_token >= 0 and self.tokens == other.tokens
-        )
+        """Whether both are the same in bytes, or the same in tokens."""
+        pairs = zip(self._ranges(), other._ranges(), strict=True)
+        return any(own == others and own[1] >= 0 for own, others in pairs)
 
 
 @dataclass(frozen=True)
@@ -78,17 +73,12 @@ class Label:
             raise ValueError(f"yes_no is {self.yes_no!r}; allowed: {', '.join(YES_NO)}")
 
     @property
-    def short_spans(self) -> list[Span]:
-        """The spans that are not null."""
-        return [span for span in self.short if span]
-
-    @property
     def has_short(self) -> bool:
-        return bool(self.short_spans) or self.yes_no != "none"
+        return any(self.short) or self.yes_no != "none"
 
     @classmethod
     def from_json(cls, label: Mapping) -> "Label":
-        """Return an entry of a question's ``annotations``, or of a file of ``predictions``.
+        """An entry of a question's ``annotations``, or of a file of ``predictions``.
 
         Bytes may be left out, as they are in the simplified data.
 
@@ -103,13 +93,8 @@ class Label:
         yes_no, short = yes_no.lower(), tuple(map(_span, spans))
         if "short_answers_score" in label and yes_no != "none" and any(short):
             raise ValueError(f"yes_no_answer is {yes_no} with short answers; allowed: one of both")
-        return cls(
-            _span(label.get("long_answer", {})),
-            short,
-            yes_no,
-            label.get("long_answer_score", 0.0),
-            label.get("short_answers_score", 0.0),
-        )
+        scores = (label.get(f"{name}_score", 0.0) for name in ("long_answer", "short_answers"))
+        return cls(_span(label.get("long_answer", {})), short, yes_no, *scores)
 
 
 def _span(span: Mapping) -> Span:
@@ -120,8 +105,7 @@ def _span(span: Mapping) -> Span:
     return Span(*places)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     gold: bool
     predicted: bool
     correct: bool
@@ -131,7 +115,7 @@ class _Outcome:
 def evaluate(
     gold: Mapping[object, Sequence[Label]], predictions: Mapping[object, Label]
 ) -> dict[str, float]:
-    """Return the scores, from 0 to 1, of long and short answers.
+    """The scores, from 0 to 1, of long and short answers.
 
     Args:
         gold: each question's labels, one per annotator (five in the development set, one in the
@@ -153,21 +137,10 @@ def evaluate(
             f"{some(sorted(differ, key=str))} is not in both gold and predictions; allowed: the "
             "same questions"
         )
-    pairs = [(labels, predictions[id_]) for id_, labels in gold.items()]
-    outcomes = {
-        "long": [_long_outcome(*pair) for pair in pairs],
-        "short": [_short_outcome(*pair) for pair in pairs],
-    }
     result = {}
-    for name, of_name in outcomes.items():
-        precision, recall = _precision_recall(of_name, sum(o.gold for o in of_name))
-        result |= {
-            f"{name}-answer-n": len(of_name),
-            f"{name}-answer-f1": _f1(precision, recall),
-            f"{name}-answer-precision": precision,
-            f"{name}-answer-recall": recall,
-        }
-        result |= {f"{name}-{key}": value for key, value in _by_threshold(of_name).items()}
+    for name, outcome_of in (("long", _long_outcome), ("short", _short_outcome)):
+        outcomes = [outcome_of(labels, predictions[id_]) for id_, labels in gold.items()]
+        result |= {f"{name}-{key}": value for key, value in _scores(outcomes)}
     return result
 
 
@@ -185,54 +158,51 @@ def _long_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
 
 def _short_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
     has_gold = is_answer(sum(label.has_short for label in labels), len(labels))
-    if not has_gold or not prediction.has_short:
-        correct = False
-    elif prediction.yes_no != "none":
-        correct = any(prediction.yes_no == label.yes_no for label in labels)
-    else:
-        spans = prediction.short_spans
-        correct = any(_same_spans(label.short_spans, spans) for label in labels)
+    right = any(_same_short(label, prediction) for label in labels)
+    correct = has_gold and prediction.has_short and right
     return _Outcome(has_gold, prediction.has_short, correct, prediction.short_score)
 
 
-def _same_spans(one: Sequence[Span], other: Sequence[Span]) -> bool:
-    return all(any(a.matches(b) for b in other) for a in one) and all(
-        any(a.matches(b) for b in one) for a in other
+def _same_short(label: Label, prediction: Label) -> bool:
+    """Whether both say yes or both no, or each span of one is one of the other's."""
+    if prediction.yes_no != "none":
+        return prediction.yes_no == label.yes_no
+    one, other = (list(filter(None, each.short)) for each in (label, prediction))
+    return all(any(map(a.matches, other)) for a in one) and all(
+        any(map(b.matches, one)) for b in other
     )
 
 
-def _by_threshold(outcomes: Sequence[_Outcome]) -> dict[str, float]:
-    """Return the scores at the best threshold, and the most recall at some precisions."""
-    at_score = {}  # of all predictions as sure as that or surer
+def _scores(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, float]]:
+    """Scores of all predictions, those at the best threshold, and the most recall at some
+    precisions."""
+    at_score = {}  # precision and recall of all predictions as sure as that or surer
     correct = predicted = 0
     gold = sum(outcome.gold for outcome in outcomes)
     for outcome in sorted(outcomes, key=lambda outcome: -outcome.score):
         correct += outcome.correct
         predicted += outcome.predicted
         at_score[outcome.score] = _divide(correct, predicted), _divide(correct, gold)
-    names = ("f1", "precision", "recall", "")
-    best = dict.fromkeys(names, 0.0)
-    at_least = {least: (0.0, 0.0) for least in PRECISIONS}  # recall, precision
-    for score, (precision, recall) in at_score.items():
-        if (f1 := _f1(precision, recall)) > best["f1"]:
-            best = dict(zip(names, (f1, precision, recall, score), strict=True))
-        for least, (most_recall, _) in at_least.items():
-            if precision >= least and recall > most_recall:
-                at_least[least] = recall, precision
-    result = {f"best-threshold-{name}".rstrip("-"): value for name, value in best.items()}
-    for least, (recall, precision) in at_least.items():
-        result[f"recall-at-precision>={least}"] = recall
-        result[f"precision-at-precision>={least}"] = precision
-    return result
+    yield "answer-n", len(outcomes)
+    for name, value in _named(*at_score[min(at_score)]).items():
+        yield f"answer-{name}", value
+    best, threshold = _named(0.0, 0.0), 0.0
+    for score, found in at_score.items():
+        if (named := _named(*found))["f1"] > best["f1"]:
+            best, threshold = named, score
+    yield "best-threshold", threshold
+    for name, value in best.items():
+        yield f"best-threshold-{name}", value
+    for least in PRECISIONS:
+        reached = [found for found in at_score.values() if found[0] >= least]
+        precision, recall = max(reached, key=lambda found: found[1], default=(0.0, 0.0))
+        yield f"recall-at-precision>={least}", recall
+        yield f"precision-at-precision>={least}", precision if recall else 0.0
 
 
-def _precision_recall(outcomes: Sequence[_Outcome], gold: int) -> tuple[float, float]:
-    correct = sum(outcome.correct for outcome in outcomes)
-    return _divide(correct, sum(outcome.predicted for outcome in outcomes)), _divide(correct, gold)
-
-
-def _f1(precision: float, recall: float) -> float:
-    return _divide(2 * precision * recall, precision + recall)
+def _named(precision: float, recall: float) -> dict[str, float]:
+    f1 = _divide(2 * precision * recall, precision + recall)
+    return {"f1": f1, "precision": precision, "recall": recall}
 
 
 def _divide(x: float, y: float) -> float:

@@ -5,17 +5,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-WITHOUT_ANSWER = ("skip", "zero")
-
 
 class RankingScores(NamedTuple):
-    """Means over questions, from 0 to 1; nan over no question.
-
-    Attributes:
-        mean_average_precision: of the precisions at each right answer's rank, averaged a question.
-        mean_reciprocal_rank: of the first right answer.
-        num_questions: that the means are over.
-    """
+    """Means over ``num_questions`` questions, from 0 to 1; nan over none. A question's average
+    precision is the mean of the precisions at its right answers' ranks, its reciprocal rank that
+    of the first right answer."""
 
     mean_average_precision: float
     mean_reciprocal_rank: float
@@ -47,10 +41,8 @@ def ranking_scores(
         ValueError: arrays of different lengths, a score that is NaN, or another value of
             ``without_answer``.
     """
-    if without_answer not in WITHOUT_ANSWER:
-        raise ValueError(
-            f"without_answer is {without_answer!r}; allowed: {', '.join(WITHOUT_ANSWER)}"
-        )
+    if without_answer not in ("skip", "zero"):
+        raise ValueError(f"without_answer is {without_answer!r}; allowed: skip, zero")
     questions, relevant = np.asarray(questions), np.asarray(relevant, dtype=bool)
     scores = np.asarray(scores, dtype=np.float32)
     names = np.arange(len(scores)) if candidates is None else np.asarray(candidates)
@@ -64,13 +56,14 @@ def ranking_scores(
 
     _, question = np.unique(questions, return_inverse=True)
     _, name = np.unique(names.astype(str), return_inverse=True)
-    order = np.lexsort((-name, -scores, question))
+    order = np.lexsort((-name, -scores, question))  # by question, the best first
     question, right = question[order], relevant[order]
 
     candidates_of = np.bincount(question)
     first = candidates_of.cumsum() - candidates_of
     rank = np.arange(len(order)) - first[question] + 1
     answers_of = np.bincount(question, right, minlength=len(first)).astype(int)
+    # Right answers up to a rank: the running count, less that of the questions before.
     found_before = answers_of.cumsum() - answers_of
     precision = np.where(right, (right.cumsum() - found_before[question]) / rank, 0.0)
     average = np.bincount(question, precision, len(first)) / np.maximum(answers_of, 1)

@@ -1,27 +1,24 @@
 """Far repeats: tokens that a model can only know from text that lies far back.
 
-What a text has said before is what far attention is for. On bytes, the letters of an identifier
-that stood before, once no other identifier of the text so far begins alike; on pieces and words,
-the second token of a pair that stood before. How far back the last time was is the distance.
-Those that training text holds often are left out: a model knows them by heart.
-
-Arora et al. (Zoology, 2023, section 3) count the pairs of words.
+On bytes, the letters of an identifier that stood before, once no other identifier of the text so
+far begins alike; on pieces and words, the second token of a pair that stood before (Arora et al.,
+Zoology, 2023, section 3). What training text holds often is left out: a model knows it by heart.
 """
 
 import re
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
-#: an identifier of a programming language, or a word: at least 4 letters
-_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
+_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")  # or a word, of at least 4 letters
 
 
 def count_pairs(items: Iterable[Sequence[int]]) -> Counter:
     """How often each pair of neighbouring tokens stands in the items of a training set."""
     counts: Counter = Counter()
     for tokens in items:
-        counts.update(zip(tokens, tokens[1:], strict=False))
+        counts.update(pairwise(tokens))
     return counts
 
 
@@ -39,14 +36,11 @@ def repeated_pairs(
     """Distances from each token to the last time that it stood after the same token; 0: it is new,
     or the pair is known.
 
-    Args:
-        tokens: of one text.
-        known: how often pairs stand in training text.
-        most: pairs that stand there more often are left out.
+    A pair is known if it stands in training text more than ``most`` times.
     """
     last: dict[tuple[int, int], int] = {}
     found = [0] * len(tokens)
-    for i, pair in enumerate(zip(tokens, tokens[1:], strict=False), start=1):
+    for i, pair in enumerate(pairwise(tokens), start=1):
         if pair in last and known.get(pair, 0) <= most:
             found[i] = i - last[pair]
         last[pair] = i
@@ -58,10 +52,7 @@ def repeated_identifiers(text: bytes, known: Mapping[bytes, int], most: int) -> 
     time; 0: it belongs to none, to a new or a known one, or more than one identifier of the text
     so far begins as this one does.
 
-    Args:
-        text: one text.
-        known: how often identifiers stand in training text.
-        most: identifiers that stand there more often are left out.
+    An identifier is known if it stands in training text more than ``most`` times.
     """
     last: dict[bytes, int] = {}
     ordered: list[bytes] = []  # those of the text so far

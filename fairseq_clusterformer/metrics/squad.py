@@ -1,25 +1,9 @@
-"""SQuAD 1.1, where each question has an answer, and 2.0, where many have none: their scores.
-
-The numbers are those of the data set's ``evaluate-v1.1.py`` and ``evaluate-v2.0.py``.
-"""
+"""The scores of SQuAD 2.0, where many questions have no answer: the numbers of
+``evaluate-v2.0.py``. Those of SQuAD 1.1 are :func:`.answers.evaluate`'s."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .answers import (
-    evaluate,
-    exact_match,
-    f1,
-    normalise,
-    require_questions,
-    some,
-)
-
-
-def evaluate_v1(
-    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
-) -> dict[str, float]:
-    """Return ``exact_match`` and ``f1`` in per cent; see :func:`answers.evaluate`."""
-    return evaluate(gold, predictions)
+from .answers import exact_match, f1, normalise, require_questions, some
 
 
 def evaluate_v2(
@@ -29,7 +13,7 @@ def evaluate_v2(
     *,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Return the scores of SQuAD 2.0 in per cent, the questions with and without answer apart too.
+    """The scores of SQuAD 2.0 in per cent, also of questions with and without answer apart.
 
     Args:
         gold: the accepted answers of each question's id; empty: it has none.
@@ -51,27 +35,22 @@ def evaluate_v2(
         if missing := [id_ for id_ in gold if id_ not in values]:
             raise ValueError(f"{name} lacks {some(missing)}; allowed: one for each question")
     likely = no_answer or dict.fromkeys(gold, 0.0)
-    has_answer = {id_: bool(answers) for id_, answers in gold.items()}
-    raw = {"exact": {}, "f1": {}}
+    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
+    scores: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for id_, answers in gold.items():
         # Answers of nothing but articles and punctuation are none, but leave the question HasAns.
         texts = [text for text in answers if normalise(text)] or [""]
-        raw["exact"][id_] = max(exact_match(predictions[id_], text) for text in texts)
-        raw["f1"][id_] = max(_f1(predictions[id_], text) for text in texts)
-    scores = {
-        name: {
-            id_: float(not has_answer[id_]) if likely[id_] > threshold else score
-            for id_, score in of_name.items()
-        }
-        for name, of_name in raw.items()
-    }
+        for name, score in (("exact", exact_match), ("f1", _f1)):
+            raw[name][id_] = max(score(predictions[id_], text) for text in texts)
+            unanswered = likely[id_] > threshold
+            scores[name][id_] = float(not answers) if unanswered else raw[name][id_]
     result = _means(scores, gold)
     for prefix, wanted in (("HasAns", True), ("NoAns", False)):
-        if ids := [id_ for id_ in gold if has_answer[id_] is wanted]:
+        if ids := [id_ for id_, answers in gold.items() if bool(answers) is wanted]:
             result |= {f"{prefix}_{k}": value for k, value in _means(scores, ids).items()}
     if no_answer is not None:
-        for name, of_name in raw.items():
-            best, at = _best_threshold(of_name, predictions, no_answer, has_answer)
+        for name, found in raw.items():
+            best, at = _best_threshold(found, predictions, no_answer, gold)
             result |= {f"best_{name}": best, f"best_{name}_thresh": at}
     return result
 
@@ -79,7 +58,7 @@ def evaluate_v2(
 def _f1(prediction: str, gold: str) -> float:
     """F1 where no words agree with no words, which version 1.1 counts as 0."""
     if not normalise(prediction) or not normalise(gold):
-        return float(normalise(prediction) == normalise(gold))
+        return exact_match(prediction, gold)
     return f1(prediction, gold)
 
 
@@ -93,16 +72,16 @@ def _best_threshold(
     scores: Mapping[str, float],
     predictions: Mapping[str, str],
     no_answer: Mapping[str, float],
-    has_answer: Mapping[str, bool],
+    gold: Mapping[str, Sequence[str]],
 ) -> tuple[float, float]:
-    """Return the best mean in per cent, and the threshold that gives it, 0 for "none answered".
+    """The best mean in per cent, and the threshold that gives it, 0 for "none answered".
 
     One question after the other is answered, the least likely unanswerable first.
     """
-    best = score = sum(not has for has in has_answer.values())
+    best = score = sum(not answers for answers in gold.values())
     at = 0.0
     for id_ in sorted((id_ for id_ in no_answer if id_ in scores), key=no_answer.get):
-        if has_answer[id_]:
+        if gold[id_]:
             score += scores[id_]
         elif predictions[id_]:
             score -= 1

@@ -8,55 +8,42 @@ from fairseq_clusterformer.attention import Batch, MultiheadAttention
 from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.clustering import Report
 
+State = dict[str, dict[str, Tensor | None]]  # of fairseq's modules, by their names
+
 
 @with_incremental_state
 class SelfAttention(MultiheadAttention):
-    """Stands where fairseq's layers call ``MultiheadAttention``: same signature, time first."""
+    """Attention of a fairseq layer: time first, with fairseq's state and its checkpoints."""
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        key_padding_mask: Batch | Tensor | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        need_weights: bool = False,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        need_head_weights: bool = False,
+        x: Tensor,
+        batch: Batch | Tensor | None = None,
+        incremental_state: State | None = None,
         centroids: Tensor | None = None,
     ) -> tuple[Tensor, list[Report]]:
         """Self-attention.
 
         Args:
-            query: [N, B, D]; with ``incremental_state``, the newest tokens alone, in evaluation.
-            key, value: None or ``query`` itself.
-            key_padding_mask: bool [B, N], True where a token is padding; or the batch, which also
-                says what belongs to which document.
-            attn_mask: ignored: the kinds of attention know what is causal.
+            x: [N, B, D]; with ``incremental_state``, the newest tokens alone, in evaluation.
+            batch: which tokens are padding, and of which document; or bool [B, N], True where a
+                token is padding.
             centroids: handed on by the layer before, [B, K, D].
 
         Returns:
-            The output [N, B, D], and in the place of attention weights, which never exist as a
-            matrix, a report for each kind (none when decoding step by step).
-
-        Raises:
-            ValueError: keys other than the queries.
+            The output [N, B, D], and a report for each kind (none with ``incremental_state``).
         """
-        if any(t is not None and t is not query for t in (key, value)):
-            raise ValueError("key or value is not query: this is self-attention only")
-        x = query.transpose(0, 1).contiguous()
+        x = x.transpose(0, 1).contiguous()
         if incremental_state is None:
-            out, reports = super().forward(x, key_padding_mask, centroids)
+            out, reports = super().forward(x, batch, centroids)
+            return out.transpose(0, 1), reports
+        state = self.get_incremental_state(incremental_state, "attention") or {}
+        if x.size(1) == 1:
+            out, state = self.step(x, state, batch)
         else:
-            state = self.get_incremental_state(incremental_state, "attention") or {}
-            if x.size(1) == 1:
-                out, state = self.step(x, state, key_padding_mask)
-            else:
-                out, state = prefill(self, x, key_padding_mask, state)
-            self.set_incremental_state(incremental_state, "attention", state)
-            reports = []
-        return out.transpose(0, 1), reports
+            out, state = prefill(self, x, batch, state)
+        self.set_incremental_state(incremental_state, "attention", state)
+        return out.transpose(0, 1), []
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Also take checkpoints that have q, k and v as one in_proj_weight, or more heads of keys
@@ -64,9 +51,7 @@ class SelfAttention(MultiheadAttention):
         fairseq.modules.MultiheadAttention.upgrade_state_dict_named(self, state_dict, name)
         self.average_heads(state_dict, name + "." if name else "")
 
-    def reorder_incremental_state(
-        self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
-    ) -> None:
+    def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam search's choice of hypotheses, int64 [new batch * beam]."""
         state = self.get_incremental_state(incremental_state, "attention")
         if state is not None:

@@ -29,7 +29,9 @@ from .options import (
     EncoderClusteringOptions,
     attention_plan,
     complete,
+    option,
     set_defaults,
+    set_sizes,
 )
 
 _REFUSED = (
@@ -48,23 +50,17 @@ _POSITIONS = {
 class ClusterformerOptions(EncoderClusteringOptions):
     """Options that fairseq's ``transformer`` does not have."""
 
-    decoder_attention: str = field(
-        default="window*2,window+neural",
-        metadata={"help": "attention of each decoder layer, written as --encoder-attention is"},
+    decoder_attention: str = option(
+        "window*2,window+neural",
+        "attention of each decoder layer, written as --encoder-attention is",
     )
-    decoder_kv_heads: int = field(
-        default=0, metadata={"help": "as --encoder-kv-heads, in each decoder layer"}
+    decoder_kv_heads: int = option(0, "as --encoder-kv-heads, in each decoder layer", at_least=0)
+    decoder_cluster_rule: str = option(
+        "recent",
+        "which tokens of its cluster a decoder's query sees: recent, which is strictly causal; "
+        "or leaking-chunk, for comparison, which cannot generate",
     )
-    decoder_cluster_rule: str = field(
-        default="recent",
-        metadata={
-            "help": "which tokens of its cluster a decoder's query sees: recent, which is "
-            "strictly causal; or leaking-chunk, for comparison, which cannot generate"
-        },
-    )
-    output_bias: bool = field(
-        default=False, metadata={"help": "add a bias to the logits, as Marian and BART do"}
-    )
+    output_bias: bool = option(False, "add a bias to the logits, as Marian and BART do")
 
 
 #: options of fairseq's ``transformer`` that follow another one unless they are given
@@ -79,10 +75,10 @@ _ACTIVATIONS = ChoiceEnum([*get_available_activation_fns(), "swish"])  # the las
 
 def _transformer_options() -> Iterator[tuple[str, object, Field]]:
     """Yield name, type and field of each option of fairseq's ``transformer``, as a flat list."""
-    for option in fields(TransformerConfig):
-        group = is_dataclass(option.type)
-        for member in fields(option.type) if group else (option,):
-            name = f"{option.name}_{member.name}" if group else member.name
+    for item in fields(TransformerConfig):
+        group = is_dataclass(item.type)
+        for member in fields(item.type) if group else (item,):
+            name = f"{item.name}_{member.name}" if group else member.name
             if member.name.startswith("_"):
                 continue
             default = II(f"model.{_FOLLOWS[name]}") if name in _FOLLOWS else member.default
@@ -106,14 +102,7 @@ ClusterformerConfig = make_dataclass(
 
 @register_model("clusterformer", dataclass=ClusterformerConfig)
 class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
-    """fairseq's Transformer over :class:`ClusterformerEncoder` and :class:`ClusterformerDecoder`.
-
-    Its options are flat, so that checkpoints from before it had a dataclass still load.
-    """
-
-    @classmethod
-    def hub_models(cls):
-        return {}
+    """fairseq's Transformer over our encoder and decoder."""
 
     @classmethod
     def add_args(cls, parser):
@@ -124,11 +113,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option of the attention that is not allowed.
-        """
+        """Build a model; raises ValueError for an option that is not allowed."""
         base_architecture(args)
         complete(args, ClusterformerOptions)
         attention = {
@@ -143,10 +128,10 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         }
         cfg = TransformerConfig.from_namespace(args)
         cfg.attention, cfg.output_bias = attention, args.output_bias
-        for option in _REFUSED:
-            if value := getattr(cfg, option):
+        for name in _REFUSED:
+            if value := getattr(cfg, name):
                 raise ValueError(
-                    f"--{option.replace('_', '-')} is {value}; allowed: none, for it needs "
+                    f"--{name.replace('_', '-')} is {value}; allowed: none, for it needs "
                     "fairseq's own self-attention or layers"
                 )
         for name, default in _POSITIONS.items():
@@ -183,10 +168,8 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ):
-        """Logits [B, N, vocabulary] and extra outputs, as fairseq's.
-
-        ``extra["reports"]`` are those of the encoder's and the decoder's layers.
-        """
+        """Logits [B, N, vocabulary] and fairseq's extra outputs; ``extra["reports"]`` are those of
+        the encoder's and the decoder's layers."""
         encoder_out = self.encoder(
             src_tokens, src_lengths=src_lengths, return_all_hiddens=return_all_hiddens
         )
@@ -206,31 +189,15 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 @register_model_architecture("clusterformer", "clusterformer_tiny")
 def clusterformer_tiny(args):
     """3 + 3 layers of 128, 1.6 million parameters with 4,000 subwords: Multi30k on a laptop."""
-    set_defaults(
-        args,
-        encoder_layers=3,
-        encoder_embed_dim=128,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=4,
-        decoder_layers=3,
-        decoder_attention_heads=4,
-    )
+    set_sizes(args, "encoder", layers=3, width=128, inner=256, heads=4)
+    set_defaults(args, decoder_layers=3, decoder_attention_heads=4)
     base_architecture(args)
 
 
-@register_model_architecture("clusterformer", "clusterformer_iwslt_de_en")
-def clusterformer_iwslt_de_en(args):
-    """CF22 section 4.1: 6 + 6 layers of 512, 4 heads, K = 3."""
-    transformer_iwslt_de_en(args)
-
-
-@register_model_architecture("clusterformer", "clusterformer_wmt_en_de")
-def clusterformer_wmt_en_de(args):
-    """CF22 section 4.1: 6 + 6 layers of 512, 8 heads, K = 3."""
-    transformer_wmt_en_de(args)
-
-
-@register_model_architecture("clusterformer", "clusterformer_wmt_en_de_big")
-def clusterformer_wmt_en_de_big(args):
-    """The same at fairseq's "big" size: 6 + 6 layers of 1,024, 16 heads."""
-    transformer_wmt_en_de_big(args)
+# CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
+for _name, _sizes in {
+    "iwslt_de_en": transformer_iwslt_de_en,
+    "wmt_en_de": transformer_wmt_en_de,
+    "wmt_en_de_big": transformer_wmt_en_de_big,
+}.items():
+    register_model_architecture("clusterformer", f"clusterformer_{_name}")(_sizes)

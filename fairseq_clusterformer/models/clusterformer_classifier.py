@@ -1,61 +1,54 @@
 """``--arch clusterformer_classifier``: classes of texts and of pairs, by a clustered encoder."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
-from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean
-from .options import complete, set_defaults
+from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean, tiny_encoder
+from .options import option, set_sizes
 from .word_vectors import read_word_vectors
 
 logger = logging.getLogger(__name__)
-
-POOLINGS = ("mean", "first")
 
 
 @dataclass
 class ClusterformerClassifierConfig(EncoderOnlyOptions):
     """Options of the encoder, and those of the classifier on it."""
 
-    pooling: str = field(
-        default="mean",
-        metadata={"help": "output that represents a text: the mean over its tokens, or the first"},
+    pooling: str = option(
+        "mean",
+        "output that represents a text: the mean over its tokens, or the first",
+        choices=("mean", "first"),
     )
-    classifier_hidden_dim: int = field(
-        default=0,
-        metadata={"help": "width of the classifier's hidden layer; 0: the encoder's"},
+    classifier_hidden_dim: int = option(
+        0, "width of the classifier's hidden layer; 0: the encoder's", at_least=0
     )
-    classifier_dropout: float = field(
-        default=0.1, metadata={"help": "dropout probability before both layers of the classifier"}
+    classifier_dropout: float = option(
+        0.1, "dropout probability before both layers of the classifier"
     )
-    word_vectors: str = field(
-        default="",
-        metadata={"help": "text file of vectors, such as GloVe, from which the embeddings start"},
+    word_vectors: str = option(
+        "", "text file of vectors, such as GloVe, from which the embeddings start"
     )
-    freeze_word_vectors: bool = field(
-        default=False, metadata={"help": "do not train the words' embeddings"}
-    )
-    pretrained_checkpoint: str = field(
-        default="",
-        metadata={"help": "clusterformer_masked_lm's checkpoint, from which the encoder starts"},
+    freeze_word_vectors: bool = option(False, "do not train the words' embeddings")
+    pretrained_checkpoint: str = option(
+        "", "clusterformer_masked_lm's checkpoint, from which the encoder starts"
     )
 
 
 @register_model("clusterformer_classifier", dataclass=ClusterformerClassifierConfig)
 class ClusterformerClassifier(EncoderOnlyModel):
-    """A clustered encoder, a pooling, and a classifier with one hidden layer.
+    r"""A clustered encoder, a pooling, and a classifier with one hidden layer.
 
     A pair is one sequence with segment embeddings, or two sequences u, v whose pooled outputs the
-    classifier sees as [u; v; \\|u - v\\|; u * v].
+    classifier sees as [u; v; \|u - v\|; u * v].
     """
 
     def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
+        super().__init__(args, task)
         width = args.encoder_embed_dim
         self.segments = None
         if task.is_pair and not task.is_siamese:
@@ -74,25 +67,12 @@ class ClusterformerClassifier(EncoderOnlyModel):
             self.encoder.embed_tokens.weight.requires_grad = False
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ClusterformerClassifierConfig)
-        if args.pooling not in POOLINGS:
-            raise ValueError(f"--pooling is {args.pooling}; allowed: {', '.join(POOLINGS)}")
-        if args.classifier_hidden_dim < 0:
-            raise ValueError(
-                f"--classifier-hidden-dim is {args.classifier_hidden_dim}; allowed: 0 or more"
-            )
+    def check(cls, args, task) -> None:
         if args.word_vectors and args.pretrained_checkpoint:
             raise ValueError(
                 f"--word-vectors is {args.word_vectors}, and --pretrained-checkpoint "
                 f"{args.pretrained_checkpoint}; allowed: one of them"
             )
-        return cls(args, task)
 
     def forward(
         self,
@@ -153,11 +133,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--word-vectors`` or ``--pretrained-checkpoint`` names.
-
-        Raises:
-            ValueError: a file that cannot be read or does not fit.
-        """
+        """Start from what ``--word-vectors`` or ``--pretrained-checkpoint`` names; raises
+        ValueError for a file that cannot be read or does not fit."""
         if self.args.word_vectors:
             self._load_word_vectors(self.args.word_vectors)
         if self.args.pretrained_checkpoint:
@@ -165,8 +142,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
 
     @torch.no_grad()
     def _load_word_vectors(self, path: str) -> None:
-        """Scale all vectors by one factor to the spread of new embeddings, so that positions and
-        words without a vector keep their weight."""
+        """One factor gives all vectors the spread of new embeddings, so that positions and words
+        without a vector keep their weight."""
         weight = self.encoder.embed_tokens.weight
         places, vectors = read_word_vectors(path, self.encoder.dictionary, weight.size(1))
         weight[places] = vectors * (weight.size(1) ** -0.5 / vectors.std())
@@ -175,26 +152,13 @@ class ClusterformerClassifier(EncoderOnlyModel):
         logger.info(f"{path}: vectors of {len(places)} of {words} words ({share:.1f} %)")
 
 
-@register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")
-def clusterformer_classifier_tiny(args):
-    """2 layers of 64, 4 heads: learns on a laptop's processor in minutes."""
-    set_defaults(
-        args,
-        encoder_layers=2,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=128,
-        encoder_attention_heads=4,
-    )
-
-
 @register_model_architecture("clusterformer_classifier", "clusterformer_classifier_base")
 def clusterformer_classifier_base(args):
     """CF22 section 4.2: 2 layers of 300, 4 heads, all of them clustered."""
-    set_defaults(
-        args,
-        encoder_layers=2,
-        encoder_embed_dim=300,
-        encoder_ffn_embed_dim=1200,
-        encoder_attention_heads=4,
-        encoder_attention="neural",
-    )
+    sizes = {"layers": 2, "width": 300, "inner": 1200, "heads": 4}
+    set_sizes(args, "encoder", **sizes, encoder_attention="neural")
+
+
+register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")(
+    tiny_encoder
+)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fairseq_clusterformer.clustering import Report
 
-from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions
-from .options import complete, set_defaults
+from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, tiny_encoder
+from .options import set_sizes
 
 
 @dataclass
@@ -26,24 +26,13 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
     """A clustered encoder and RoBERTa's head, which shares the words' embeddings."""
 
     def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
+        super().__init__(args, task)
         self.lm_head = RobertaLMHead(
             embed_dim=args.encoder_embed_dim,
             output_dim=len(task.source_dictionary),
             activation_fn=args.activation_fn,
             weight=self.encoder.embed_tokens.weight,
         )
-
-    @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ClusterformerMaskedLMConfig)
-        return cls(args, task)
 
     def forward(
         self,
@@ -71,26 +60,13 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
         return out["encoder_out"][0].transpose(0, 1), out["reports"]
 
 
-@register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")
-def clusterformer_masked_lm_tiny(args):
-    """2 layers of 64, 4 heads: the encoder of ``clusterformer_classifier_tiny``."""
-    set_defaults(
-        args,
-        encoder_layers=2,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=128,
-        encoder_attention_heads=4,
-    )
-
-
 @register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_small")
 def clusterformer_masked_lm_small(args):
     """CF22 appendix F: BERT-small's 4 layers of 512, 8 heads."""
-    set_defaults(
-        args,
-        encoder_layers=4,
-        encoder_embed_dim=512,
-        encoder_ffn_embed_dim=2048,
-        encoder_attention_heads=8,
-        activation_fn="gelu",
-    )
+    sizes = {"layers": 4, "width": 512, "inner": 2048, "heads": 8}
+    set_sizes(args, "encoder", **sizes, activation_fn="gelu")
+
+
+register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")(
+    tiny_encoder
+)

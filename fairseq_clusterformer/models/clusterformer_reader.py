@@ -1,26 +1,27 @@
 """``--arch clusterformer_reader``: documents and questions, by Cluster-Former (CF20)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
+import torch
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_clusterformer.answers import AnswerLogits
+from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.precision import ExactLinear
 
-from .answer_heads import AnswerHeads
-from .encoder_only import EncoderOptions
+from .encoder_only import ACTIVATIONS, EncoderOptions, embed_words, masked_mean
 from .options import (
     ClusteringOptions,
     attention_plan,
-    complete,
+    layer_numbers,
+    option,
     set_defaults,
+    set_sizes,
 )
 from .pretrained import load_folder
-from .reader import ReaderEncoder, ReaderModel
+from .reader import ReaderEncoder, ReaderModel, Reading
 from .roberta import load_roberta
 
 
@@ -28,84 +29,97 @@ from .roberta import load_roberta
 class ClusterformerReaderConfig(EncoderOptions, ClusteringOptions):
     """Options of the encoder; by default it has RoBERTa-base's sizes."""
 
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
-        default="gelu", metadata={"help": "activation function"}
+    activation_fn: ACTIVATIONS = option("gelu", "activation function")
+    attention_dropout: float = option(0.1, "dropout probability of attention weights")
+    encoder_embed_dim: int = option(768, "width of the encoder")
+    encoder_ffn_embed_dim: int = option(3072, "width inside the feed-forward layers")
+    encoder_layers: int = option(12, "number of layers")
+    encoder_attention_heads: int = option(12, "heads in each layer")
+    window_size: int = option(256, "tokens of the document in a sliding window", at_least=1)
+    window_stride: int = option(
+        224, "tokens from one window's beginning to the next one's", at_least=1
     )
-    attention_dropout: float = field(
-        default=0.1, metadata={"help": "dropout probability of attention weights"}
+    window_positions: int = option(512, "positions of a window, including those of the question")
+    embedding_scale: float = option(
+        1.0,
+        "factor of the word embeddings, before positions are added: a larger one makes a state "
+        "depend more on its word and less on its position",
+        above=0,
     )
-    encoder_embed_dim: int = field(default=768, metadata={"help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(
-        default=3072, metadata={"help": "width inside the feed-forward layers"}
+    cluster_layers: str = option(
+        "7,10",
+        "layers that attend across windows, counted from 0, such as 15,20; the others attend "
+        "within a window",
     )
-    encoder_layers: int = field(default=12, metadata={"help": "number of layers"})
-    encoder_attention_heads: int = field(default=12, metadata={"help": "heads in each layer"})
-    window_size: int = field(
-        default=256, metadata={"help": "tokens of the document in a sliding window"}
+    cluster_attention: str = option(
+        "kmeans",
+        "kind of attention across windows; window: none, all layers are alike; strided: a token "
+        "sees the same place in each window",
     )
-    window_stride: int = field(
-        default=224,
-        metadata={"help": "tokens from one window's beginning to the next one's"},
+    attention_window: int = option(
+        0,
+        "tokens of a kmeans chunk across windows; with --cluster-rule recent or gated heads, "
+        "tokens on either side of a token; 0: the value of --window-stride",
+        at_least=0,
     )
-    window_positions: int = field(
-        default=512, metadata={"help": "positions of a window, including those of the question"}
+    num_clusters: int = option(64, "K: clusters in each of these layers", at_least=1)
+    cluster_rule: str = option(
+        "chunk",
+        "which tokens a query sees across windows, if the kind has a choice: chunk (parts of the "
+        "tokens sorted by cluster) or recent (the nearest of its own cluster)",
     )
-    embedding_scale: float = field(
-        default=1.0,
-        metadata={
-            "help": "factor of the word embeddings, before positions are added: a larger one "
-            "makes a state depend more on its word and less on its position"
-        },
+    token_types: int = option(
+        0, "2: question and document have embeddings of their own, as in BERT; 0: none"
     )
-    cluster_layers: str = field(
-        default="7,10",
-        metadata={
-            "help": "layers that attend across windows, counted from 0, such as 15,20; the others "
-            "attend within a window"
-        },
+    layer_norm_eps: float = option(1e-5, "epsilon of layer norms; BERT's is 1e-12", above=0)
+    pretrained: str = option(
+        "",
+        "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa), from which the "
+        "encoder starts",
     )
-    cluster_attention: str = field(
-        default="kmeans",
-        metadata={
-            "help": "kind of attention across windows; window: none, all layers are alike; "
-            "strided: a token sees the same place in each window"
-        },
+    roberta_checkpoint: str = option(
+        "", "checkpoint of fairseq's roberta, from which the encoder starts"
     )
-    attention_window: int = field(
-        default=0,
-        metadata={
-            "help": "tokens of a kmeans chunk across windows; with --cluster-rule recent or gated "
-            "heads, tokens on either side of a token; 0: the value of --window-stride"
-        },
-    )
-    num_clusters: int = field(default=64, metadata={"help": "K: clusters in each of these layers"})
-    cluster_rule: str = field(
-        default="chunk",
-        metadata={
-            "help": "which tokens a query sees across windows, if the kind has a choice: chunk "
-            "(parts of the tokens sorted by cluster) or recent (the nearest of its own cluster)"
-        },
-    )
-    token_types: int = field(
-        default=0,
-        metadata={
-            "help": "2: question and document have embeddings of their own, as in BERT; 0: none"
-        },
-    )
-    layer_norm_eps: float = field(
-        default=1e-5, metadata={"help": "epsilon of layer norms; BERT's is 1e-12"}
-    )
-    pretrained: str = field(
-        default="",
-        metadata={
-            "help": "folder of BERT's form (BERT, MiniLM, DistilBERT, ELECTRA, RoBERTa), from "
-            "which the encoder starts"
-        },
-    )
-    roberta_checkpoint: str = field(
-        default="",
-        metadata={"help": "checkpoint of fairseq's roberta, from which the encoder starts"},
-    )
+
+
+class AnswerHeads(nn.Module):
+    """Three linear maps (CF20 section 4.2), computed in float32 or more.
+
+    Args:
+        embed_dim: D.
+    """
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.span = ExactLinear(embed_dim, 2)
+        self.paragraph = ExactLinear(embed_dim, 1)
+        self.answer_type = ExactLinear(embed_dim, len(TYPES))
+        for head in (self.span, self.paragraph):
+            nn.init.normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
+        # all types are equally likely, and stay so if the data has no types
+        nn.init.zeros_(self.answer_type.weight)
+        nn.init.zeros_(self.answer_type.bias)
+
+    def forward(self, reading: Reading, paragraph_mask: Tensor, text_mask: Tensor) -> AnswerLogits:
+        """Logits of what a reading of B documents answers.
+
+        Args:
+            paragraph_mask: bool [B, N], True for each ``<s>``.
+            text_mask: bool [B, N], True where a short answer can begin and end.
+        """
+        real = ~reading.document_padding
+        start, end = self.span(reading.document).unbind(-1)
+        paragraph = self.paragraph(reading.document).squeeze(-1)
+        # "the mean values of the first hidden state of all the chunked sequences"
+        first = (reading.question[:, :, :1], reading.question_padding[:, :, :1])
+        states, hidden = (x.flatten(1, 2) for x in first)
+        return AnswerLogits(
+            start=start.masked_fill(~(text_mask & real), -torch.inf),
+            end=end.masked_fill(~(text_mask & real), -torch.inf),
+            paragraph=paragraph.masked_fill(~(paragraph_mask & real), -torch.inf),
+            type=self.answer_type(masked_mean(states, ~hidden)),
+        )
 
 
 @register_model("clusterformer_reader", dataclass=ClusterformerReaderConfig)
@@ -113,34 +127,42 @@ class ClusterformerReader(ReaderModel):
     """A :class:`ReaderEncoder`, and what it answers."""
 
     def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
+        super().__init__(args, task)
         self.heads = AnswerHeads(args.encoder_embed_dim)
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, ClusterformerReaderConfig)
-        return cls(args, task)
-
-    @classmethod
-    def build_encoder(cls, args, task) -> ReaderEncoder:
-        """The encoder that the options name, for the task's words.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        _check_windows(args)
+    def check(cls, args, task) -> None:
+        if args.window_stride > args.window_size:
+            raise ValueError(
+                f"--window-stride is {args.window_stride}; allowed: 1 to --window-size, which is "
+                f"{args.window_size}"
+            )
+        if args.window_positions < args.window_size:
+            raise ValueError(
+                f"--window-positions is {args.window_positions}; allowed: --window-size, which is "
+                f"{args.window_size}, and as many more as a question has tokens"
+            )
+        if args.roberta_checkpoint and args.pretrained:
+            raise ValueError(
+                f"--roberta-checkpoint is {args.roberta_checkpoint}; allowed: without --pretrained"
+            )
+        if (args.roberta_checkpoint or args.pretrained) and args.embedding_scale != 1:
+            raise ValueError(
+                f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with "
+                "--roberta-checkpoint or --pretrained, whose words are not scaled"
+            )
+        if args.token_types not in (0, 2):
+            raise ValueError(f"--token-types is {args.token_types}; allowed: 0 or 2")
         for name, plain in (("positions", None), ("short_convolution", 0)):
             if (value := getattr(args, name)) != plain:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is {value}; allowed in a reader: none, for most "
                     "of its layers are RoBERTa's"
                 )
+
+    @classmethod
+    def build_encoder(cls, args, task) -> ReaderEncoder:
+        """The encoder that the options name; raises ValueError as `build_model` does."""
         plan = attention_plan(
             args,
             "encoder",
@@ -149,34 +171,26 @@ class ClusterformerReader(ReaderModel):
             attention_window=args.attention_window or args.window_stride,
         )
         for heads in plan.layers[0]:
-            alone = args.cluster_attention == heads.kind
-            if heads.kind in ("window", "strided") and not alone:
+            problem = f"--cluster-attention is {args.cluster_attention}; allowed: "
+            if heads.kind in ("window", "strided") and args.cluster_attention != heads.kind:
                 raise ValueError(
-                    f"--cluster-attention is {args.cluster_attention}; allowed: {heads.kind} by "
-                    "itself, for it does not look across windows"
+                    f"{problem}{heads.kind} by itself, for it does not look across windows"
                 )
             if not getattr(heads.options, "own_centroids", True):
-                raise ValueError(
-                    f"--cluster-attention is {args.cluster_attention}; allowed: centroids of its "
-                    "own for each layer"
-                )
+                raise ValueError(f"{problem}centroids of its own for each layer")
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = args.window_positions
         # what RoBERTa has: learned positions, their sum with the embeddings normalised
         cfg.encoder.learned_pos = cfg.layernorm_embedding = True
-        dictionary = task.source_dictionary
-        embedding = nn.Embedding(
-            len(dictionary), args.encoder_embed_dim, padding_idx=dictionary.pad()
-        )
-        nn.init.normal_(embedding.weight, std=args.encoder_embed_dim**-0.5)
-        nn.init.zeros_(embedding.weight[dictionary.pad()])
         encoder = ReaderEncoder(
             cfg,
-            dictionary,
-            embedding,
+            task.source_dictionary,
+            embed_words(args, task.source_dictionary),
             size=args.window_size,
             stride=args.window_stride,
-            cluster_layers=_cluster_layers(args),
+            # The first layer has no window below it. CF20 counts from 0 as well: in its table 4,
+            # 24 is a multiple of 6 and yet no layer of 24.
+            cluster_layers=layer_numbers(args, "cluster_layers", args.encoder_layers, first=1),
             cluster_attention=args.cluster_attention,
             plan=plan,
             token_types=args.token_types,
@@ -211,18 +225,8 @@ class ClusterformerReader(ReaderModel):
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
 
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
     def check_questions(self, most: int) -> None:
-        """Refuse questions that leave no room in a window.
-
-        Args:
-            most: tokens of a question.
-
-        Raises:
-            ValueError: naming the option.
-        """
+        """Raise ValueError where questions of ``most`` tokens leave no room in a window."""
         positions, size = self.args.window_positions, self.args.window_size
         if most > positions - size:
             raise ValueError(
@@ -231,104 +235,27 @@ class ClusterformerReader(ReaderModel):
             )
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--pretrained`` or ``--roberta-checkpoint`` names.
-
-        Raises:
-            CheckpointError: a file that cannot be read or does not fit.
-        """
+        """Start from what ``--pretrained`` or ``--roberta-checkpoint`` names; raises
+        CheckpointError for files that cannot be read or do not fit."""
         if self.args.pretrained:
             load_folder(self, self.args.pretrained)
         elif self.args.roberta_checkpoint:
             load_roberta(self, self.args.roberta_checkpoint)
 
 
-def _check_windows(args) -> None:
-    """Refuse windows that leave tokens out or have no positions.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    if not 1 <= args.window_stride <= args.window_size:
-        raise ValueError(
-            f"--window-stride is {args.window_stride}; allowed: 1 to --window-size, which is "
-            f"{args.window_size}"
-        )
-    if args.window_positions < args.window_size:
-        raise ValueError(
-            f"--window-positions is {args.window_positions}; allowed: --window-size, which is "
-            f"{args.window_size}, and as many more as a question has tokens"
-        )
-    if not args.embedding_scale > 0:
-        raise ValueError(f"--embedding-scale is {args.embedding_scale}; allowed: above 0")
-    if args.roberta_checkpoint and args.pretrained:
-        raise ValueError(
-            f"--roberta-checkpoint is {args.roberta_checkpoint}; allowed: without --pretrained"
-        )
-    if (args.roberta_checkpoint or args.pretrained) and args.embedding_scale != 1:
-        raise ValueError(
-            f"--embedding-scale is {args.embedding_scale}; allowed: 1.0 with pre-trained weights, "
-            "whose words are not scaled"
-        )
-    if args.token_types not in (0, 2):
-        raise ValueError(f"--token-types is {args.token_types}; allowed: 0 or 2")
-    if not args.layer_norm_eps > 0:
-        raise ValueError(f"--layer-norm-eps is {args.layer_norm_eps}; allowed: above 0")
-    if args.attention_window < 0:
-        raise ValueError(
-            f"--attention-window is {args.attention_window}; allowed: 1 or more, or 0 for "
-            "--window-stride"
-        )
-
-
-def _cluster_layers(args) -> tuple[int, ...]:
-    """The numbers that ``--cluster-layers`` lists. CF20 counts from 0 as well: in its table 4,
-    24 is a multiple of 6 and yet no layer of 24.
-
-    Raises:
-        ValueError: a layer that there is not, or the first, which has no window below it.
-    """
-    try:
-        numbers = sorted({int(number) for number in args.cluster_layers.split(",") if number})
-    except ValueError:
-        numbers = [0]
-    if any(not 1 <= number < args.encoder_layers for number in numbers):
-        raise ValueError(
-            f"--cluster-layers is {args.cluster_layers}; allowed: layers 1 to "
-            f"{args.encoder_layers - 1}, counted from 0, separated by commas"
-        )
-    return tuple(numbers)
-
-
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
 def clusterformer_reader_tiny(args):
     """4 layers of 64, 4 heads, windows of 64: learns on a laptop's processor."""
-    set_defaults(
-        args,
-        encoder_layers=4,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=4,
-        window_size=64,
-        window_stride=56,
-        window_positions=128,
-        cluster_layers="2",
-        num_clusters=16,
-    )
+    set_sizes(args, "encoder", layers=4, width=64, inner=256, heads=4)
+    set_defaults(args, window_size=64, window_stride=56, window_positions=128)
+    set_defaults(args, cluster_layers="2", num_clusters=16)
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_minilm")
 def clusterformer_reader_minilm(args):
     """The 6 layers of 384 of MiniLM, with BERT's token types; layers 3 and 5 across windows."""
-    set_defaults(
-        args,
-        encoder_layers=6,
-        encoder_embed_dim=384,
-        encoder_ffn_embed_dim=1536,
-        encoder_attention_heads=12,
-        token_types=2,
-        layer_norm_eps=1e-12,
-        cluster_layers="3,5",
-    )
+    set_sizes(args, "encoder", layers=6, width=384, inner=1536, heads=12)
+    set_defaults(args, token_types=2, layer_norm_eps=1e-12, cluster_layers="3,5")
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_base")
@@ -339,12 +266,5 @@ def clusterformer_reader_base(args):
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_large")
 def clusterformer_reader_large(args):
     """CF20 section 4.2: RoBERTa-large's 24 layers of 1,024, two of them across windows."""
-    set_defaults(
-        args,
-        encoder_layers=24,
-        encoder_embed_dim=1024,
-        encoder_ffn_embed_dim=4096,
-        encoder_attention_heads=16,
-        cluster_layers="15,20",
-        num_clusters=512,
-    )
+    set_sizes(args, "encoder", layers=24, width=1024, inner=4096, heads=16)
+    set_defaults(args, cluster_layers="15,20", num_clusters=512)

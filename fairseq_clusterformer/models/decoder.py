@@ -9,9 +9,8 @@ from torch import Tensor
 from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 
-from .stack import ClusteredLayer, ClusteredStack, pack, unpack
-
-IncrementalState = dict[str, dict[str, Tensor | None]]
+from .attention import State
+from .stack import ClusteredLayer, ClusteredStack, embed_places, pack, unpack
 
 
 class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
@@ -24,10 +23,9 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         x: Tensor,
         encoder_out: Tensor | None = None,
         encoder_padding_mask: Tensor | None = None,
-        incremental_state: IncrementalState | None = None,
+        incremental_state: State | None = None,
         batch: Batch | None = None,
         need_attn: bool = False,
-        need_head_weights: bool = False,
     ) -> tuple[Tensor | None, ...]:
         """One layer.
 
@@ -36,7 +34,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             encoder_out: [S, B, D of the encoder].
             encoder_padding_mask: bool [B, S].
             batch: which tokens are real, and which documents they belong to.
-            need_attn, need_head_weights: return the weights of the attention to the encoder.
+            need_attn: return the weights of each head's attention to the encoder.
 
         Returns:
             The output [N, B, D], the weights of the attention to the encoder or None, and the
@@ -45,11 +43,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         residual = x
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        x, reports = self.self_attn(
-            query=x,
-            key_padding_mask=batch,
-            incremental_state=incremental_state,
-        )
+        x, reports = self.self_attn(x, batch, incremental_state)
         if self.c_attn is not None:  # NormFormer
             x = (x.unflatten(-1, (self.nh, -1)) * self.c_attn.unsqueeze(-1)).flatten(-2)
         if self.attn_ln is not None:
@@ -70,8 +64,8 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
                 key_padding_mask=encoder_padding_mask,
                 incremental_state=incremental_state,
                 static_kv=True,
-                need_weights=need_attn or need_head_weights,
-                need_head_weights=need_head_weights,
+                need_weights=need_attn,
+                need_head_weights=need_attn,
             )
             x = self.residual_connection(self.dropout_module(x), residual)
             if not self.normalize_before:
@@ -122,17 +116,19 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         self,
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None,
-        incremental_state: IncrementalState | None = None,
+        incremental_state: State | None = None,
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Features [B, N, D] and extra outputs, as fairseq's.
+        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`.
 
-        ``extra["reports"]`` are the reports of the layers, as
-        :func:`~fairseq_clusterformer.clustering.summary` takes them. ``documents`` are the
-        numbers of those in each row, int64 [B, N]; None: as ``separate_documents`` says.
+        Args:
+            prev_output_tokens: int64 [B, all tokens so far]. With a state that holds all but the
+                newest, the features are those of the newest; an empty state takes all at once.
+            documents: the number of each token's document in its row, int64 [B, N]; None: as
+                ``separate_documents`` says.
 
         Raises:
             ValueError: ``full_context_alignment``; this decoder is causal.
@@ -141,14 +137,64 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             raise ValueError(
                 "full_context_alignment: a clustered decoder is causal; allowed: False"
             )
+        tokens = prev_output_tokens
+        if documents is None and self.separate_documents:
+            # an end-of-sentence symbol stands before what follows it
+            documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
+        padding = tokens.eq(self.padding_idx)
+        if not incremental_state:
+            batch = Batch(any_padding(padding), documents)
+            places = batch.positions(tokens)
+        else:
+            places = tokens.new_full((1, 1), tokens.size(1) - 1)
+            if documents is not None:
+                places = Batch(padding, documents).positions(tokens)[:, -1:]
+                documents = documents[:, -1:]
+            tokens, padding = tokens[:, -1:], padding[:, -1:]
+            # Avoid a device sync: on a GPU it would cost more than the step.
+            batch = Batch(padding if tokens.is_cuda else any_padding(padding), documents)
+        x = self.embed(tokens, places.clamp(min=0))
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
+        return self.run(x, batch, encoder_out, incremental_state, alignment_layer, alignment_heads)
+
+    def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Input of the first layer [N, B, D].
+
+        Args:
+            tokens: int64 [B, N].
+            places: of the tokens in their texts, counted from 0, int64 [1 or B, N].
+        """
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.embed_positions is not None:
+            x = x + embed_places(self.embed_positions, places)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x).transpose(0, 1)
+
+    def run(
+        self,
+        x: Tensor,
+        batch: Batch,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: State | None = None,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs.
+
+        ``extra["attn"]`` are the mean weights of the attention to the encoder of some heads of
+        ``alignment_layer``, ``extra["inner_states"]`` the input and each layer's output, and
+        ``extra["reports"]`` what :func:`~fairseq_clusterformer.clustering.summary` takes.
+        """
         encoder, encoder_padding_mask = (
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")
         )
-        x, batch = self._embed(prev_output_tokens, incremental_state, documents)
-
         weights = None
         by_layer: dict[int, list[Report]] = {}
         inner_states = [x]
@@ -160,7 +206,6 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
                 incremental_state,
                 batch=batch,
                 need_attn=i == alignment_layer,
-                need_head_weights=i == alignment_layer,
             )
             inner_states.append(x)
             if layer_weights is not None and i == alignment_layer:
@@ -175,63 +220,5 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         reports = [report for of_layer in by_layer.values() for report in of_layer]
-        extra = {
-            "attn": [weights],
-            "inner_states": inner_states,
-            "reports": {"decoder": reports},
-        }
-        return x, extra
-
-    def _embed(
-        self,
-        tokens: Tensor,
-        incremental_state: IncrementalState | None,
-        documents: Tensor | None = None,
-    ) -> tuple[Tensor, Batch]:
-        """Input of the first layer [N, B, D], and what the layers know of its tokens.
-
-        With a state, that is the newest token alone; or all of them, if the state is empty: the
-        beginning of a text is read at once.
-        """
-        if not incremental_state:
-            incremental_state = None
-        if documents is None and self.separate_documents:
-            # an end-of-sentence symbol stands before what follows it
-            documents = tokens.eq(self.dictionary.eos()).long().cumsum(1)
-        positions = None
-        if self.embed_positions is not None:
-            if documents is None:
-                positions = self.embed_positions(tokens, incremental_state=incremental_state)
-            else:
-                last = slice(-1 if incremental_state is not None else 0, None)
-                positions = self._positions_in(tokens, documents, last)
-        if incremental_state is not None:
-            tokens = tokens[:, -1:].contiguous()
-            documents = None if documents is None else documents[:, -1:]
-            if positions is not None:
-                positions = positions[:, -1:]
-
-        x = self.embed_scale * self.embed_tokens(tokens)
-        if self.quant_noise is not None:
-            x = self.quant_noise(x)
-        if self.project_in_dim is not None:
-            x = self.project_in_dim(x)
-        if positions is not None:
-            x = x + positions
-        if self.layernorm_embedding is not None:
-            x = self.layernorm_embedding(x)
-        x = self.dropout_module(x).transpose(0, 1)
-
-        padding_mask = tokens.eq(self.padding_idx)
-        # A step on a GPU is too short to wait for its answer.
-        if incremental_state is None or not tokens.is_cuda:
-            padding_mask = any_padding(padding_mask)
-        return x, Batch(padding_mask, documents)
-
-    def _positions_in(self, tokens: Tensor, documents: Tensor, part: slice) -> Tensor:
-        """Embeddings of the positions of a part of the tokens [B, n, D], which start again in
-        each document."""
-        positions = Batch(tokens.eq(self.padding_idx), documents).positions(tokens)
-        positions = positions[:, part].clamp(min=0)
-        some = tokens.new_full((1, tokens.size(1)), self.dictionary.unk())
-        return self.embed_positions(some)[0][positions]
+        reports = {"decoder": reports}
+        return x, {"attn": [weights], "inner_states": inner_states, "reports": reports}

@@ -5,13 +5,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from fairseq_clusterformer.attention import Batch, any_padding
 
+from .attention import State
 from .decoder import ClusterformerDecoder
-
-State = dict[str, dict[str, Tensor | None]]
 
 
 class Kept(Protocol):
@@ -41,15 +39,11 @@ def decode(
     cache: Kept,
     encoder_out: dict[str, list[Tensor]] | None = None,
 ) -> Tensor:
-    """Features [B, n, D] of n more tokens, which the cache then holds; read at once, or one by one
-    by a decoder that keeps documents apart.
+    """Features [B, n, D] of n more tokens, int64 [B, n], which the cache then holds; read at once,
+    or one by one by a decoder that keeps documents apart.
 
     fairseq's own step takes the same position for all rows; here each row counts its own real
     tokens, so that a row padded on the left is the row alone.
-
-    Args:
-        tokens: int64 [B, n].
-        encoder_out: as fairseq's encoder returns it.
 
     Raises:
         ValueError: a decoder that sees the future.
@@ -59,24 +53,22 @@ def decode(
             "cluster_rule is leaking-chunk, by which later tokens change earlier outputs: it "
             "cannot generate; allowed: recent"
         )
-    hidden = tokens.eq(decoder.padding_idx)
-    # A step on a GPU is too short to wait for its answer.
-    padded = tokens.is_cuda or any_padding(hidden) is not None
-    places, documents = _places(decoder, tokens, ~hidden, padded, cache)
-    most = cache.tokens + tokens.size(1)
-    if documents is None:
-        x = _embed(decoder, tokens, places)
-        batch = Batch(hidden if padded else None)
-        cache.tokens = most
-        return _through(decoder, x, batch, cache.state, encoder_out)
-    steps = []
-    for i in range(tokens.size(1)):
-        one = slice(i, i + 1)
-        batch = Batch(hidden[:, one] if padded else None, documents[:, one])
-        x = _embed(decoder, tokens[:, one], places[:, one])
-        steps.append(_through(decoder, x, batch, cache.state, encoder_out))
-    cache.tokens = most
-    return torch.cat(steps, dim=1)
+    padding = tokens.eq(decoder.padding_idx)
+    # Avoid a device sync: on a GPU it would cost more than a step.
+    padded = tokens.is_cuda or any_padding(padding) is not None
+    places, documents = _places(decoder, tokens, ~padding, padded, cache)
+    length = tokens.size(1)
+    size = length if documents is None else 1
+    features = []
+    for part in (slice(first, first + size) for first in range(0, length, size)):
+        batch = Batch(
+            padding[:, part] if padded else None,
+            None if documents is None else documents[:, part],
+        )
+        x = decoder.embed(tokens[:, part], places[:, part])
+        features.append(decoder.run(x, batch, encoder_out, cache.state)[0])
+    cache.tokens += length
+    return torch.cat(features, dim=1)
 
 
 def _places(
@@ -99,41 +91,9 @@ def _places(
     if decoder.separate_documents:
         begins = tokens.eq(decoder.dictionary.eos())
         documents = seen.get("documents", before.new_zeros(before.shape)) + begins.cumsum(1)
+        # the place in its row where each token's document begins: the latest beginning so far
         begun = torch.cat([seen.get("begun", before * 0), torch.where(begins, places, 0)], dim=1)
         begun = begun.cummax(1).values[:, 1:]
         seen |= {"documents": documents[:, -1:], "begun": begun[:, -1:]}
         places = places - begun
     return places.clamp(min=0), documents
-
-
-def _embed(decoder: ClusterformerDecoder, tokens: Tensor, places: Tensor) -> Tensor:
-    """Input of the first layer [n, B, D]."""
-    x = decoder.embed_scale * decoder.embed_tokens(tokens)
-    if decoder.project_in_dim is not None:
-        x = decoder.project_in_dim(x)
-    if (module := decoder.embed_positions) is not None:
-        places = places + module.padding_idx + 1
-        learned = isinstance(module, torch.nn.Embedding)
-        x = x + (embedding(places, module.weight) if learned else module.at(places))
-    if decoder.layernorm_embedding is not None:
-        x = decoder.layernorm_embedding(x)
-    return x.transpose(0, 1)
-
-
-def _through(
-    decoder: ClusterformerDecoder,
-    x: Tensor,
-    batch: Batch,
-    state: State,
-    encoder_out: dict[str, list[Tensor]] | None,
-) -> Tensor:
-    """The layers' output [B, n, D]."""
-    encoder, hidden = None, None
-    if encoder_out is not None:
-        encoder, hidden = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
-    for layer in decoder.layers:
-        x, *_ = layer(x, encoder, hidden, state, batch=batch)
-    if decoder.layer_norm is not None:
-        x = decoder.layer_norm(x)
-    x = x.transpose(0, 1)
-    return x if decoder.project_out_dim is None else decoder.project_out_dim(x)

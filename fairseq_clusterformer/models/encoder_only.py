@@ -3,91 +3,94 @@
 import hashlib
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import CheckpointError, ExplainedCheckpoints, read_model
+from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint
 from .encoder import ClusterformerEncoder
-from .options import EncoderClusteringOptions, attention_plan
+from .options import (
+    EncoderClusteringOptions,
+    attention_plan,
+    complete,
+    option,
+    options_of,
+    set_sizes,
+)
 
 logger = logging.getLogger(__name__)
 
 _PRETRAINED = ("encoder.", "vocabulary")
+ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 
 
 @dataclass
 class EncoderOptions(FairseqDataclass):
     """Sizes and dropout of an encoder, by fairseq's names."""
 
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
-        default="relu", metadata={"help": "activation function"}
+    activation_fn: ACTIVATIONS = option("relu", "activation function")
+    dropout: float = option(0.1, "dropout probability")
+    attention_dropout: float = option(0.0, "dropout probability of attention weights")
+    activation_dropout: float = option(0.0, "dropout probability after the activation")
+    encoder_embed_dim: int = option(512, "width of the encoder")
+    encoder_ffn_embed_dim: int = option(2048, "width inside the feed-forward layers")
+    encoder_layers: int = option(6, "number of layers")
+    encoder_attention_heads: int = option(8, "heads in each layer")
+    encoder_normalize_before: bool = option(
+        False, "layer norm before each block, instead of after it"
     )
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(
-        default=0.0, metadata={"help": "dropout probability of attention weights"}
-    )
-    activation_dropout: float = field(
-        default=0.0, metadata={"help": "dropout probability after the activation"}
-    )
-    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "width inside the feed-forward layers"}
-    )
-    encoder_layers: int = field(default=6, metadata={"help": "number of layers"})
-    encoder_attention_heads: int = field(default=8, metadata={"help": "heads in each layer"})
-    encoder_normalize_before: bool = field(
-        default=False,
-        metadata={"help": "layer norm before each block, instead of after it"},
-    )
-    checkpoint_activations: bool = field(
-        default=False,
-        metadata={"help": "save memory: compute activations twice"},
-    )
+    checkpoint_activations: bool = option(False, "save memory: compute activations twice")
 
 
 @dataclass
 class EncoderOnlyOptions(EncoderOptions, EncoderClusteringOptions):
     """Options of an encoder of any form."""
 
-    encoder_learned_pos: bool = field(
-        default=False, metadata={"help": "learn the positions, instead of using sines"}
+    encoder_learned_pos: bool = option(False, "learn the positions, instead of using sines")
+    encoder_layerdrop: float = option(0.0, "LayerDrop probability")
+    encoder_layers_to_keep: str = option(
+        "", "layers to keep when pruning, counted from 0, such as 0,2"
     )
-    encoder_layerdrop: float = field(default=0.0, metadata={"help": "LayerDrop probability"})
-    encoder_layers_to_keep: str = field(
-        default="", metadata={"help": "layers to keep when pruning, counted from 0, such as 0,2"}
-    )
-    layernorm_embedding: bool = field(
-        default=False, metadata={"help": "put a layer norm after the embedding"}
-    )
-    no_token_positional_embeddings: bool = field(
-        default=False, metadata={"help": "use no positions"}
-    )
-    no_scale_embedding: bool = field(
-        default=False, metadata={"help": "do not multiply embeddings by the root of the width"}
-    )
+    layernorm_embedding: bool = option(False, "put a layer norm after the embedding")
+    no_token_positional_embeddings: bool = option(False, "use no positions")
+    no_scale_embedding: bool = option(False, "do not multiply embeddings by the root of the width")
 
 
 class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
-    """A :class:`ClusterformerEncoder` of one dictionary, which its checkpoints remember."""
+    """An encoder of one dictionary, which its checkpoints remember.
 
-    def __init__(self, encoder: ClusterformerEncoder):
+    Subclasses add a head, and may have another encoder (:meth:`build_encoder`).
+
+    Args:
+        args: fairseq's options, of the dataclass that the model is registered with.
+        task: has ``source_dictionary`` and ``max_positions()``.
+    """
+
+    def __init__(self, args, task):
         super().__init__()
-        self.encoder = encoder
-        self.register_buffer("vocabulary", fingerprint(encoder.dictionary))
+        self.args = args
+        self.encoder = self.build_encoder(args, task)
+        self.register_buffer("vocabulary", fingerprint(self.encoder.dictionary))
 
     @classmethod
-    def hub_models(cls):
-        return {}
+    def build_model(cls, args, task):
+        """Build a model; raises ValueError for an option that is not allowed."""
+        complete(args, options_of(cls))
+        cls.check(args, task)
+        return cls(args, task)
 
     @classmethod
-    def build_encoder(cls, args, task) -> ClusterformerEncoder:
+    def check(cls, args, task) -> None:
+        """Raise ValueError for options that do not go together."""
+
+    @classmethod
+    def build_encoder(cls, args, task) -> nn.Module:
         """The encoder that the options name, for the task's words and lengths.
 
         Raises:
@@ -102,47 +105,51 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         )
         cfg = TransformerConfig.from_namespace(args)
         cfg.max_source_positions = task.max_positions()
-        dictionary = task.source_dictionary
-        embedding = nn.Embedding(
-            len(dictionary), args.encoder_embed_dim, padding_idx=dictionary.pad()
-        )
-        nn.init.normal_(embedding.weight, std=args.encoder_embed_dim**-0.5)
-        nn.init.zeros_(embedding.weight[dictionary.pad()])
-        return ClusterformerEncoder(cfg, dictionary, embedding, plan=plan)
+        words = embed_words(args, task.source_dictionary)
+        return ClusterformerEncoder(cfg, task.source_dictionary, words, plan=plan)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's.
-
-        Raises:
-            CheckpointError: of another dictionary, or tensors that do not fit.
-        """
+        """As fairseq's; raises CheckpointError for another dictionary, or tensors that do not
+        fit."""
         given = state_dict.get("vocabulary")
         if given is not None and not torch.equal(given.cpu(), self.vocabulary.cpu()):
             raise CheckpointError("it was trained with another dictionary (dict.txt)")
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def load_encoder(self, path: str) -> None:
-        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew.
+        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew."""
+        option = "--pretrained-checkpoint"
+        given = read_checkpoint(option, path)["model"]
+        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
+        anew = [name for name in self.state_dict() if not name.startswith(_PRETRAINED)]
+        allowed = "a clusterformer_masked_lm of the same sizes, attention and dictionary"
+        self.start_from(option, path, loaded, anew, allowed)
+        tell(path, self.state_dict(), loaded, [name for name in given if name not in loaded])
+
+    def start_from(
+        self, option: str, path: str, loaded: dict[str, Tensor], anew: Iterable[str], allowed: str
+    ) -> None:
+        """Start from the tensors of a checkpoint, but for those that may start anew.
 
         Raises:
-            CheckpointError: a file that cannot be read, or an encoder that does not fit.
+            CheckpointError: a file that does not fit; it names the option and what is allowed.
         """
-        given = read_model("--pretrained-checkpoint", path)
-        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
-        mine = self.state_dict()
-        head = {name: t for name, t in mine.items() if not name.startswith(_PRETRAINED)}
+        own = self.state_dict()
         try:
-            self.load_state_dict(head | loaded)
+            self.load_state_dict({name: own[name] for name in anew} | loaded)
         except CheckpointError as error:
             raise CheckpointError(
-                f"--pretrained-checkpoint is {path}: it does not fit the model: {error}; "
-                "allowed: a clusterformer_masked_lm of the same sizes, attention and dictionary"
+                f"{option} is {path}: it does not fit the model: {error}; allowed: {allowed}"
             ) from None
-        tell(path, mine, loaded, [name for name in given if name not in loaded])
 
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""
         return self.encoder.max_positions()
+
+
+def embed_words(args, dictionary: Dictionary) -> nn.Embedding:
+    """New embeddings of a dictionary's words, in the width of the encoder."""
+    return Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
 
 
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
@@ -162,3 +169,8 @@ def fingerprint(dictionary: Dictionary) -> Tensor:
     """SHA-256 of a dictionary's symbols in their order, uint8 [32]."""
     digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+
+
+def tiny_encoder(args) -> None:
+    """2 layers of 64, 4 heads: learns on a laptop's processor in minutes."""
+    set_sizes(args, "encoder", layers=2, width=64, inner=128, heads=4)

@@ -18,11 +18,19 @@ from fairseq_clusterformer.attention.kind import Registered, listen, registered
 from fairseq_clusterformer.attention.options import flag_of
 from fairseq_clusterformer.attention.spec import parse_attention, written
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
+from fairseq_clusterformer.ranges import Range, strays
 
 _RULES = {"encoder": ("chunk", "recent"), "decoder": ("recent", "leaking-chunk")}
 # What each architecture names itself: an encoder and a decoder differ there.
 _BY_SIDE = ("cluster_rule", "own_centroids")
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
+
+
+def option(default: Any, help: str, **limits: Any) -> Any:
+    """A field of a dataclass that fairseq turns into an option; ``limits`` are those of a
+    :class:`~fairseq_clusterformer.ranges.Range`, or else of fairseq's option of this name."""
+    limit = Range(**limits) if limits else None
+    return field(default=default, metadata={"help": help, "range": limit})
 
 
 def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]:
@@ -47,32 +55,26 @@ def options_of_kinds(kinds: tuple[str, ...]) -> Iterator[tuple[str, Any, Field]]
 
 @dataclass
 class _CommonOptions(FairseqDataclass):
-    attention_kernel: str = field(
-        default="auto",
-        metadata={
-            "help": f"implementation of the attention: auto, {', '.join(IMPLEMENTATIONS)}; auto "
-            "is the fastest that the device and what is installed allow"
-        },
+    attention_kernel: str = option(
+        "auto",
+        f"implementation of the attention: auto, {', '.join(IMPLEMENTATIONS)}; auto is the "
+        "fastest that the device and what is installed allow",
+        choices=("auto", *IMPLEMENTATIONS),
     )
-    positions: Optional[str] = field(  # noqa: UP045 (what fairseq reads)
-        default=None,
-        metadata={
-            "help": f"positions of tokens: {', '.join(POSITIONS)} (default: what fairseq's "
-            "options say)"
-        },
+    positions: Optional[str] = option(  # noqa: UP045 (what fairseq reads)
+        None,
+        f"positions of tokens: {', '.join(POSITIONS)} (default: what fairseq's options say)",
+        choices=POSITIONS,
     )
-    short_convolution: int = field(
-        default=0,
-        metadata={
-            "help": "width of a depthwise convolution over queries, keys and values; 0: none"
-        },
+    short_convolution: int = option(
+        0,
+        "width of a depthwise convolution over queries, keys and values; 0: none",
+        at_least=0,
     )
-    copying_start: bool = field(
-        default=False,
-        metadata={
-            "help": "a decoder's attention begins as heads that copy what followed the same "
-            "tokens before; with --short-convolution 3 or more"
-        },
+    copying_start: bool = option(
+        False,
+        "a decoder's attention begins as heads that copy what followed the same tokens before; "
+        "with --short-convolution 3 or more",
     )
 
 
@@ -90,27 +92,20 @@ ClusteringOptions = make_dataclass(
 def _offer(kind: Registered) -> None:
     """Give the options of a plug-in's kind to every model, as if they had always been there."""
     name = next(n for n in attention_kinds() if registered(n) is kind)
-    others = tuple(kind for kind in attention_kinds() if kind != name)
-    ours = {flag for flag, *_ in options_of_kinds(others)}
-    for model, options in list(MODEL_DATACLASS_REGISTRY.items()):
+    others = options_of_kinds(tuple(kind for kind in attention_kinds() if kind != name))
+    ours = {flag for flag, *_ in others}
+    new = [option for option in options_of_kinds((name,)) if option[0] not in ours]
+    for model, options in list(MODEL_DATACLASS_REGISTRY.items()) if new else ():
         if not (isinstance(options, type) and issubclass(options, ClusteringOptions)):
             continue
         there = {item.name for item in fields(options)}
-        new = [option for option in options_of_kinds((name,)) if option[0] not in ours]
-        if not new:
-            continue
-        for flag, *_ in new:
-            if flag in there:
-                raise ValueError(
-                    f"attention kind {name!r}: {_flag(flag)} is an option of {model} already; "
-                    "allowed: another flag"
-                )
-        more = make_dataclass(
-            options.__name__,
-            new,
-            bases=(options,),
-            namespace={"__doc__": options.__doc__, "__module__": options.__module__},
-        )
+        for flag in [flag for flag, *_ in new if flag in there]:
+            raise ValueError(
+                f"attention kind {name!r}: {_flag(flag)} is an option of {model} already; "
+                "allowed: another flag"
+            )
+        namespace = {"__doc__": options.__doc__, "__module__": options.__module__}
+        more = make_dataclass(options.__name__, new, bases=(options,), namespace=namespace)
         MODEL_DATACLASS_REGISTRY[model] = MODEL_REGISTRY[model].__dataclass = more
         node = more()
         node._name = model
@@ -124,42 +119,36 @@ listen(_offer)
 class EncoderClusteringOptions(ClusteringOptions):
     """Options of every architecture with a clustered encoder."""
 
-    encoder_attention: str = field(
-        default="window+neural",
-        metadata={
-            "help": "attention of each encoder layer, separated by commas and cycled to the "
-            "depth: + divides a layer's heads among kinds, *n repeats a layer"
-        },
+    encoder_attention: str = option(
+        "window+neural",
+        "attention of each encoder layer, separated by commas and cycled to the depth: + divides "
+        "a layer's heads among kinds, *n repeats a layer",
     )
-    encoder_kv_heads: int = field(
-        default=0,
-        metadata={
-            "help": "heads of keys and values in each encoder layer, each shared by some heads "
-            "of queries; 0: as many"
-        },
+    encoder_kv_heads: int = option(
+        0,
+        "heads of keys and values in each encoder layer, each shared by some heads of queries; "
+        "0: as many",
+        at_least=0,
     )
-    num_clusters: int = field(default=3, metadata={"help": "K: clusters in each clustering layer"})
-    encoder_cluster_rule: str = field(
-        default="chunk",
-        metadata={
-            "help": "which tokens of its cluster an encoder's query sees: chunk (its own chunk of "
-            "the sorted sentence and the one before) or recent (the nearest of its cluster)"
-        },
+    num_clusters: int = option(3, "K: clusters in each clustering layer", at_least=1)
+    encoder_cluster_rule: str = option(
+        "chunk",
+        "which tokens of its cluster an encoder's query sees: chunk (its own chunk of the sorted "
+        "sentence and the one before) or recent (the nearest of its cluster)",
     )
-    own_centroids: bool = field(
-        default=False,
-        metadata={
-            "help": "give every encoder layer its own centroids, instead of the centroids that "
-            "the layer before has updated"
-        },
+    own_centroids: bool = option(
+        False,
+        "give every encoder layer its own centroids, instead of the centroids that the layer "
+        "before has updated",
     )
 
 
 def complete(args, options: type[FairseqDataclass]) -> None:
-    """Set the options that an older checkpoint lacks.
+    """Set the options that an older checkpoint lacks, and check the range of each.
 
     Raises:
-        ValueError: fairseq-hydra-train with a named architecture, whose sizes it ignores.
+        ValueError: a value that is not allowed; or fairseq-hydra-train with a named architecture,
+            whose sizes it ignores.
     """
     if HydraConfig.initialized() and OmegaConf.is_config(args):
         model = ARCH_MODEL_NAME_REGISTRY[args._name]
@@ -169,6 +158,14 @@ def complete(args, options: type[FairseqDataclass]) -> None:
                 f"named architecture; allowed: {model}, with each size"
             )
     set_defaults(args, **defaults_of(options))
+    check_ranges(args, options)
+
+
+def check_ranges(args, options: type) -> None:
+    """Raise ValueError for a value that its declaration in a dataclass does not allow."""
+    given = {name: getattr(args, name) for name in defaults_of(options)}
+    for problem in strays(given, options):
+        raise ValueError(problem)
 
 
 def set_defaults(args, **values) -> None:
@@ -179,19 +176,28 @@ def set_defaults(args, **values) -> None:
                 setattr(args, name, value)
 
 
+def set_sizes(
+    args, side: str, *, layers: int, width: int, inner: int, heads: int, **others
+) -> None:
+    """Set the sizes of an encoder or a decoder, and other options, as `set_defaults` does."""
+    sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": inner}
+    sizes["attention_heads"] = heads
+    set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
+
+
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
     """Names and default values of a dataclass's options."""
     return {f.name: f.default for f in fields(options) if not f.name.startswith("_")}
 
 
-def check_heads(args: Namespace, side: str) -> None:
-    """Refuse heads that do not divide the width of the encoder or the decoder.
+def options_of(model: type) -> type[FairseqDataclass]:
+    """The dataclass that a model is registered with."""
+    return model.__dataclass
 
-    Raises:
-        ValueError: naming the options and their values.
-    """
-    heads = getattr(args, f"{side}_attention_heads")
-    width = getattr(args, f"{side}_embed_dim")
+
+def check_heads(args: Namespace, side: str) -> None:
+    """Raise ValueError for heads that do not divide the width of the encoder or the decoder."""
+    heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
     if heads < 1 or width % heads:
         raise ValueError(
             f"--{side}-attention-heads is {heads}; allowed: a number that divides "
@@ -224,45 +230,50 @@ def attention_plan(
         ValueError: naming the option.
     """
     check_heads(args, side)
+    heads = getattr(args, f"{side}_attention_heads")
+    cluster_rule = getattr(args, rule)
+    if cluster_rule not in _RULES[side]:
+        raise ValueError(f"{_flag(rule)} is {cluster_rule}; allowed: {', '.join(_RULES[side])}")
     values = {
         f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
     }
-    values |= {"cluster_rule": check_rule(args, side, rule), "own_centroids": own_centroids}
-    if values["cluster_rule"] == "chunk":  # which has no gap; a spec's is refused
+    if cluster_rule == "chunk":  # which has no gap; a spec's is refused
         values["cluster_gap"] = 0
-    values |= instead
-    layers, keep = getattr(args, f"{side}_layers"), getattr(args, f"{side}_layers_to_keep", "")
+    values |= {"cluster_rule": cluster_rule, "own_centroids": own_centroids, **instead}
+    layers = getattr(args, f"{side}_layers")
     try:
         for kind in attention_kinds():  # whether or not a layer is of that kind
             registered(kind).options.of({f: v for f, v in values.items() if f not in _BY_SIDE})
         kinds = parse_attention(
             getattr(args, spec),
             num_layers=layers,
-            num_heads=getattr(args, f"{side}_attention_heads"),
+            num_heads=heads,
             option=_flag(spec),
             defaults=values,
         )
     except OptionError as error:
         raise flagged(error) from None
     ruled = any(hasattr(heads.options, "rule") for layer in kinds for heads in layer)
-    if side == "decoder" and values["cluster_rule"] != "recent" and not ruled:
+    if side == "decoder" and cluster_rule != "recent" and not ruled:
         raise ValueError(
-            f"{_flag(rule)} is {values['cluster_rule']}; allowed: recent, for no kind of "
-            f"{_flag(spec)} has another"
+            f"{_flag(rule)} is {cluster_rule}; allowed: recent, for no kind of {_flag(spec)} has "
+            "another"
         )
-    if keep:
-        kept = sorted({int(number) for number in keep.split(",")})
-        if not 0 <= kept[0] <= kept[-1] < layers:
-            raise ValueError(
-                f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}"
-            )
-        kinds = [kinds[number] for number in kept]
+    if getattr(args, f"{side}_layers_to_keep", ""):
+        kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
         setattr(args, f"{side}_layers", len(kinds))
-    _check_kernel(args.attention_kernel)
-    if args.short_convolution < 0:
+    kernel = args.attention_kernel
+    if kernel == "triton" and not find_spec("triton"):
+        others = ", ".join(name for name in ("auto", *IMPLEMENTATIONS) if name != kernel)
         raise ValueError(
-            f"--short-convolution is {args.short_convolution}; allowed: 1 or more, or 0 for none"
+            f"--attention-kernel is triton: triton is not installed; allowed: {others}"
+        )
+    rules = {getattr(heads.options, "rule", None) for layer in kinds for heads in layer}
+    if "leaking-chunk" in rules and kernel not in ("auto", "reference"):
+        raise ValueError(
+            f"--attention-kernel is {kernel}: the cluster rule is leaking-chunk; "
+            "allowed: auto, reference"
         )
     if args.copying_start and side == "encoder" and not hasattr(args, "decoder_attention_heads"):
         raise ValueError("--copying-start is True; allowed: in models with a decoder")
@@ -271,56 +282,43 @@ def attention_plan(
             f"--copying-start is True: --short-convolution is {args.short_convolution}; allowed: "
             "with --short-convolution 3 or more"
         )
-    positions = _positions(args, side)
-    return AttentionPlan(
-        tuple(kinds),
-        kv_heads=_kv_heads(args, side),
-        rotary=positions == "rotary",
-        relative=positions == "relative",
-        short_convolution=args.short_convolution,
-        copying_start=args.copying_start and side == "decoder",
-        kernel=args.attention_kernel,
-    )
-
-
-def _check_kernel(name: str) -> None:
-    """Raises ValueError: there is no such kernel, or not its library."""
-    missing = [] if find_spec("triton") else ["triton"]
-    allowed = ["auto", *(kernel for kernel in IMPLEMENTATIONS if kernel not in missing)]
-    if name not in allowed:
-        problem = ": triton is not installed" if name in missing else ""
-        raise ValueError(f"--attention-kernel is {name}{problem}; allowed: {', '.join(allowed)}")
-
-
-def check_rule(args: Namespace, side: str, option: str) -> str:
-    """Return the cluster rule that an option names.
-
-    Raises:
-        ValueError: the encoder or the decoder has no such rule.
-    """
-    rule, allowed = getattr(args, option), _RULES[side]
-    if rule not in allowed:
-        raise ValueError(f"{_flag(option)} is {rule}; allowed: {', '.join(allowed)}")
-    return rule
-
-
-def _kv_heads(args: Namespace, side: str) -> int | None:
-    heads = getattr(args, f"{side}_attention_heads")
     shared = getattr(args, f"{side}_kv_heads", 0) or heads
-    if shared < 1 or heads % shared:
+    if heads % shared:
         raise ValueError(
             f"--{side}-kv-heads is {shared}; allowed: a number that divides "
             f"--{side}-attention-heads, which is {heads}"
         )
-    return shared
+    _set_positions(args, side)
+    return AttentionPlan(
+        tuple(kinds),
+        kv_heads=shared,
+        rotary=args.positions == "rotary",
+        relative=args.positions == "relative",
+        short_convolution=args.short_convolution,
+        copying_start=args.copying_start and side == "decoder",
+        kernel=kernel,
+    )
 
 
-def _positions(args: Namespace, side: str) -> str | None:
-    """Which positions were chosen; fairseq's options of positions are set accordingly."""
+def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
+    """The layers that an option lists, rising, of ``first`` to ``layers`` - 1, or ValueError."""
+    text = getattr(args, name)
+    try:
+        numbers = sorted({int(number) for number in text.split(",") if number})
+    except ValueError:
+        numbers = [-1]
+    if any(not first <= number < layers for number in numbers):
+        raise ValueError(
+            f"{_flag(name)} is {text}; allowed: layers {first} to {layers - 1}, counted from 0, "
+            "separated by commas"
+        )
+    return tuple(numbers)
+
+
+def _set_positions(args: Namespace, side: str) -> None:
+    """Set fairseq's options of positions as ``--positions`` says, if it is given."""
     if args.positions is None:
-        return None
-    if args.positions not in POSITIONS:
-        raise ValueError(f"--positions is {args.positions}; allowed: {', '.join(POSITIONS)}")
+        return
     args.no_token_positional_embeddings = args.positions not in ("learned", "sinusoidal")
     setattr(args, f"{side}_learned_pos", args.positions == "learned")
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
@@ -339,7 +337,6 @@ def _positions(args: Namespace, side: str) -> str | None:
         raise ValueError(
             f"--positions is relative, and --{side}-embed-dim is {width}; allowed: an even width"
         )
-    return args.positions
 
 
 def flagged(error: OptionError) -> ValueError:

@@ -1,5 +1,6 @@
-"""What encoders and decoders over clustered layers share: reports, averages, checkpoints."""
+"""What encoders and decoders over clustered layers share: reports, averages, positions."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,29 +10,24 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
+from fairseq.utils import make_positions
 from torch import Tensor, nn
+from torch.nn.functional import embedding, pad
 
 from fairseq_clusterformer.attention import AttentionPlan, OptionError
 from fairseq_clusterformer.clustering import Report
 
 from .attention import SelfAttention
 from .options import flagged
-from .positions import Sinusoids
 
 # In tokens: a feed-forward block of 3,072 makes 50 MB of 4,096, and a GPU is kept busy by more.
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
 
 
 class ClusteredLayer:
-    """Mixin before a fairseq Transformer layer: self-attention of given kinds.
+    """Mixin before a fairseq Transformer layer: self-attention as layer ``number`` of a plan, from
+    0, has it; ``causal`` in a decoder."""
 
-    Args:
-        cfg, *args: of the layer.
-        plan: of the attention.
-        number: of the layer in the plan, counted from 0.
-    """
-
-    #: of a decoder's layers
     causal: bool
 
     def __init__(self, cfg, *args, plan: AttentionPlan, number: int):
@@ -66,12 +62,7 @@ class ClusteredLayer:
 
 
 class ClusteredStack:
-    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`.
-
-    Args:
-        *args, **kwargs: of the encoder or decoder.
-        plan: of the attention of its clustered layers.
-    """
+    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`."""
 
     num_updates: int | None = None
 
@@ -98,11 +89,7 @@ class ClusteredStack:
         return self.layers.children()
 
     def observe(self, by_layer: dict[int, list[Report]]) -> None:
-        """Let the kinds remember what they observed in this batch.
-
-        Args:
-            by_layer: reports of the layers that ran, by their ``id``.
-        """
+        """Let the kinds remember this batch: reports of the layers that ran, by their ``id``."""
         for layer in self.all_layers():
             if id(layer) in by_layer:
                 layer.self_attn.observe(by_layer[id(layer)])
@@ -110,9 +97,8 @@ class ClusteredStack:
     def exchange(self) -> None:
         """Let each worker remember what all have observed since the last update.
 
-        Called by all of them at once: one exchange for all layers, of the same size everywhere,
-        whichever layers LayerDrop left out. What is remembered are sums, of which the learners
-        take means: exchanging again, with nothing observed in between, changes nothing.
+        One all-gather for all layers; its size does not depend on LayerDrop. Idempotent: workers
+        exchange sums, and learners use only ratios.
         """
         routers = [router for layer in self.all_layers() for router in layer.self_attn.routers]
         learners = [
@@ -150,17 +136,42 @@ class ClusteredStack:
         return state_dict
 
 
+class Sinusoids(SinusoidalPositionalEmbedding):
+    """fairseq's; an exported graph computes what it would look up, and grows no table."""
+
+    def forward(self, input: Tensor, *args, **kwargs) -> Tensor:
+        if torch.compiler.is_exporting():
+            return self.at(make_positions(input, self.padding_idx))
+        return super().forward(input, *args, **kwargs)
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Rows of fairseq's table [..., D], by their numbers, int64 [...]."""
+        half = self.embedding_dim // 2
+        rate = torch.arange(half, dtype=torch.float32, device=rows.device)
+        rate = torch.exp(rate * -(math.log(10_000) / (half - 1)))
+        angle = rows.unsqueeze(-1) * rate
+        found = torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return pad(found, (0, self.embedding_dim % 2)).to(self.weights.dtype)
+
+
+def embed_places(module: nn.Embedding | Sinusoids, places: Tensor) -> Tensor:
+    """Embeddings of positions [..., D], counted from 0, int64 [...]."""
+    rows = places + module.padding_idx + 1  # as fairseq counts them
+    if isinstance(module, nn.Embedding):
+        return embedding(rows, module.weight)
+    return module.at(rows)
+
+
 def at_once_in(module: nn.Module, device: torch.device) -> int | None:
-    """Tokens that a layer works on at once where it can go on portion by portion; None: all, in
-    training, which keeps everything anyway and draws dropout in one order."""
+    """Chunk size (tokens) for what treats tokens one by one in inference; None in training:
+    activations are kept anyway, and chunks would change the order of dropout draws."""
     if module.training or torch.is_grad_enabled():
         return None
     return AT_ONCE_CPU if device.type == "cpu" else AT_ONCE_GPU
 
 
 def pack(reports: list[Report]) -> list[Tensor | None]:
-    """The reports' fields one after another: an activation checkpoint can return a flat tuple of
-    tensors with gradients."""
+    """The reports' fields in a flat list: what an activation checkpoint can return."""
     return [field for report in reports for field in report]
 
 
@@ -171,7 +182,6 @@ def unpack(fields: list[Tensor | None]) -> list[Report]:
 
 
 def workers() -> int:
-    """How many processes train the model."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -3,23 +3,25 @@
 Shape letters: B batch, W words of the longest document, V of the longest question, D width.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_clusterformer.clustering import Report
-from fairseq_clusterformer.models.options import complete, set_defaults
+from fairseq_clusterformer.models.options import option
 
 from .word_reader import (
     ContextQueryAttention,
+    LayerReports,
     WordEmbedding,
     WordReader,
     WordReaderEncoder,
     WordReaderOptions,
+    register_sizes,
 )
 from .words import Words
 
@@ -28,10 +30,8 @@ from .words import Words
 class BidafReaderConfig(WordReaderOptions):
     """Options; by default it has the report's sizes with letters, and subwords as well."""
 
-    dropout: float = field(default=0.2, metadata={"help": "dropout probability"})
-    encoder_embed_dim: int = field(
-        default=100, metadata={"help": "width of the words, and of each direction of an LSTM"}
-    )
+    dropout: float = option(0.2, "dropout probability")
+    encoder_embed_dim: int = option(100, "width of the words, and of each direction of an LSTM")
 
 
 class TwoWayLSTM(nn.Module):
@@ -53,11 +53,7 @@ class TwoWayLSTM(nn.Module):
         )
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        """[B, W, inputs] to [B, W, 2 D]; 0 for padding.
-
-        Args:
-            padding: bool [B, W].
-        """
+        """[B, W, inputs] to [B, W, 2 D]; 0 for padding, bool [B, W]."""
         lengths = (~padding).sum(1).clamp(min=1).cpu()  # a row of padding has one word of it
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         out, _ = pad_packed_sequence(
@@ -68,12 +64,7 @@ class TwoWayLSTM(nn.Module):
 
 
 class BidafEncoder(WordReaderEncoder):
-    """Embedding, context-query attention, and LSTMs before and after it.
-
-    Args:
-        task: has the dictionary, and the texts of its symbols.
-        args: `BidafReaderConfig`.
-    """
+    """Embedding, context-query attention, and LSTMs before and after it."""
 
     def __init__(self, task, args):
         super().__init__()
@@ -93,7 +84,7 @@ class BidafEncoder(WordReaderEncoder):
 
     def read(
         self, asked: Words, words: Words, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
         """See :meth:`WordReaderEncoder.read`; there are no reports."""
         question, _ = self.encode(asked)
         document = self.encode(words)[0] if states is None else states
@@ -114,42 +105,17 @@ class BidafReader(WordReader):
     """A :class:`BidafEncoder`, and what it answers."""
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, BidafReaderConfig)
-        return cls(args, task)
-
-    @classmethod
     def build_encoder(cls, args, task) -> BidafEncoder:
-        """The encoder that the options name.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        if args.encoder_embed_dim < 1:
-            raise ValueError(
-                f"--encoder-embed-dim is {args.encoder_embed_dim}; allowed: 1 or more"
-            )
+        """The encoder that the options name."""
         return BidafEncoder(task, args)
 
 
-@register_model_architecture("bidaf_reader", "bidaf_reader_tiny")
-def bidaf_reader_tiny(args):
-    """Width 64, vectors of 100: learns on a laptop's processor."""
-    set_defaults(args, encoder_embed_dim=64, word_dim=100)
-
-
-@register_model_architecture("bidaf_reader", "bidaf_reader_xlqa")
-def bidaf_reader_xlqa(args):
-    """The report's baseline: vectors of words alone."""
-    set_defaults(args, subword_dim=0, letter_filters=0)
-
-
-@register_model_architecture("bidaf_reader", "bidaf_reader_xlqa_letters")
-def bidaf_reader_xlqa_letters(args):
-    """The report's baseline with characters."""
-    set_defaults(args, subword_dim=0)
+register_sizes(
+    "bidaf_reader",
+    {
+        "tiny": {"encoder_embed_dim": 64, "word_dim": 100},  # learns on a laptop's processor
+        # the report's baseline: vectors of words alone, and with characters
+        "xlqa": {"subword_dim": 0, "letter_filters": 0},
+        "xlqa_letters": {"subword_dim": 0},
+    },
+)

@@ -4,10 +4,10 @@ Shape letters: B batch, W words of the longest document, V of the longest questi
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from fairseq.models import FairseqEncoder, register_model, register_model_architecture
+from fairseq.models import FairseqEncoder, register_model
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
@@ -21,8 +21,8 @@ from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.models.options import (
     ClusteringOptions,
     attention_plan,
-    complete,
     flagged,
+    option,
     set_defaults,
 )
 from fairseq_clusterformer.models.reader import labelled
@@ -30,11 +30,13 @@ from fairseq_clusterformer.models.stack import ClusteredStack
 
 from .word_reader import (
     ContextQueryAttention,
+    LayerReports,
     WordEmbedding,
     WordReader,
     WordReaderEncoder,
     WordReaderOptions,
     WordReading,
+    register_sizes,
 )
 from .words import Words
 
@@ -45,62 +47,46 @@ PASSES = 3  # of the model encoder, with shared weights
 class QANetReaderConfig(WordReaderOptions, ClusteringOptions):
     """Options; by default it has the report's smaller sizes."""
 
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(
-        default=0.1, metadata={"help": "dropout probability of attention weights"}
+    dropout: float = option(0.1, "dropout probability")
+    attention_dropout: float = option(
+        0.1, "dropout probability of attention weights", at_least=0, below=1
     )
-    letter_filters: int = field(
-        default=64,
-        metadata={"help": "filters of the convolution over a word's letters; 0: none"},
+    letter_filters: int = option(
+        64, "filters of the convolution over a word's letters; 0: none", at_least=0
     )
-    encoder_embed_dim: int = field(default=128, metadata={"help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(
-        default=128, metadata={"help": "width inside the feed-forward layers"}
+    encoder_embed_dim: int = option(128, "width of the encoder")
+    encoder_ffn_embed_dim: int = option(128, "width inside the feed-forward layers")
+    encoder_attention_heads: int = option(4, "heads in each block")
+    encoder_layers: int = option(
+        8,
+        "blocks: the first encodes questions and documents, the others are the model encoder, "
+        "which runs three times",
+        at_least=2,
     )
-    encoder_attention_heads: int = field(default=4, metadata={"help": "heads in each block"})
-    encoder_layers: int = field(
-        default=8,
-        metadata={
-            "help": "blocks: the first encodes questions and documents, the others are the model "
-            "encoder, which runs three times"
-        },
+    convolutions: int = option(4, "convolutions in the first block, of width 7", at_least=0)
+    model_convolutions: int = option(2, "convolutions in each other block, of width 5", at_least=0)
+    stochastic_depth: float = option(
+        0.1,
+        "how often a stack's last sublayer is left out in training, and the others in proportion "
+        "to their depth",
+        at_least=0,
+        below=1,
     )
-    convolutions: int = field(
-        default=4, metadata={"help": "convolutions in the first block, of width 7"}
+    attention: str = option(
+        "full",
+        "attention of each block, separated by commas and cycled: + divides a block's heads among "
+        "kinds, *n repeats a block",
     )
-    model_convolutions: int = field(
-        default=2, metadata={"help": "convolutions in each other block, of width 5"}
-    )
-    stochastic_depth: float = field(
-        default=0.1,
-        metadata={
-            "help": "how often a stack's last sublayer is left out in training, and the others in "
-            "proportion to their depth"
-        },
-    )
-    attention: str = field(
-        default="full",
-        metadata={
-            "help": "attention of each block, separated by commas and cycled: + divides a block's "
-            "heads among kinds, *n repeats a block"
-        },
-    )
-    cluster_rule: str = field(
-        default="chunk",
-        metadata={
-            "help": "which words of its cluster a query sees, if the kind has a choice: chunk "
-            "(parts of the words sorted by cluster) or recent (the nearest of its own cluster)"
-        },
+    cluster_rule: str = option(
+        "chunk",
+        "which words of its cluster a query sees, if the kind has a choice: chunk (parts of the "
+        "words sorted by cluster) or recent (the nearest of its own cluster)",
     )
 
 
 class SeparableConvolution(nn.Module):
-    """A convolution of each channel for itself, then a linear map of the channels, and ReLU.
-
-    Args:
-        width: D.
-        kernel: words that it sees, an odd number.
-    """
+    """A convolution of each channel for itself, over an odd number of words, then a linear map of
+    the channels, and ReLU."""
 
     def __init__(self, width: int, kernel: int):
         super().__init__()
@@ -110,11 +96,7 @@ class SeparableConvolution(nn.Module):
         self.pointwise = nn.Linear(width, width)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        """[B, W, D]; beyond a document's ends is 0.
-
-        Args:
-            padding: bool [B, W].
-        """
+        """[B, W, D] to the same; beyond a document's ends is 0 (padding: bool [B, W])."""
         x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         return self.pointwise(self.depthwise(x.transpose(1, 2)).transpose(1, 2)).relu()
 
@@ -122,12 +104,8 @@ class SeparableConvolution(nn.Module):
 def stochastic_depth(x: Tensor, change: Tensor, survival: float, training: bool) -> Tensor:
     """``x + change``; in training, of each row the change is left out or not (Huang et al. 2016).
 
-    It is divided by the probability that it is not, so that its mean is that of inference. Rows
+    It is divided by the probability ``survival``, so that its mean is that of inference. Rows
     are drawn one by one: then every parameter has a gradient in each update.
-
-    Args:
-        x, change: [B, W, D].
-        survival: the probability that a change is not left out.
     """
     if not training or survival == 1:
         return x + change
@@ -142,8 +120,7 @@ class EncoderBlock(nn.Module):
         args: `QANetReaderConfig`.
         plan: of the attention.
         number: of the block in the plan, counted from 0.
-        convolutions: how many.
-        kernel: their width.
+        convolutions, kernel: how many, and their width.
     """
 
     def __init__(self, args, plan: AttentionPlan, number: int, *, convolutions: int, kernel: int):
@@ -183,13 +160,8 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Tensor, batch: Batch, padding: Tensor, survival: list[float]
     ) -> tuple[Tensor, list[Report]]:
-        """[B, W, D], and the reports of self-attention.
-
-        Args:
-            batch: which words are padding.
-            padding: the same, bool [B, W].
-            survival: of each sublayer; see :func:`stochastic_depth`.
-        """
+        """[B, W, D] to the same, and the reports of self-attention. ``batch`` has the padding too;
+        ``survival`` is of each sublayer."""
         reports: list[Report] = []
 
         def attended(y: Tensor) -> Tensor:
@@ -209,13 +181,7 @@ class EncoderBlock(nn.Module):
 
 class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
     """Embedding, a block for questions and documents, context-query attention, and blocks that
-    run three times.
-
-    Args:
-        task: has the dictionary, and the texts of its symbols.
-        args: `QANetReaderConfig`.
-        plan: of the attention of its blocks.
-    """
+    run three times."""
 
     def __init__(self, task, args, *, plan: AttentionPlan):
         super().__init__(task.source_dictionary, plan=plan)
@@ -239,19 +205,18 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
 
     def read(
         self, asked: Words, words: Words, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
         """See :meth:`WordReaderEncoder.read`; all blocks have reports."""
-        of_question, of_document = _batch(asked), _batch(words)
-        question, layers = self._run(self.embedding(asked), of_question, asked.padding, range(1))
+        question, reports = self.encode(asked)
+        layers = [(0, reports)]
         if states is None:
-            embedded = self.embedding(words)
-            states, own = self._run(embedded, of_document, words.padding, range(1))
-            layers += own
+            states, reports = self.encode(words)
+            layers.append((0, reports))
         both = self.attention(states, question, words, asked)
         x = self.resize(dropout(both, self.dropout, self.training))
-        passes = []
+        passes, batch = [], _batch(words)
         for _ in range(PASSES):
-            x, of_pass = self._run(x, of_document, words.padding, range(1, len(self.layers)))
+            x, of_pass = self._run(x, batch, words.padding, range(1, len(self.layers)))
             layers += of_pass
             passes.append(dropout(x, self.dropout, self.training))
         if self.training:
@@ -262,7 +227,7 @@ class QANetEncoder(ClusteredStack, WordReaderEncoder, FairseqEncoder):
 
     def _run(
         self, x: Tensor, batch: Batch, padding: Tensor, blocks: range
-    ) -> tuple[Tensor, list[tuple[int, list[Report]]]]:
+    ) -> tuple[Tensor, LayerReports]:
         """Blocks one after another: [B, W, D], and each one's number and reports."""
         depth = sum(len(self.layers[number]) for number in blocks)
         survival = [1 - self.left_out * (i + 1) / depth for i in range(depth)]
@@ -303,32 +268,12 @@ class QANetReader(WordReader):
     """A :class:`QANetEncoder`, and what it answers."""
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build a model from fairseq's options.
-
-        Raises:
-            ValueError: an option that is not allowed.
-        """
-        complete(args, QANetReaderConfig)
-        return cls(args, task)
-
-    @classmethod
     def build_encoder(cls, args, task) -> QANetEncoder:
         """The encoder that the options name.
 
         Raises:
-            ValueError: an option that is not allowed.
+            ValueError: an option of the attention that is not allowed.
         """
-        if args.encoder_layers < 2:
-            raise ValueError(f"--encoder-layers is {args.encoder_layers}; allowed: 2 or more")
-        for name in ("convolutions", "model_convolutions"):
-            if getattr(args, name) < 0:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is {getattr(args, name)}; allowed: 0 or more")
-        if not 0 <= args.stochastic_depth < 1:
-            raise ValueError(
-                f"--stochastic-depth is {args.stochastic_depth}; allowed: 0 or more, below 1"
-            )
         if args.positions in ("learned", "none"):
             raise ValueError(
                 f"--positions is {args.positions}; allowed: sinusoidal, rotary, relative, for a "
@@ -346,32 +291,18 @@ class QANetReader(WordReader):
         return QANetEncoder(task, args, plan=plan)
 
 
-@register_model_architecture("qanet_reader", "qanet_reader_tiny")
-def qanet_reader_tiny(args):
-    """Width 64, four blocks, vectors of 100: learns on a laptop's processor."""
-    set_defaults(
-        args,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=64,
-        encoder_layers=4,
-        letter_filters=32,
-        word_dim=100,
-    )
-
-
-@register_model_architecture("qanet_reader", "qanet_reader_xlqa")
-def qanet_reader_xlqa(args):
-    """The report's smaller QANet: width 128, 4 heads, vectors and letters."""
-    set_defaults(args, subword_dim=0)
-
-
-@register_model_architecture("qanet_reader", "qanet_reader_xlqa_large")
-def qanet_reader_xlqa_large(args):
-    """The report's larger QANet: width 256, 8 heads, vectors and letters."""
-    set_defaults(
-        args,
-        encoder_embed_dim=256,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=8,
-        subword_dim=0,
-    )
+register_sizes(
+    "qanet_reader",
+    {
+        "tiny": {  # learns on a laptop's processor
+            **{"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
+            **{"letter_filters": 32, "word_dim": 100},
+        },
+        # the report's, by vectors and letters
+        "xlqa": {"subword_dim": 0},
+        "xlqa_large": {
+            **{"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256},
+            **{"encoder_attention_heads": 8, "subword_dim": 0},
+        },
+    },
+)

@@ -5,90 +5,71 @@ network. The document attends to the question, and the question to the document.
 over the document say where an answer begins and ends; the ``<s>`` in front of the document stands
 for "no answer" in both.
 
-Shape letters: B batch, N tokens and W words of the longest document, V words of the longest
-question, C letters of a word, D width.
+Shape letters: B batch, N tokens and W words of the longest document, Q tokens and V words of the
+longest question, C letters of a word, D width.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from fairseq_clusterformer.answers import WordLogits
 from fairseq_clusterformer.clustering import Report
+from fairseq_clusterformer.models.options import option, set_defaults
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
 from fairseq_clusterformer.models.word_vectors import first_word_vectors
 from fairseq_clusterformer.precision import ExactLinear, at_least_float32
 
 from .words import Speller, VectorTable, Words
 
+#: numbers of layers, and what they report
+LayerReports = list[tuple[int, list[Report]]]
+
 
 @dataclass
 class WordReaderOptions(FairseqDataclass):
     """What each word of a question and of a document begins as."""
 
-    word_vectors: str = field(
-        default="",
-        metadata={"help": "text file of word vectors, such as GloVe; they are not trained"},
+    word_vectors: str = option(
+        "", "text file of word vectors, such as GloVe; they are not trained"
     )
-    word_dim: int = field(
-        default=300, metadata={"help": "numbers of a word vector; 0: the model has none"}
+    word_dim: int = option(300, "numbers of a word vector; 0: the model has none", at_least=0)
+    max_words: int = option(
+        50_000, "words to take from --word-vectors: the first ones", at_least=1
     )
-    max_words: int = field(
-        default=50_000, metadata={"help": "words to take from --word-vectors: the first ones"}
+    subword_dim: int = option(
+        64, "width of the subwords' embeddings, whose mean a word has; 0: none", at_least=0
     )
-    subword_dim: int = field(
-        default=64,
-        metadata={"help": "width of the subwords' embeddings, whose mean a word has; 0: none"},
+    letter_dim: int = option(64, "width of the letters' embeddings", at_least=1)
+    letter_filters: int = option(
+        20, "filters of the convolution over a word's letters; 0: none", at_least=0
     )
-    letter_dim: int = field(default=64, metadata={"help": "width of the letters' embeddings"})
-    letter_filters: int = field(
-        default=20,
-        metadata={"help": "filters of the convolution over a word's letters; 0: none"},
-    )
-    highway_layers: int = field(default=2, metadata={"help": "layers of the highway network"})
-    word_matches: bool = field(
-        default=False,
-        metadata={"help": "tell where a word of the question stands in the document"},
-    )
+    highway_layers: int = option(2, "layers of the highway network", at_least=0)
+    word_matches: bool = option(False, "tell where a word of the question stands in the document")
 
 
 class WordReading(NamedTuple):
-    """What an encoder makes of questions and their documents; the first five as in `Reading`.
+    """What an encoder makes of questions and their documents; the first five as in `Reading`."""
 
-    Attributes:
-        question: [B, 1, Q, D], of its tokens.
-        document: [B, N, D], of its tokens.
-        question_padding: bool [B, 1, Q].
-        document_padding: bool [B, N].
-        reports: of the layers that cluster.
-        words: of the documents.
-        begin: what says where an answer begins, [B, W, ...].
-        end: what says where it ends, [B, W, ...].
-        layers: numbers and reports of layers whose clusters are of the document's words.
-    """
-
-    question: Tensor
-    document: Tensor
-    question_padding: Tensor
-    document_padding: Tensor
-    reports: list[Report]
-    words: Words
-    begin: Tensor
-    end: Tensor
-    layers: list[tuple[int, list[Report]]]
+    question: Tensor  # of its tokens, [B, 1, Q, D]
+    document: Tensor  # of its tokens, [B, N, D]
+    question_padding: Tensor  # bool [B, 1, Q]
+    document_padding: Tensor  # bool [B, N]
+    reports: list[Report]  # of the layers that cluster
+    words: Words  # of the documents
+    begin: Tensor  # what says where an answer begins, [B, W, head_width]
+    end: Tensor  # and where it ends
+    layers: LayerReports  # of layers whose clusters are of the document's words
 
 
 class Highway(nn.Module):
-    """Layers that change as much of a vector as they open a gate for (Srivastava et al. 2015).
-
-    Args:
-        width: D.
-        layers: how many.
-    """
+    """Layers that change as much of a vector as they open a gate for (Srivastava et al. 2015)."""
 
     def __init__(self, width: int, layers: int):
         super().__init__()
@@ -96,7 +77,7 @@ class Highway(nn.Module):
         self.transforms = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D]."""
+        """[..., D] to the same."""
         for gate, transform in zip(self.gates, self.transforms, strict=True):
             x = x.lerp(transform(x).relu(), gate(x).sigmoid())
         return x
@@ -139,33 +120,19 @@ class WordEmbedding(nn.Module):
 
     Attributes:
         width: D of the result.
-
-    Raises:
-        ValueError: sizes that are not allowed, or a word that has neither vector nor subwords.
     """
 
     def __init__(self, task, args, *, width: int, joint: bool):
         super().__init__()
-        for name in ("word_dim", "subword_dim", "letter_filters", "highway_layers"):
-            if (value := getattr(args, name)) < 0:
-                raise ValueError(f"{_flag(name)} is {value}; allowed: 0 or more")
-        for name in ("max_words", "letter_dim"):
-            if (value := getattr(args, name)) < 1:
-                raise ValueError(f"{_flag(name)} is {value}; allowed: 1 or more")
-        if not args.word_dim + args.subword_dim:
-            raise ValueError("--subword-dim is 0; allowed: 1 or more, where --word-dim is 0")
-        if args.word_vectors and not args.word_dim:
-            raise ValueError("--word-dim is 0; allowed: the width of --word-vectors")
         dictionary = task.source_dictionary
         self.dropout, self.joint = args.dropout, joint
         self.speller = Speller(dictionary, task.symbol_texts)
         self.vectors = VectorTable(args.word_dim) if args.word_dim else None
-        self.subwords = None
+        self.subwords = self.letters = None
         if args.subword_dim:
             self.subwords = nn.Embedding(len(dictionary), args.subword_dim, dictionary.pad())
             nn.init.normal_(self.subwords.weight, std=0.3)
             nn.init.zeros_(self.subwords.weight[dictionary.pad()])
-        self.letters = None
         if args.letter_filters:
             sizes = (self.speller.num_letters, args.letter_dim, args.letter_filters)
             self.letters = LetterConvolution(*sizes, args.dropout)
@@ -199,10 +166,6 @@ class ContextQueryAttention(nn.Module):
     the encoding of the document, which so is the same for any question. fairseq's own symbols
     have no spelling and count as alike.
 
-    Args:
-        width: D.
-        matches: as above.
-
     Attributes:
         width: of the result.
     """
@@ -225,7 +188,7 @@ class ContextQueryAttention(nn.Module):
             question: Q, [B, V, D].
             words, asked: of the document and of the question.
         """
-        likeness = (document * self.of_both) @ question.transpose(1, 2)
+        likeness = (document * self.of_both) @ question.mT
         likeness = likeness + self.of_document(document) + self.of_question(question).mT
         found = []
         if self.of_match is not None:
@@ -278,6 +241,7 @@ class SpanHeads(nn.Module):
         ):
             of_words = head(x).squeeze(-1)
             slots.append(torch.cat([others(x[:, 0]), of_words[:, :1]], dim=-1))
+            # a word begins at its first token, and ends at its last one
             own = bounds[..., side].eq(places) & text_mask & real
             logits.append(words.at_tokens(of_words).masked_fill(~own, -torch.inf))
         begin, end = logits
@@ -296,20 +260,85 @@ class SpanHeads(nn.Module):
         )
 
 
-class WordReader(ReaderModel):
-    """An encoder of words, and what it answers.
+class WordReaderEncoder(nn.Module):
+    """Mixin of encoders: words of questions and documents, and what is made of them.
 
-    Args:
-        args: of the model.
-        task: ``clusterformer_qa``.
+    Subclasses have ``dictionary``, ``embedding``, ``head_width`` (of `WordReading.begin` and
+    ``end``), :meth:`encode` and :meth:`read`.
     """
+
+    head_width: int
+
+    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
+        """The states [B, W, D] of words by themselves, and the reports of the layers."""
+        raise NotImplementedError
+
+    def read(
+        self, asked: Words, words: Words, states: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
+        """Read documents for questions.
+
+        Args:
+            asked, words: of the questions and of the documents.
+            states: of the documents, as :meth:`encode` returns them; None: they are made here.
+
+        Returns:
+            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
+            begins and where it ends, each [B, W, ``head_width``]; numbers and reports of layers
+            that cluster.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        question_tokens: Tensor,
+        document_tokens: Tensor,
+        text_mask: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> WordReading:
+        """Encode documents, each with its question; see :meth:`WordReader.forward`."""
+        pad = self.dictionary.pad()
+        check_padding(question_tokens, document_tokens, pad)
+        asked = self.embedding.speller(question_tokens)
+        words = self.embedding.speller(document_tokens, text_mask)
+        question, document, begin, end, layers = self.read(asked, words, states)
+        return WordReading(
+            question=asked.at_tokens(question).unsqueeze(1),
+            document=words.at_tokens(document),
+            question_padding=question_tokens.eq(pad).unsqueeze(1),
+            document_padding=document_tokens.eq(pad),
+            reports=[report for _, reports in layers for report in reports],
+            words=words,
+            begin=begin,
+            end=end,
+            layers=layers,
+        )
+
+    def max_positions(self) -> None:
+        """A document may have any number of tokens."""
+
+
+def register_sizes(model: str, sizes: dict[str, dict[str, Any]]) -> None:
+    """Register ``MODEL_NAME`` for the name and the options of each size."""
+    for name, values in sizes.items():
+        register_model_architecture(model, f"{model}_{name}")(partial(set_defaults, **values))
+
+
+class WordReader(ReaderModel):
+    """A :class:`WordReaderEncoder`, and what it answers."""
 
     encodes_apart = True
 
     def __init__(self, args, task):
-        super().__init__(self.build_encoder(args, task))
-        self.args = args
+        super().__init__(args, task)
         self.heads = SpanHeads(self.encoder.head_width)
+
+    @classmethod
+    def check(cls, args, task) -> None:
+        if not args.word_dim + args.subword_dim:
+            raise ValueError("--subword-dim is 0; allowed: 1 or more, where --word-dim is 0")
+        if args.word_vectors and not args.word_dim:
+            raise ValueError("--word-dim is 0; allowed: the width of --word-vectors")
 
     def forward(
         self,
@@ -335,8 +364,7 @@ class WordReader(ReaderModel):
         Raises:
             ValueError: padding elsewhere.
         """
-        starts = document_tokens.eq(self.encoder.dictionary.bos())
-        text = self._text(document_tokens, text_mask)
+        starts, text = self._starts_and_text(document_tokens, text_mask)
         reading = self.encoder(question_tokens, document_tokens, text, states)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
@@ -344,26 +372,19 @@ class WordReader(ReaderModel):
     def encode(self, document_tokens: Tensor, text_mask: Tensor | None = None) -> list[Tensor]:
         """What any question is asked of: the states [W, D] of the words of each document.
 
-        Padded to [B, W, D], they are what :meth:`forward` takes.
-
-        Args:
-            document_tokens, text_mask: as of :meth:`forward`.
+        Padded to [B, W, D], they are what :meth:`forward` takes; so are the arguments.
         """
-        text = self._text(document_tokens, text_mask)
+        _, text = self._starts_and_text(document_tokens, text_mask)
         words = self.encoder.embedding.speller(document_tokens, text)
         states, _ = self.encoder.encode(words)
         return [row[:number] for row, number in zip(states, (~words.padding).sum(1), strict=True)]
 
-    def _text(self, document_tokens: Tensor, text_mask: Tensor | None) -> Tensor:
-        """True where a short answer can begin and end, bool [B, N]."""
+    def _starts_and_text(
+        self, document_tokens: Tensor, text_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Each ``<s>``, and where a short answer can begin and end, bool [B, N]."""
         starts = document_tokens.eq(self.encoder.dictionary.bos())
-        return ~starts if text_mask is None else text_mask & ~starts
-
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
-    def check_questions(self, most: int) -> None:
-        """A question may have any number of tokens."""
+        return starts, ~starts if text_mask is None else text_mask & ~starts
 
     def load_initial_weights(self) -> None:
         """Start from what ``--word-vectors`` names.
@@ -375,11 +396,8 @@ class WordReader(ReaderModel):
             self.take_word_vectors(self.args.word_vectors, self.args.max_words)
 
     def take_word_vectors(self, path: str, most: int) -> None:
-        """Know the first words of a file, and no others, by vectors.
-
-        Args:
-            path: of the file; its vectors must be of the space that the model was trained with.
-            most: words to take.
+        """Know the first words of a file, ``most`` or fewer, and no others, by vectors. They must
+        be of the space that the model was trained with.
 
         Raises:
             ValueError: a model without vectors, or a file that cannot be read or is of another
@@ -389,69 +407,3 @@ class WordReader(ReaderModel):
             raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
         words = first_word_vectors(path, self.args.word_dim, most)
         self.encoder.embedding.vectors.set(*words)
-
-
-class WordReaderEncoder(nn.Module):
-    """Mixin of encoders: words of questions and documents, and what is made of them.
-
-    Subclasses have ``dictionary``, ``embedding``, :meth:`encode` and :meth:`read`.
-    """
-
-    #: of `WordReading.begin` and ``end``
-    head_width: int
-
-    def encode(self, words: Words) -> tuple[Tensor, list[Report]]:
-        """The states [B, W, D] of words by themselves, and the reports of the layers."""
-        raise NotImplementedError
-
-    def read(
-        self, asked: Words, words: Words, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, list[Report]]]]:
-        """Read documents for questions.
-
-        Args:
-            asked, words: of the questions and of the documents.
-            states: of the documents, as :meth:`encode` returns them; None: they are made here.
-
-        Returns:
-            The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
-            begins and where it ends, each [B, W, ``head_width``]; numbers and reports of layers
-            that cluster.
-        """
-        raise NotImplementedError
-
-    def forward(
-        self,
-        question_tokens: Tensor,
-        document_tokens: Tensor,
-        text_mask: Tensor | None = None,
-        states: Tensor | None = None,
-    ) -> WordReading:
-        """Encode documents, each with its question; see :meth:`WordReader.forward`.
-
-        Raises:
-            ValueError: padding before a token.
-        """
-        pad = self.dictionary.pad()
-        check_padding(question_tokens, document_tokens, pad)
-        asked = self.embedding.speller(question_tokens)
-        words = self.embedding.speller(document_tokens, text_mask)
-        question, document, begin, end, layers = self.read(asked, words, states)
-        return WordReading(
-            question=asked.at_tokens(question).unsqueeze(1),
-            document=words.at_tokens(document),
-            question_padding=question_tokens.eq(pad).unsqueeze(1),
-            document_padding=document_tokens.eq(pad),
-            reports=[report for _, reports in layers for report in reports],
-            words=words,
-            begin=begin,
-            end=end,
-            layers=layers,
-        )
-
-    def max_positions(self) -> None:
-        """A document may have any number of tokens."""
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -22,24 +22,15 @@ _LONGEST = 64  # letters of a subword whose spelling counts
 
 
 class Words(NamedTuple):
-    """The words of a batch.
+    """The words of a batch."""
 
-    Attributes:
-        of_token: each token's word, int64 [B, N]; the last one for padding.
-        first, last: each word's first and last token, int64 [B, W]; 0 for padding.
-        padding: bool [B, W], True where there is no word.
-        pieces: each word's first subwords, int64 [B, W, P].
-        letters: each word's first letters, int64 [B, W, C]; 0: no more.
-        codes: the codes of each word's spelling, as it is and in lower case, int64 [B, W, 2].
-    """
-
-    of_token: Tensor
-    first: Tensor
-    last: Tensor
-    padding: Tensor
-    pieces: Tensor
-    letters: Tensor
-    codes: Tensor
+    of_token: Tensor  # each token's word, int64 [B, N]; the last one for padding
+    first: Tensor  # each word's first token, int64 [B, W]; 0 for padding
+    last: Tensor  # and its last one
+    padding: Tensor  # bool [B, W], True where there is no word
+    pieces: Tensor  # each word's first subwords, int64 [B, W, P]
+    letters: Tensor  # each word's first letters, int64 [B, W, C]; 0: no more
+    codes: Tensor  # of each word's spelling, as it is and in lower case, int64 [B, W, 2]
 
     def at_tokens(self, x: Tensor) -> Tensor:
         """Words' x [B, W, ...] at their tokens, [B, N, ...]."""
@@ -101,7 +92,7 @@ class Speller(nn.Module):
             tokens = tokens.new_full((len(tokens), 1), self.padding_idx)
             text_mask = None
         real = tokens.ne(self.padding_idx)
-        begins = self._begins[tokens]
+        begins = self._begins[tokens]  # whether a word begins at each token
         begins[:, 1:] |= self._ends[tokens[:, :-1]]
         begins[:, 1:] &= ~self._is_blank[tokens[:, :-1]] | self._is_led[tokens[:, 1:]]
         if text_mask is not None:
@@ -112,8 +103,9 @@ class Speller(nn.Module):
         number = max(1, int(counts.max()))
         places = torch.arange(number, device=tokens.device)
         padding = places >= counts
+        # a stable sort puts the first tokens of words in front, in their order
         first = (~begins).long().argsort(dim=1, stable=True)[:, :number]
-        lengths = real.sum(1, keepdim=True)
+        lengths = real.sum(1, keepdim=True)  # the last word ends with the row
         following = torch.cat([first[:, 1:], lengths], dim=1)
         last = torch.where(places + 1 < counts, following, lengths) - 1
         first, last = first.masked_fill(padding, 0), last.masked_fill(padding, 0)
@@ -136,7 +128,7 @@ class Speller(nn.Module):
     def _spelled(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
         """The letters [B, W, C] and the codes [B, W, 2] of words."""
         sizes = self._sizes[pieces]
-        before = sizes.cumsum(-1) - sizes
+        before = sizes.cumsum(-1) - sizes  # letters of the word in front of each subword
         codes = (self._codes[pieces] * self._powers[before].unsqueeze(-1)).sum(-2)
         places = before.unsqueeze(-1) + torch.arange(LETTERS, device=pieces.device)
         own = self._letters[pieces]
@@ -150,9 +142,6 @@ class VectorTable(nn.Module):
 
     A word is found as it is spelt or, failing that, in lower case. Checkpoints hold the codes of
     the spellings and the vectors, so that no file of vectors is needed afterwards.
-
-    Args:
-        width: D.
     """
 
     def __init__(self, width: int):
@@ -169,11 +158,7 @@ class VectorTable(nn.Module):
         self.vectors.data = vectors[order].to(self.vectors)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Vectors [B, W, D] of words.
-
-        Args:
-            codes: int64 [B, W, 2].
-        """
+        """Vectors [B, W, D] of words, by their codes, int64 [B, W, 2]."""
         if not len(self.codes):
             return self.unknown.expand(*codes.shape[:-1], -1)
         places = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)

@@ -4,7 +4,6 @@ The page is one file that asks no other host for anything. The server is FastAPI
 the extra ``serve`` installs.
 """
 
-import ipaddress
 import socket
 import sys
 
@@ -12,7 +11,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .desk import Desk
 
-__all__ = ["Desk", "check_installed", "is_loopback", "serve"]
+__all__ = ["Desk", "check_installed", "serve"]
 
 
 def check_installed() -> None:
@@ -31,14 +30,6 @@ def check_installed() -> None:
         ) from None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this computer can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def serve(desk: Desk, host: str, port: int, limit: int) -> int:
     """Serve the page until Ctrl-C.
 
@@ -54,7 +45,7 @@ def serve(desk: Desk, host: str, port: int, limit: int) -> int:
     """
     import uvicorn
 
-    from .app import build_app
+    from .app import build_app, is_loopback
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -1,17 +1,17 @@
 """What the page's server answers, and whom.
 
-There is no password. What keeps others out: the server listens at this computer alone unless
-another address is asked for. A request must name that address as its host, so that no other name
-can be led to it (DNS rebinding); all addresses, 0.0.0.0, take any name. It must not come from
-another site's page.
+There is no password. Others are kept out by three rules: the server listens at this computer
+alone unless another address is asked for; a request must name that address as its host, so that
+no other name can be led to it (DNS rebinding), except at 0.0.0.0, which takes any name; and it
+must not come from another site's page.
 """
 
 import base64
 import hashlib
+import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -19,7 +19,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from . import is_loopback
 from .desk import Desk
 
 PAGE = Path(__file__).parent / "page.html"
@@ -28,6 +27,14 @@ QUESTION = 100_000  # bytes of a request that asks
 
 class TooLarge(UserError):
     """More bytes than the server takes."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
@@ -40,28 +47,32 @@ def build_app(desk: Desk, host: str, limit: int, address: str = "") -> FastAPI:
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = PAGE.read_text(encoding="utf-8")
-    policy = _policy(page)
     address = address or host
     everywhere = address in ("0.0.0.0", "::")  # by any name: nobody knows which is the right one
-    hosts = None if everywhere else {host.lower(), address}
+    hosts = {host.lower(), address}
     if is_loopback(address):
         hosts |= {"127.0.0.1", "localhost", "::1"}
+    headers = {
+        "Content-Security-Policy": _policy(page),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable) -> Response:
-        named = re.sub(r":\d+$", "", request.headers.get("host", "")).strip("[]")
-        if hosts is not None and named not in hosts:
+        own = request.headers.get("host", "").lower()
+        if not everywhere and re.sub(r":\d+$", "", own).strip("[]") not in hosts:
             return _refusal(403, "this server answers to its own address alone")
-        host_there = request.headers.get("host", "").lower()
-        origin = urlsplit(request.headers.get("origin", f"//{host_there}")).netloc
+        origin = request.headers.get("origin", f"http://{own}").lower()
         site = request.headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin") or origin.lower() != host_there:
+        if site not in ("none", "same-origin") or origin not in (
+            f"http://{own}",
+            f"https://{own}",
+        ):
             return _refusal(403, "this server does not answer other sites")
         response = await call_next(request)
-        response.headers["Content-Security-Policy"] = policy
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Referrer-Policy"] = "no-referrer"
-        response.headers["Cache-Control"] = "no-store"
+        response.headers.update(headers)
         return response
 
     @app.exception_handler(UserError)
@@ -106,11 +117,7 @@ def _refusal(status: int, line: str) -> JSONResponse:
 
 
 async def _body(request: Request, limit: int, what: str) -> bytes:
-    """All that a request holds; no more than the limit is read.
-
-    Raises:
-        TooLarge: for more.
-    """
+    """All that a request holds; no more than the limit is read."""
     found = bytearray()
     async for part in request.stream():
         found += part

@@ -1,84 +1,65 @@
 """``--task clusterformer_qa``: answer questions from long documents."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING
+from fairseq.tasks import register_task
 
 from fairseq_clusterformer.criterions.clusterformer_qa import QACriterion
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.data.questions import DocumentStructure, QuestionDataset
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
+from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.models.reader import ReaderModel
 
-from .own_models import OwnModels
+from .own_models import DataOptions, OwnModels
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ClusterformerQAConfig(FairseqDataclass):
+class ClusterformerQAConfig(DataOptions):
     """Options; the lengths are those of CF20 section 4.2."""
 
-    data: str = field(
-        default=MISSING, metadata={"help": "folder that `clusterformer prepare qa` made"}
+    max_positions: int = option(
+        5000,
+        "most tokens of a document in training, which is cut; 0: no limit",
+        at_least=0,
     )
-    max_positions: int = field(
-        default=5000,
-        metadata={"help": "most tokens of a document in training, which is cut; 0: no limit"},
+    max_positions_inference: int = option(
+        10000, "the same for validation and inference; 0: no limit", at_least=0
     )
-    max_positions_inference: int = field(
-        default=10000,
-        metadata={"help": "the same for validation and inference; 0: no limit"},
+    max_question_positions: int = option(
+        64, "most tokens of a question, with <s> and </s>", at_least=3
     )
-    max_question_positions: int = field(
-        default=64,
-        metadata={"help": "most tokens of a question, with <s> and </s>"},
+    max_answer_length: int = option(30, "most tokens of a predicted short answer", at_least=1)
+    no_answer_bias: float = option(
+        0.0, 'added to the score of "no answer" in validation and inference'
     )
-    max_answer_length: int = field(
-        default=30, metadata={"help": "most tokens of a predicted short answer"}
+    max_global_positions: int = option(
+        1024,
+        "etc_reader: most global tokens of a question and its document; 0: no limit",
+        at_least=0,
     )
-    no_answer_bias: float = field(
-        default=0.0,
-        metadata={"help": 'added to the score of "no answer" in validation and inference'},
+    supporting_threshold: float = option(
+        0.4,
+        "etc_reader: a sentence supports the answer from this probability on, in validation and "
+        "inference",
+        at_least=0,
+        at_most=1,
     )
-    max_global_positions: int = field(
-        default=1024,
-        metadata={
-            "help": "etc_reader: most global tokens of a question and its document; 0: no limit"
-        },
-    )
-    supporting_threshold: float = field(
-        default=0.4,
-        metadata={
-            "help": "etc_reader: a sentence supports the answer from this probability on, in "
-            "validation and inference"
-        },
-    )
-    no_shuffle: bool = field(
-        default=False,
-        metadata={"help": "keep the order of documents of one length, instead of a random one"},
-    )
-    train_subset: str = II("dataset.train_subset")
 
 
 @register_task("clusterformer_qa", dataclass=ClusterformerQAConfig)
-class ClusterformerQATask(OwnModels, FairseqTask):
+class ClusterformerQATask(OwnModels):
     """Questions with a document each, and their answers: spans, paragraphs, yes or no, or none."""
 
-    name, criterion = "clusterformer_qa", QACriterion
-    model = ReaderModel
-
-    def __init__(self, cfg: ClusterformerQAConfig, dictionary: Dictionary):
-        super().__init__(cfg)
-        self.dictionary = dictionary
-        #: what the model reads of a document's structure, once there is one
-        self.structure: DocumentStructure | None = None
+    name, model, criterion = "clusterformer_qa", ReaderModel, QACriterion
+    #: what the model reads of a document's structure, once there is one
+    structure: DocumentStructure | None = None
 
     @classmethod
     def setup_task(cls, cfg: ClusterformerQAConfig, **kwargs):
@@ -86,23 +67,14 @@ class ClusterformerQATask(OwnModels, FairseqTask):
 
         Raises:
             FileNotFoundError: no dictionary.
-            ValueError: an option that is not allowed.
+            ValueError: a document of one token.
         """
-        for name, least, allowed in (
-            ("max_positions", 2, "2 or more, or 0 for documents of any length"),
-            ("max_positions_inference", 2, "2 or more, or 0 for documents of any length"),
-            ("max_question_positions", 3, "3 or more"),
-            ("max_answer_length", 1, "1 or more"),
-            ("max_global_positions", 1, "1 or more, or 0 for any number"),
-        ):
-            value = getattr(cfg, name)
-            if value < least and not (value == 0 and "0 for" in allowed):
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} is {value}; allowed: {allowed}")
-        if not 0 <= cfg.supporting_threshold <= 1:
-            raise ValueError(
-                f"--supporting-threshold is {cfg.supporting_threshold}; allowed: 0 to 1"
-            )
+        for name in ("max_positions", "max_positions_inference"):
+            if getattr(cfg, name) == 1:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is 1; allowed: 2 or more, or 0 for documents of "
+                    "any length"
+                )
         dictionary = load_dictionary(cfg.data, "clusterformer prepare qa")
         logger.info(f"{len(dictionary)} symbols")
         return cls(cfg, dictionary)
@@ -148,19 +120,9 @@ class ClusterformerQATask(OwnModels, FairseqTask):
         return dataset
 
     def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
-        """Refuse a structure that is not one, or too much of it.
-
-        Raises:
-            ValueError: naming the file and the question; or no supporting facts to learn.
-        """
+        """Raise ValueError for a structure that is none or too large, or no facts to learn."""
         split = dataset.split
-        if not dataset.data.has_structure:
-            logger.warning(
-                f"{split}: {dataset.data.structure_file} is missing, so sentences have no global "
-                "tokens; prepare the data again"
-            )
-        most = self.cfg.max_global_positions
-        known = dataset.check_structure(most, linked=in_training)
+        known = dataset.check_structure(self.cfg.max_global_positions, linked=in_training)
         logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
         if in_training and self.structure.supporting and not known:
             raise ValueError(
@@ -170,11 +132,7 @@ class ClusterformerQATask(OwnModels, FairseqTask):
             )
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Return a reader, with its initial weights unless a checkpoint is loaded.
-
-        Raises:
-            ValueError: another architecture, or one that has no room for questions.
-        """
+        """As `OwnModels` does; raises ValueError for a reader that has no room for questions."""
         model = super().build_model(cfg, from_checkpoint)
         model.check_questions(self.cfg.max_question_positions)
         self.structure = model.structure
@@ -184,11 +142,3 @@ class ClusterformerQATask(OwnModels, FairseqTask):
     def symbol_texts(self) -> list[str]:
         """What each symbol of the dictionary stands for; see :func:`texts_of`."""
         return texts_of(shard_of(self.cfg.data), self.dictionary)
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> None:
-        return None

@@ -2,54 +2,48 @@
 
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.tasks import FairseqTask, register_task
-from omegaconf import MISSING
+from fairseq.tasks import register_task
 from torch import Tensor
 
 from fairseq_clusterformer.data.sentences import PAIR_FORMS, SentenceDataset
-from fairseq_clusterformer.data.stored import check_shards, shard_of
+from fairseq_clusterformer.data.stored import check_shards, load_dictionary, shard_of
+from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
+from fairseq_clusterformer.models.options import option
+
+from .own_models import DataOptions, OwnModels
 
 logger = logging.getLogger(__name__)
+_MADE_BY = "clusterformer prepare classification"
 
 
 @dataclass
-class ClusterformerSentenceConfig(FairseqDataclass):
+class ClusterformerSentenceConfig(DataOptions):
     """Options; the data is a folder as for fairseq's ``sentence_prediction``."""
 
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder that `clusterformer prepare classification` made"},
+    num_classes: int = option(
+        0, "number of classes; 0: the number in the labels' dictionary", at_least=0
     )
-    num_classes: int = field(
-        default=0, metadata={"help": "number of classes; 0: the number in the labels' dictionary"}
+    pair_form: str = option(
+        "joined",
+        "how a pair is read: joined (one sequence <s> a </s> b </s> with segment embeddings) or "
+        "siamese (one after the other, by the same encoder)",
+        choices=PAIR_FORMS,
     )
-    pair_form: str = field(
-        default="joined",
-        metadata={
-            "help": "how a pair is read: joined (one sequence <s> a </s> b </s> with segment "
-            "embeddings) or siamese (one after the other, by the same encoder)"
-        },
-    )
-    max_positions: int = field(default=512, metadata={"help": "most tokens of a sequence"})
-    truncate_sequence: bool = field(
-        default=False,
-        metadata={"help": "cut longer sequences to --max-positions, instead of refusing them"},
-    )
-    no_shuffle: bool = field(
-        default=False,
-        metadata={"help": "keep the order of sequences of one length, instead of a random one"},
+    max_positions: int = option(512, "most tokens of a sequence", at_least=5)
+    truncate_sequence: bool = option(
+        False, "cut longer sequences to --max-positions, instead of refusing them"
     )
 
 
 @register_task("clusterformer_sentence", dataclass=ClusterformerSentenceConfig)
-class ClusterformerSentenceTask(FairseqTask):
+class ClusterformerSentenceTask(OwnModels):
     """Texts or pairs with a label each; pairs with a question each are ranked as well.
 
     Attributes:
@@ -59,12 +53,13 @@ class ClusterformerSentenceTask(FairseqTask):
         is_ranking: whether each pair belongs to a question.
     """
 
+    name, model, criterion = "clusterformer_sentence", ClusterformerClassifier, FairseqCriterion
+
     def __init__(
         self, cfg: ClusterformerSentenceConfig, dictionary: Dictionary, labels: Dictionary
     ):
-        super().__init__(cfg)
+        super().__init__(cfg, dictionary)
         folder = shard_of(cfg.data)
-        self.dictionary = dictionary
         self.label_dictionary = labels
         self.classes = labels.symbols[labels.nspecial :]
         self.is_pair = (folder / "input1").is_dir()
@@ -77,18 +72,12 @@ class ClusterformerSentenceTask(FairseqTask):
 
         Raises:
             FileNotFoundError: no dictionary.
-            ValueError: an option that is not allowed, or two different dictionaries.
+            ValueError: another number of classes, or two different dictionaries.
         """
-        if cfg.pair_form not in PAIR_FORMS:
-            raise ValueError(f"--pair-form is {cfg.pair_form}; allowed: {', '.join(PAIR_FORMS)}")
-        if cfg.max_positions < 5:
-            raise ValueError(
-                f"--max-positions is {cfg.max_positions}; allowed: 5 or more, a pair of words"
-            )
         folder = shard_of(cfg.data)
-        dictionary = _read_dictionary(folder / "input0")
+        dictionary = load_dictionary(folder / "input0", _MADE_BY)
         if (folder / "input1").is_dir():
-            second = _read_dictionary(folder / "input1")
+            second = load_dictionary(folder / "input1", _MADE_BY)
             if second.symbols != dictionary.symbols:
                 raise ValueError(
                     f"{folder}/input1/dict.txt differs from {folder}/input0/dict.txt; allowed: "
@@ -116,15 +105,15 @@ class ClusterformerSentenceTask(FairseqTask):
             ValueError: files that do not fit together, or a text that is too long.
         """
         folder = shard_of(self.cfg.data, epoch)
-        texts = [
-            _read_binarized(folder / name / split, self.dictionary, combine)
+        texts = {
+            name: _read_binarized(folder / name / split, self.dictionary, combine)
             for name in ("input0", "input1")[: 1 + self.is_pair]
-        ]
+        }
         labels = _read_binarized(folder / "label" / split, self.label_dictionary, combine)
-        questions = _read_questions(folder / "group" / f"{split}.txt") if self.is_ranking else None
-        counts = {f"input{number}": len(text) for number, text in enumerate(texts)}
-        counts["label"] = len(labels)
-        if questions is not None:
+        counts = {name: len(rows) for name, rows in {**texts, "label": labels}.items()}
+        questions = None
+        if self.is_ranking:
+            questions = _read_questions(folder / "group" / f"{split}.txt")
             counts["group"] = len(questions)
         if len(set(counts.values())) > 1 or not len(labels):
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -132,7 +121,7 @@ class ClusterformerSentenceTask(FairseqTask):
                 f"lines of {split} in {folder}: {told}; allowed: as many in each, at least one"
             )
         dataset = SentenceDataset(
-            texts,
+            list(texts.values()),
             self._classes_of(labels, folder / "label" / split),
             self.dictionary,
             pair_form=self.cfg.pair_form,
@@ -152,11 +141,7 @@ class ClusterformerSentenceTask(FairseqTask):
         return dataset
 
     def _classes_of(self, labels, path: Path) -> Tensor:
-        """Classes, int64 [n], of binarised lines.
-
-        Raises:
-            ValueError: a line that is not one label.
-        """
+        """Classes, int64 [n], of binarised lines; raises ValueError for one that is no label."""
         rows = [labels[index].tolist() for index in range(len(labels))]
         end, first = self.label_dictionary.eos(), self.label_dictionary.nspecial
         for number, row in enumerate(rows, 1):
@@ -169,22 +154,6 @@ class ClusterformerSentenceTask(FairseqTask):
                 )
         return torch.tensor([row[0] - first for row in rows])
 
-    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Return a classifier, with its initial weights unless a checkpoint is loaded.
-
-        Raises:
-            ValueError: an architecture that is no classifier.
-        """
-        model = super().build_model(cfg, from_checkpoint)
-        if not hasattr(model, "load_initial_weights"):
-            raise ValueError(
-                f"--task is clusterformer_sentence, and the model a {type(model).__name__}; "
-                "allowed: an architecture clusterformer_classifier*"
-            )
-        if not from_checkpoint:
-            model.load_initial_weights()
-        return model
-
     def begin_valid_epoch(self, epoch: int, model) -> None:
         # fairseq never empties these meters, and saves them: what was ranked would pile up
         metrics.reset_meters("valid")
@@ -192,35 +161,15 @@ class ClusterformerSentenceTask(FairseqTask):
     def max_positions(self) -> int:
         return self.cfg.max_positions
 
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> None:
-        return None
-
-
-def _read_dictionary(folder: Path) -> Dictionary:
-    path = folder / "dict.txt"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; allowed: a folder with input0/, label/ and for pairs input1/, "
-            "each with a dict.txt"
-        )
-    return Dictionary.load(str(path))
-
 
 def _read_labels(folder: Path) -> Dictionary:
     """Without the symbols that fairseq-preprocess fills up a dictionary with."""
-    labels = _read_dictionary(folder)
+    labels = load_dictionary(folder, _MADE_BY)
     while re.fullmatch(r"madeupword\d{4}", labels.symbols[-1]):
         labels.count.pop()
         del labels.indices[labels.symbols.pop()]
-    if len(labels) - labels.nspecial < 2:
-        raise ValueError(
-            f"{folder}/dict.txt has {len(labels) - labels.nspecial} labels; allowed: 2 or more"
-        )
+    if (number := len(labels) - labels.nspecial) < 2:
+        raise ValueError(f"{folder}/dict.txt has {number} labels; allowed: 2 or more")
     return labels
 
 

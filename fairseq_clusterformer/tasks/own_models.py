@@ -1,45 +1,59 @@
-"""Mixins before a fairseq task: what it trains, by what, and from what it starts."""
+"""Bases of tasks: what they train, by what criterion, and from what it starts."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import FairseqTask
+from omegaconf import II, MISSING
+
+from fairseq_clusterformer.models.options import option
+
+
+@dataclass
+class DataOptions(FairseqDataclass):
+    """Options of every task that trains on a prepared folder."""
+
+    data: str = option(MISSING, "folder that `clusterformer prepare` made for this task")
+    no_shuffle: bool = option(
+        False, "keep the order of samples of one length, instead of a random one"
+    )
+    train_subset: str = II("dataset.train_subset")
 
 
 class InitialWeights:
-    """Models may start from weights of others."""
+    """Mixin before a task: models may start from weights of others."""
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Return the model, with its initial weights unless a checkpoint is loaded.
-
-        Raises:
-            ValueError: initial weights that do not fit.
-        """
+        """Return the model, with its initial weights unless a checkpoint is loaded; raises
+        ValueError for initial weights that do not fit."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and hasattr(model, "load_initial_weights"):
             model.load_initial_weights()
         return model
 
 
-class OwnModels(InitialWeights):
-    """The task trains some architectures alone, by one criterion.
+class OwnModels(InitialWeights, FairseqTask):
+    """A task of one dictionary that trains some architectures alone.
 
     Attributes:
         name: of the task, and of its criterion.
         model: base class of the architectures.
-        criterion: its class.
+        criterion: base class of its criterion.
     """
 
     name: ClassVar[str]
     model: ClassVar[type]
     criterion: ClassVar[type]
 
-    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Return the model, with its initial weights unless a checkpoint is loaded.
+    def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
 
-        Raises:
-            ValueError: another architecture, or initial weights that do not fit.
-        """
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """As `InitialWeights` does; raises ValueError for another architecture."""
         architecture = getattr(cfg, "_name", None) or cfg.arch
         if not issubclass(ARCH_MODEL_REGISTRY.get(architecture, object), self.model):
             known = sorted(n for n, cls in MODEL_REGISTRY.items() if issubclass(cls, self.model))
@@ -50,14 +64,18 @@ class OwnModels(InitialWeights):
         return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Return the criterion.
-
-        Raises:
-            ValueError: another one.
-        """
+        """Return the criterion; raises ValueError for another one."""
         criterion = super().build_criterion(cfg, from_checkpoint)
         if not isinstance(criterion, self.criterion):
             raise ValueError(
                 f"--task is {self.name}, and --criterion {cfg._name}; allowed: {self.name}"
             )
         return criterion
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary | None:
+        """None: what is right is no text."""

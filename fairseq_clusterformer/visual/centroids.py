@@ -6,7 +6,6 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fairseq_clusterformer.clustering.fitted import load_clusters
-from fairseq_clusterformer.clustering.matrices import InputError
 from fairseq_clusterformer.errors import UserError, bad_option
 
 COLUMNS = 10
@@ -27,7 +26,7 @@ def draw_centroids(clusters: Path) -> tuple[Figure, int]:
     """
     try:
         centroids = load_clusters(clusters).centroids
-    except InputError as error:
+    except UserError as error:
         raise UserError(f"--centroids is {error}") from None
     num_clusters, width = centroids.shape
     side = math.isqrt(width)

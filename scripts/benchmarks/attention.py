@@ -19,7 +19,9 @@ visible pairs, by ceilings that are measured at the start (``scripts/benchmarks/
 import math
 import statistics
 import sys
+from argparse import Namespace
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -165,6 +167,21 @@ def plot(path: Path, rows: list[dict], title: str) -> None:
     common.plot_rows(path, rows, columns, x=x, series="kind", title=title, floors=floors)
 
 
+def setting_of(args: Namespace, length: int) -> Setting:
+    """What the options say, at one length."""
+    return Setting(
+        length=length,
+        batch=args.batch,
+        heads=args.heads,
+        width=args.width,
+        window=args.window,
+        clusters=args.clusters or math.isqrt(length),
+        dtype=args.dtype,
+        device=args.device,
+        impl=args.impl,
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
@@ -172,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     ceilings = measure_ceilings(args.device, common.DTYPES[args.dtype])
     print(
         f"ceilings: {ceilings.operations / 1e9:.0f} GFLOP/s in {args.dtype}, "
-        f"{ceilings.bytes / 1e9:.1f} GB/s\n\n{common.table_head(COLUMNS)}"
+        f"{ceilings.bytes / 1e9:.1f} GB/s\n"
     )
     clusters = "sqrt(N)" if args.clusters is None else args.clusters
     sizes = f"B = {args.batch}, H = {args.heads}, E = {args.width}, W = {args.window}"
@@ -180,27 +197,14 @@ def main(argv: list[str] | None = None) -> int:
         f"{sizes}, K = {clusters}, {args.dtype}, {args.impl}, causal, forward + backward, "
         f"routing included, medians of {args.repeats}"
     )
-    rows: list[dict] = []
-    for length in args.lengths:
-        setting = Setting(
-            length=length,
-            batch=args.batch,
-            heads=args.heads,
-            width=args.width,
-            window=args.window,
-            clusters=args.clusters or math.isqrt(length),
-            dtype=args.dtype,
-            device=args.device,
-            impl=args.impl,
-        )
-        for row in compare(args.kinds, setting, ceilings, args.repeats):
-            print(common.table_row(row, COLUMNS), flush=True)
-            rows.append(row)
-        more = {"ceilings": asdict(ceilings)}
-        common.write_record(args.json, parser.prog, args.device, settings, rows, **more)
-    if args.plot is not None:
-        plot(args.plot, rows, f"Attention alone, causal: {sizes}, K = {clusters}, {args.dtype}")
-    return 1 if any("wrong" in row for row in rows) else 0
+    rows = (
+        row
+        for length in args.lengths
+        for row in compare(args.kinds, setting_of(args, length), ceilings, args.repeats)
+    )
+    title = f"Attention alone, causal: {sizes}, K = {clusters}, {args.dtype}"
+    more = {"ceilings": asdict(ceilings), "plot": partial(plot, title=title)}
+    return common.report(parser, args, COLUMNS, settings, rows, **more)
 
 
 if __name__ == "__main__":

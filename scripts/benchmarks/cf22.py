@@ -32,6 +32,7 @@ import statistics
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -273,17 +274,11 @@ def main(argv: list[str] | None = None) -> int:
     args.batch = args.batch or batch
     sizes = f"{LAYERS} layers, D = {HEADS * WIDTH}, H = {HEADS}, ffn {FFN}, B = {args.batch}"
     settings = f"{sizes}, float32, {args.impl}, no padding, no dropout, medians of {args.repeats}"
-    rows: list[dict] = []
-    print(common.table_head(COLUMNS))
-    for length in lengths:
-        if args.max_length is None or length <= args.max_length:
-            for row in measure(args, length):
-                print(common.table_row(row, COLUMNS), flush=True)
-                rows.append(row)
-            common.write_record(args.json, parser.prog, args.device, settings, rows)
-    if args.plot is not None:
-        plot(args.plot, rows, args.experiment, f"One step of an encoder, not causal: {sizes}")
-    return 1 if any("wrong" in row for row in rows) else 0
+    lengths = [n for n in lengths if args.max_length is None or n <= args.max_length]
+    rows = (row for length in lengths for row in measure(args, length))
+    title = f"One step of an encoder, not causal: {sizes}"
+    draw = partial(plot, experiment=args.experiment, title=title)
+    return common.report(parser, args, COLUMNS, settings, rows, plot=draw)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fairseq_clusterformer.cli.common import Parser, whole_number
+from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, chosen
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.plots import Line, Panel, draw
@@ -242,6 +243,62 @@ def write_record(
     found = provenance(shown_command(program), threads=torch.get_num_threads(), device=device)
     record = {**found, "settings": settings, **more, "rows": rows}
     write_aside(path, json.dumps(record, indent=2) + "\n")
+
+
+def report(
+    parser: Parser,
+    args: argparse.Namespace,
+    columns: Mapping[str, str],
+    settings: str,
+    rows: Iterable[dict],
+    *,
+    plot: Callable[[Path, list[dict]], None] | None = None,
+    **more,
+) -> int:
+    """Print each row as it is measured, and record and draw them; returns the exit status.
+
+    Args:
+        plot: draws the rows into a file, that of ``--plot``.
+        more: of the record.
+    """
+    done: list[dict] = []
+    device = getattr(args, "device", "cpu")
+    try:
+        for row in rows:
+            if not done:
+                print(table_head(columns))
+            print(table_row(row, columns), flush=True)
+            done.append(row)
+            write_record(args.json, parser.prog, device, settings, done, **more)
+    except (UserError, ValueError, CheckFailed, Unavailable) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    if plot is not None and args.plot is not None:
+        plot(args.plot, done)
+    return 1 if any("wrong" in row for row in done) else 0
+
+
+def by_length(
+    names: Sequence[str | None], lengths: Sequence[int], key: str, measure: Callable[..., dict]
+) -> Iterator[dict]:
+    """Yield a row of each name and length, and its seconds against half the length and ``full``.
+
+    Args:
+        key: of the name in a row.
+        measure: takes a name and a length, and returns what was measured, ``seconds`` among it.
+    """
+    seconds: dict[tuple, float] = {}
+    for name in names:
+        for length in lengths:
+            row = {key: name, "tokens": length}
+            with reason_in(row):
+                row |= in_own_process(measure, name=name, length=length)
+                found = seconds[name, length] = row["seconds"]
+                if half := seconds.get((name, length // 2)):
+                    row["times half the length"] = found / half
+                if full := seconds.get(("full", length)):
+                    row["times as fast as full"] = full / found
+            yield row
 
 
 def plot_rows(

@@ -14,24 +14,25 @@ loaded (on CUDA: tensors only).
 import logging
 import sys
 from argparse import Namespace
+from functools import partial
 
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from fairseq_clusterformer.etc import encoder as etc
+from fairseq_clusterformer.etc.encoder import SIZES
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
+from fairseq_clusterformer.models.options import set_defaults
 from scripts.benchmarks import common
 
 WORDS = 8000
-SIZES = {"tiny": etc.tiny, "small": etc.small, "base": etc.base}
 BLOCKS = "etc, blocks"
 COLUMNS = {
     "model": "",
     "tokens": ",",
     "seconds": ".3f",
-    "times the length before": ".2f",
+    "times half the length": ".2f",
     "times as fast as full": ".1f",
     "peak MiB": ",.0f",
 }
@@ -44,7 +45,7 @@ def make_model(name: str, args: Namespace, length: int) -> nn.Module:
         dictionary.add_symbol(str(word))
     task = Namespace(source_dictionary=dictionary, max_positions=lambda: length)
     options = Namespace(attention_kernel=args.impl, dropout=0.0)
-    SIZES[args.size](options)
+    set_defaults(options, **SIZES[args.size])
     if name.startswith("etc"):
         options.block = 97 if name == BLOCKS else -(-length // args.parts)
         return ETCMaskedLM.build_model(options, task)
@@ -52,7 +53,7 @@ def make_model(name: str, args: Namespace, length: int) -> nn.Module:
     return ClusterformerMaskedLM.build_model(options, task)
 
 
-def measure(name: str, args: Namespace, length: int) -> tuple[float, float]:
+def measure(name: str, length: int, args: Namespace) -> dict:
     """Least seconds of a forward and backward pass, and MiB; for a process of its own."""
     logging.disable(logging.INFO)
     torch.manual_seed(0)
@@ -70,30 +71,7 @@ def measure(name: str, args: Namespace, length: int) -> tuple[float, float]:
     update(words[:, :512], masked[:, :512])
     repeats = range(args.repeats)
     seconds = [common.own_seconds(lambda: update(words, masked), args.device) for _ in repeats]
-    return min(seconds), common.peak_memory(args.device)
-
-
-def measure_all(args: Namespace) -> list[dict]:
-    """Print a row for each model and length, and return the rows."""
-    print(common.table_head(COLUMNS))
-    rows: list[dict] = []
-    for name in args.models:
-        for length in args.lengths:
-            row = {"model": name, "tokens": length}
-            with common.reason_in(row):
-                found = common.in_own_process(measure, name=name, args=args, length=length)
-                row["seconds"], row["peak MiB"] = found
-            before = {(r["model"], r["tokens"]): r.get("seconds") for r in rows}
-            for column, other, inverse in (
-                ("times the length before", (name, length // 2), False),
-                ("times as fast as full", ("full", length), True),
-            ):
-                if "seconds" in row and (seconds := before.get(other)):
-                    ratio = row["seconds"] / seconds
-                    row[column] = 1 / ratio if inverse else ratio
-            rows.append(row)
-            print(common.table_row(row, COLUMNS), flush=True)
-    return rows
+    return {"seconds": min(seconds), "peak MiB": common.peak_memory(args.device)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -108,11 +86,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--size", choices=SIZES, default="small")
     args = parser.parse_args(argv)
     common.settle_device(parser, args)
-    rows = measure_all(args)
     shown = ("size", "parts", "batch", "impl", "repeats")
     settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
-    common.write_record(args.json, parser.prog, args.device, settings, rows)
-    return 0
+    rows = common.by_length(args.models, args.lengths, "model", partial(measure, args=args))
+    return common.report(parser, args, COLUMNS, settings, rows)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import statistics
 import sys
 from argparse import Namespace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,6 @@ from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
 from fairseq_clusterformer.compat import silence_known_warnings
-from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.models.clusterformer import ClusterformerModel
 from scripts.benchmarks import common
@@ -148,19 +148,9 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(1)
     trained = args.checkpoints and " and ".join(map(str, args.checkpoints))
     settings = trained or f"random weights, {ARCH}, {RANDOM['decoder_attention']}"
-    rows: list[dict] = []
-    print(common.table_head(COLUMNS))
-    try:
-        for length in args.lengths:
-            for batch in args.sentences:
-                for beam in args.beam:
-                    rows.append(compare(args, length, batch, beam))
-                    print(common.table_row(rows[-1], COLUMNS), flush=True)
-    except (UserError, common.CheckFailed) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    common.write_record(args.json, parser.prog, "cpu", settings, rows)
-    return 0
+    sizes = product(args.lengths, args.sentences, args.beam)
+    rows = (compare(args, *size) for size in sizes)
+    return common.report(parser, args, COLUMNS, settings, rows)
 
 
 if __name__ == "__main__":

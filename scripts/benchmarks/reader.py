@@ -13,6 +13,7 @@ that was loaded (on CUDA: tensors only).
 import logging
 import sys
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -60,11 +61,11 @@ def random_words(length: int, device: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def measure(args: Namespace, attention: str | None, length: int) -> dict:
+def measure(name: str | None, length: int, args: Namespace) -> dict:
     """Least seconds of the repeats, and MiB; for a process of its own."""
     logging.disable(logging.INFO)
     torch.manual_seed(0)
-    model = make_reader(args, attention)
+    model = make_reader(args, name)
     question, short, document = (random_words(n, args.device) for n in (QUESTION, 1000, length))
     model(question, short)
 
@@ -78,24 +79,6 @@ def measure(args: Namespace, attention: str | None, length: int) -> dict:
     if isinstance(model, WordReader):
         row["second"] = least(document, None, torch.stack(model.encode(document)))
     return row | {"peak MiB": common.peak_memory(args.device)}
-
-
-def measure_all(args: Namespace) -> list[dict]:
-    """Print a row for each attention and length, and return the rows."""
-    print(common.table_head(COLUMNS))
-    rows: list[dict] = []
-    for attention in args.attention:
-        for length in args.lengths:
-            row = {"attention": attention, "tokens": length}
-            row |= common.in_own_process(measure, args=args, attention=attention, length=length)
-            rows.append(row)
-            before = {(r["attention"], r["tokens"]): r["seconds"] for r in rows}
-            if (attention, length / 2) in before:
-                row["times half the length"] = row["seconds"] / before[attention, length / 2]
-            if ("full", length) in before:
-                row["times as fast as full"] = before["full", length] / row["seconds"]
-            print(common.table_row(row, COLUMNS), flush=True)
-    return rows
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,16 +97,11 @@ def main(argv: list[str] | None = None) -> int:
             if (value := getattr(args, name)) is not None:
                 shown = value[0] if name == "attention" else value
                 parser.error(f"--{name} is {shown}; allowed: none, for {args.arch} has none")
-    args.attention = args.attention or [None]
-    try:
-        rows = measure_all(args)
-    except (common.Unavailable, ValueError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
     shown = ("arch", "clusters", "impl", "repeats")
     settings = ", ".join(f"{name} {getattr(args, name)}" for name in shown)
-    common.write_record(args.json, parser.prog, args.device, settings, rows)
-    return 0
+    specs = args.attention or [None]
+    rows = common.by_length(specs, args.lengths, "attention", partial(measure, args=args))
+    return common.report(parser, args, COLUMNS, settings, rows)
 
 
 if __name__ == "__main__":

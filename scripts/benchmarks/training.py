@@ -20,6 +20,8 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +213,13 @@ def compare(data: Path, length: int, args: Namespace) -> list[dict]:
     return list(rows.values())
 
 
+def checked(data: Path, args: Namespace) -> Iterator[dict]:
+    """The rows of all lengths, once the results are right."""
+    check(data, args)
+    for length in args.lengths:
+        yield from compare(data, length, args)
+
+
 def make_parser() -> Parser:
     numbers = {
         "--lengths": ([1024, 2048, 4096, 8192], "tokens per sample"),
@@ -259,24 +268,12 @@ def main(argv: list[str] | None = None) -> int:
         f"{sizes}, {args.dtype}, {args.impl}, {args.updates} updates per run, "
         f"medians of {args.repeats}"
     )
-    rows: list[dict] = []
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary)
         random_data(data, max(*args.lengths, CHECKED_TOKENS) * args.batch * (args.updates + 2))
-        try:
-            check(data, args)
-            print(common.table_head(COLUMNS))
-            for length in args.lengths:
-                for row in compare(data, length, args):
-                    print(common.table_row(row, COLUMNS), flush=True)
-                    rows.append(row)
-                common.write_record(args.json, parser.prog, args.device, settings, rows)
-        except (common.CheckFailed, common.Unavailable) as error:
-            print(f"{parser.prog}: error: {error}", file=sys.stderr)
-            return 1
-    if args.plot is not None:
-        plot(args.plot, rows, f"Training of language models: {sizes}")
-    return 1 if any("wrong" in row for row in rows) else 0
+        draw = partial(plot, title=f"Training of language models: {sizes}")
+        rows = checked(data, args)
+        return common.report(parser, args, COLUMNS, settings, rows, plot=draw)
 
 
 def plot(path: Path, rows: list[dict], title: str) -> None:

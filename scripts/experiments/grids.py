@@ -70,7 +70,15 @@ def load_grid(path: Path, of: tuple[Path, ...] = ()) -> dict:
     try:
         grid = _read(path, of)
         runs_of(grid)
-    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+    except (
+        OSError,
+        ValueError,
+        yaml.YAMLError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         raise bad_option("GRID", path, "a YAML file with score, shared, rows, columns") from None
     return grid
 

@@ -39,6 +39,7 @@ FORMS = [
 def test_tokens_seen_are_those_attended(kind, causal):
     clusters = {} if kind.startswith(("full", "window")) else {"clusters": 4}
     module = layer(kind, causal=causal, **clusters)
+    module.impl = "auto"
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     (seen,) = tokens_seen(module, x).values()
 

@@ -24,7 +24,7 @@ def test_all_models_have_times_and_memory(
     ]
     assert all(row["seconds"] > 0 and row["peak MiB"] > 100 for row in found["rows"])
     first, second = found["rows"][2:4]
-    assert second["times the length before"] == pytest.approx(second["seconds"] / first["seconds"])
+    assert second["times half the length"] == pytest.approx(second["seconds"] / first["seconds"])
     assert first["times as fast as full"] == pytest.approx(
         found["rows"][0]["seconds"] / first["seconds"]
     )

@@ -22,7 +22,7 @@ BAD_OPTIONS = {
     "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
     "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
     "--num-clusters -3": "--num-clusters is -3; allowed: 1 or more",
-    "--cluster-rule chunk": "--cluster-rule is chunk, which is not causal",
+    "--cluster-rule chunk": "--cluster-rule is chunk; allowed: recent, leaking-chunk",
     "--cluster-rule newest": "--cluster-rule is newest; allowed: recent, leaking-chunk",
     "--cluster-similarity l2": "--cluster-similarity is l2; allowed: dot, scaled-dot, cosine",
     "--cluster-normalizer none": "--cluster-normalizer is none; allowed: average, running",
@@ -31,6 +31,9 @@ BAD_OPTIONS = {
     "--cluster-temperature nan": "--cluster-temperature is nan; allowed: above 0",
     "--attention window+taught --cluster-rule leaking-chunk": (
         "--cluster-rule is leaking-chunk; allowed: recent, for no kind of --attention has another"
+    ),
+    "--attention neural --cluster-rule leaking-chunk --attention-kernel blocks": (
+        "--attention-kernel is blocks: the cluster rule is leaking-chunk; allowed: auto, reference"
     ),
     "--hash-rounds 0": "--hash-rounds is 0; allowed: 1 or more",
     "--attention lsh --cluster-rule leaking-chunk": "--cluster-rule is leaking-chunk; allowed: r",
@@ -45,7 +48,7 @@ BAD_OPTIONS = {
     ),
     "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
     "--positions polar": "--positions is polar; allowed: learned, sinusoidal, rotary",
-    "--short-convolution -1": "--short-convolution is -1; allowed: 1 or more, or 0 for none",
+    "--short-convolution -1": "--short-convolution is -1; allowed: 0 or more",
     "--copying-start": "--copying-start is True: --short-convolution is 0; allowed: with --",
     "--decoder-kv-heads 3": "--decoder-kv-heads is 3; allowed: a number that divides",
     "--attention kmeans --kmeans-bank-size 3": "--kmeans-bank-size is 3; allowed: 4 or more",

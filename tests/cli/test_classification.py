@@ -423,8 +423,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("remove", "message"),
         [
-            ("input0/dict.txt", "input0/dict.txt: no such file; allowed: a folder with"),
-            ("label/dict.txt", "label/dict.txt: no such file; allowed: a folder with"),
+            ("input0/dict.txt", "input0: it has no dict.txt; allowed: a folder that"),
+            ("label/dict.txt", "label: it has no dict.txt; allowed: a folder that"),
             ("input1/train.bin", "input1/train.bin, "),
             ("label/valid.idx", "label/valid.bin, "),
             ("group/valid.txt", "group/valid.txt: no such file; allowed: a question's id a line"),
@@ -467,7 +467,9 @@ class TestBadInput:
 
     def test_another_architecture(self, text_data: Path, tmp_path: Path) -> None:
         line = f"{CLASSIFICATION} --arch clusterformer_masked_lm"
-        with pytest.raises(ValueError, match="allowed: an architecture clusterformer_classifier"):
+        with pytest.raises(
+            ValueError, match="does not train it; allowed: clusterformer_classifier and"
+        ):
             train(text_data, line, tmp_path)
 
 

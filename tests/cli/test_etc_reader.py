@@ -208,8 +208,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ("--supporting-threshold 2", "--supporting-threshold is 2.0; allowed: 0 to 1"),
-            ("--max-global-positions -1", "--max-global-positions is -1; allowed: 1 or more, or"),
+            (
+                "--supporting-threshold 2",
+                "--supporting-threshold is 2.0; allowed: 0 or more, up to 1",
+            ),
+            ("--max-global-positions -1", "--max-global-positions is -1; allowed: 0 or more"),
             ("--structure x", "--structure is x; allowed: contexts, text, flat"),
         ],
     )

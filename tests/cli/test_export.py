@@ -17,14 +17,22 @@ from transformers import (  # noqa: E402
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedTokenizerFast,
     pipeline,
 )
 
 import fairseq_clusterformer  # noqa: E402
 from fairseq_clusterformer.inference.bundle import SHIPPED  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
+from fairseq_clusterformer.inference.perplexity import in_one_pass, split_blocks  # noqa: E402
 from fairseq_clusterformer.models.options import defaults_of  # noqa: E402
-from tests.cli.in_process import CLASSIFICATION, QUESTIONS, assert_equal_states, train  # noqa: E402
+from tests.cli.in_process import (  # noqa: E402
+    CLASSIFICATION,
+    CLUSTERFORMER,
+    QUESTIONS,
+    assert_equal_states,
+    train,
+)
 from tests.cli.towns import squad  # noqa: E402
 from tests.inference.commands import error, run, usage_error  # noqa: E402
 
@@ -46,32 +54,66 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def language_model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported") / "lm"
-    assert run("export", checkpoint, folder, "--to", "transformers") == 0
-    return folder
+def word_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    text = byte_data.parent / "text"
+    assert run("prepare", "lm", "text", text, folder / "data", "--words") == 0
+    train(folder / "data", CLUSTERFORMER, folder, "--max-update", 2)
+    return folder / "checkpoint_last.pt"
 
 
-def test_a_language_model_is_fairseqs(checkpoint: Path, language_model: Path) -> None:
-    """Logits, and greedy text as our own command writes it."""
-    loaded = load_checkpoint(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(language_model).eval()
-    tokenizer = AutoTokenizer.from_pretrained(language_model)
-    assert_equal_states(loaded.model.state_dict(), model.model.state_dict())
-    prompt = "The é of\nclasses"
-    given = tokenizer(prompt, return_tensors="pt")
-    assert given["input_ids"].shape[1] == len(prompt.encode())
-    assert tokenizer.decode(given["input_ids"][0], skip_special_tokens=True) == prompt
+@pytest.mark.parametrize(
+    ("unit", "bos", "begin"),
+    [("bytes", False, []), ("bytes", True, [0]), ("words", False, [2]), ("words", True, [0, 2])],
+)
+def test_a_language_model_is_fairseqs(
+    unit: str, bos: bool, begin: list[int], checkpoint: Path, word_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Tensors, how a text begins (--add-bos-token), perplexity, and greedy text, by our own
+    tokenizer and by tokenizer.json; also after the way back."""
+    state = torch.load(checkpoint if unit == "bytes" else word_checkpoint, weights_only=True)
+    state["cfg"]["task"]["add_bos_token"] = bos
+    torch.save(state, tmp_path / "model.pt")
+    out = tmp_path / "out"
+    assert run("export", tmp_path / "model.pt", out, "--to", "transformers") == 0
+    ours = fairseq_clusterformer.load(tmp_path / "model.pt", device="cpu")
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    assert_equal_states(ours.model.state_dict(), model.model.state_dict())
+    slow = AutoTokenizer.from_pretrained(out)
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(out / "tokenizer.json"))
+    # only the first block begins by </s> where texts are bytes
+    blocks = list(split_blocks(ours.loaded, "train"))
+    source, target = blocks[1 if unit == "bytes" and bos else 0]
+    if unit == "bytes" and not bos:
+        source, target = source[1:], target[1:]
+    text = slow.decode(source, skip_special_tokens=True)
+    for read in (slow, fast):
+        assert read(text)["input_ids"] == source.tolist()
+        assert read("")["input_ids"] == (begin if read is fast else [0, 2] if bos else [2])
+    assert source.tolist()[: len(begin)] == begin
     with torch.no_grad():
-        wanted = loaded.model(given["input_ids"])[0]
-        torch.testing.assert_close(model(**given).logits, wanted, rtol=0, atol=1e-5)
-    ours = fairseq_clusterformer.load(checkpoint, device="cpu")
-    text = ours.generate(prompt, max_tokens=25, temperature=0)
-    found = model.generate(**given, max_new_tokens=25, do_sample=False)[0]
-    assert tokenizer.decode(found, skip_special_tokens=True) == text
-    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    (piped,) = write(prompt, max_new_tokens=25, do_sample=False)
-    assert piped["generated_text"] == text
+        found = model(source[None]).logits.log_softmax(-1)[:, -len(target) :]
+    wanted = in_one_pass(ours.model, source[None], target[None])
+    torch.testing.assert_close(found.gather(-1, target[None, :, None])[..., 0], wanted)
+    prompt = text[:40].rpartition(" ")[0]
+    assert slow(prompt)["input_ids"] == ours._begin(ours.coding.encode(prompt)).tolist()
+    text = ours.generate(prompt, max_tokens=12, temperature=0)
+    for read in (slow, fast):
+        given = read(prompt, return_tensors="pt", return_token_type_ids=False)
+        written = model.generate(**given, max_new_tokens=12, do_sample=False)[0]
+        assert slow.decode(written, skip_special_tokens=True) == text
+    write = pipeline("text-generation", model=model, tokenizer=slow)
+    assert write(prompt, max_new_tokens=12, do_sample=False)[0]["generated_text"] == text
+    if unit == "words":  # without a prompt
+        assert model.generate(max_new_tokens=3)[0, : len(begin)].tolist() == begin
+    with torch.no_grad():  # what was fine-tuned comes back
+        model.get_input_embeddings().weight[7] += 1
+    model.save_pretrained(tmp_path / "tuned")
+    slow.save_pretrained(tmp_path / "tuned")
+    assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
+    again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
+    assert_equal_states(again.model.state_dict(), model.model.state_dict())
+    assert again._begin(again.coding.encode("a"))[:-1].tolist() == begin
 
 
 def test_a_translator_is_fairseqs(exported: Path) -> None:
@@ -108,28 +150,24 @@ def test_there_and_back_is_the_same_bundle(exported: Path, tmp_path: Path) -> No
     assert one == other
 
 
-def test_what_was_fine_tuned_comes_back(language_model: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(language_model)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[7] += 1
-    model.save_pretrained(tmp_path / "tuned")
-    AutoTokenizer.from_pretrained(language_model).save_pretrained(tmp_path / "tuned")
-    assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
-    found = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
-    assert_equal_states(found.model.state_dict(), model.model.state_dict())
-    assert len(found.generate("The", max_tokens=5)) > 3
-
-
-def test_a_classifier_labels_as_ours(pair_data: Path, tmp_path: Path) -> None:
-    data = shutil.copytree(pair_data, tmp_path / "data")
+@pytest.fixture(scope="module")
+def classifier(pair_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, and what was exported from it behind "out"."""
+    folder = tmp_path_factory.mktemp("classifier")
+    data = shutil.copytree(pair_data, folder / "data")
     settings = {"tokenised": False, "settings": {"max_length": None}}
     (data / "data.json").write_text(json.dumps(settings))
-    train(data, CLASSIFICATION, tmp_path / "run", "--max-update", 2)
-    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
-    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 0
-    ours = fairseq_clusterformer.load(checkpoint, device="cpu")
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    train(data, CLASSIFICATION, folder, "--num-classes", 2, "--max-update", 2)
+    last = folder / "checkpoint_last.pt"
+    assert run("export", last, folder / "out", "--to", "transformers") == 0
+    return last
+
+
+def test_a_classifier_labels_as_ours(classifier: Path, tmp_path: Path) -> None:
+    out = classifier.parent / "out"
+    ours = fairseq_clusterformer.load(classifier, device="cpu")
+    model = AutoModelForSequenceClassification.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
     words = ours.loaded.task.dictionary.symbols[4:10]
     pairs = [(" ".join(words[:3]), f"{words[4]}, nobody"), (words[5].upper(), " ".join(words))]
     given = tokenizer(*map(list, zip(*pairs, strict=True)), return_tensors="pt", padding=True)
@@ -141,35 +179,27 @@ def test_a_classifier_labels_as_ours(pair_data: Path, tmp_path: Path) -> None:
     piped = label({"text": pairs[0][0], "text_pair": pairs[0][1]})
     piped = piped[0] if isinstance(piped, list) else piped
     assert piped["label"] == ours.classify(pairs)[0].label
-    assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
+    assert run("export", out, tmp_path / "back", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "back", device="cpu")
     assert again.classify(pairs) == ours.classify(pairs)
 
 
 @pytest.mark.parametrize("labels", [None, ["no", "perhaps", "quite so"]])
 def test_a_fine_tuned_classifier_has_its_labels(
-    labels: list[str] | None, pair_data: Path, tmp_path: Path
+    labels: list[str] | None, classifier: Path, tmp_path: Path
 ) -> None:
     """Its own, or others of another number."""
-    data, out = shutil.copytree(pair_data, tmp_path / "data"), tmp_path / "out"
-    settings = {"tokenised": False, "settings": {"max_length": None}}
-    (data / "data.json").write_text(json.dumps(settings))
-    train(data, CLASSIFICATION, tmp_path, "--num-classes", 2, "--max-update", 2)
-    assert run("export", tmp_path / "checkpoint_last.pt", out, "--to", "transformers") == 0
+    out, tuned = classifier.parent / "out", tmp_path / "tuned"
     new = {"id2label": dict(enumerate(labels)), "ignore_mismatched_sizes": True} if labels else {}
     model = AutoModelForSequenceClassification.from_pretrained(out, **new).eval()
-    model.save_pretrained(tmp_path / "tuned")
     tokenizer = AutoTokenizer.from_pretrained(out)
-    tokenizer.save_pretrained(tmp_path / "tuned")
-    assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
+    model.save_pretrained(tuned), tokenizer.save_pretrained(tuned)
+    assert run("export", tuned, tmp_path / "bundle", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
-    assert again.labels == list(model.config.id2label.values())
-    assert labels is None or again.labels == labels
-    found = again.classify(("a b", "e"))
+    assert again.labels == (labels or list(model.config.id2label.values()))
     with torch.no_grad():
         wanted = model(**tokenizer("a b", "e", return_tensors="pt")).logits.softmax(-1)[0]
-    assert found.probability == pytest.approx(float(wanted.max()), abs=1e-6)
-    assert found.label == again.labels[int(wanted.argmax())]
+    assert again.classify(("a b", "e")).probability == pytest.approx(float(wanted.max()), abs=1e-6)
 
 
 def test_a_classifier_from_a_masked_model_makes_no_bundle(
@@ -225,18 +255,6 @@ def test_a_reader_reads_as_ours(towns_data: Path, tmp_path: Path) -> None:
     answer = tokenizer.decode(row[first:last], skip_special_tokens=True)
     assert answer
     assert answer in document
-    # fine-tuned for a moment: it finds what it was shown, and that there is nothing
-    model.train()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    place = int(kinds.nonzero()[4])
-    right = {"start_positions": [place, 0], "end_positions": [place + 1, 0]}
-    right = {name: torch.tensor(values) for name, values in right.items()}
-    for _ in range(25):
-        model(**given, **right).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert model.eval().spans(**given)[0].tolist() == [place, place + 2]
-    assert model(**given).type_logits.argmax(-1).tolist() == [0, 4]
     assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
     again, states = load_checkpoint(tmp_path / "back"), []
     for each in (again.model, ours):  # but for the memory bank, which serves training alone
@@ -264,44 +282,30 @@ def test_a_reader_of_titles(tmp_path: Path) -> None:
     for i, paragraph in enumerate(source["data"][0]["paragraphs"]):
         wanted = dataset.collater([dataset[i]])["net_input"]
         given = tokenizer(paragraph["qas"][0]["question"], f"{title}\n{paragraph['context']}")
-        parts = [
-            [
-                t
-                for t, part in zip(given["input_ids"], given["token_type_ids"], strict=True)
-                if part == side
-            ]
-            for side in (0, 1)
-        ]
-        assert parts == [
-            wanted["question_tokens"][0].tolist(),
-            wanted["document_tokens"][0].tolist(),
-        ]
+        tokens, kinds = (torch.tensor(given[name]) for name in ("input_ids", "token_type_ids"))
+        parts = [tokens[kinds == side].tolist() for side in (0, 1)]
+        names = ("question_tokens", "document_tokens")
+        assert parts == [wanted[name][0].tolist() for name in names]
     assert parts[1] != tokenizer("", paragraph["context"])["input_ids"][2:]
     untitled = tokenizer("?", "\nA b.\nC.")["input_ids"]
     assert untitled.count(tokenizer.bos_token_id) == 3
     assert title not in tokenizer.decode(untitled)
 
 
-def test_cards(checkpoint: Path, exported: Path, language_model: Path, tmp_path: Path) -> None:
+def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Path, capsys) -> None:
+    """And --force replaces its own files alone."""
     card = (exported / "README.md").read_text()
     assert "\npipeline_tag: translation\n" in card
     assert "40.1 on test2016" in card  # of the bundle's own card
     assert "AutoModelForSeq2SeqLM" in card
-    assert "- Updates: 40" in (language_model / "README.md").read_text()
+    assert "- Updates: 2\n" in (classifier.parent / "out" / "README.md").read_text()
     (tmp_path / "card.md").write_text("# Mine\n\nLoss: 2.5\n")
     words = ("export", checkpoint, tmp_path / "out", "--to", "transformers")
     assert run(*words, "--card", tmp_path / "card.md") == 0
     assert "Loss: 2.5" in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_a_model_that_begins_by_a_symbol_of_its_own(
-    checkpoint: Path, tmp_path: Path, capsys
-) -> None:
-    state = torch.load(checkpoint, weights_only=True)
-    state["cfg"]["task"]["add_bos_token"] = True
-    torch.save(state, tmp_path / "bos.pt")
-    line = error(capsys, "export", tmp_path / "bos.pt", tmp_path / "o", "--to", "transformers")
-    assert "it was trained with --add-bos-token" in line
+    assert run(*words, "--force") == 0
+    (tmp_path / "out" / "notes.txt").touch()
+    assert "holds notes.txt" in error(capsys, *words, "--force")
 
 
 def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
@@ -331,11 +335,3 @@ def test_mistakes_are_one_line(exported: Path, tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "o").exists()
     with pytest.raises(ValueError, match="allowed in ClusterformerForMaskedLM"):
         AutoModelForMaskedLM.from_pretrained(exported)
-
-
-def test_force_replaces_its_own_files_alone(checkpoint: Path, tmp_path: Path, capsys) -> None:
-    words = ("export", checkpoint, tmp_path / "out", "--to", "transformers")
-    assert run(*words) == 0
-    assert run(*words, "--force") == 0
-    (tmp_path / "out" / "notes.txt").touch()
-    assert "holds notes.txt" in error(capsys, *words, "--force")

@@ -77,7 +77,7 @@ class TestTrain:
         [
             "--update-freq 2 --checkpoint-activations --dropout 0.2",
             "--max-tokens 200 --batch-size 100 --no-shuffle --num-workers 2",
-            "--max-positions 0 --max-positions-inference 9999999999 --max-answer-length 5",
+            "--max-positions 0 --max-positions-inference 2000000000 --max-answer-length 5",
             "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4",
             "--amp --span-marginal apart",
         ],
@@ -297,7 +297,7 @@ class TestBadInput:
         ("options", "message"),
         [
             ("--max-positions 1", "--max-positions is 1; allowed: 2 or more, or 0 for documents"),
-            ("--max-positions-inference -1", "--max-positions-inference is -1; allowed: 2 or"),
+            ("--max-positions-inference -1", "--max-positions-inference is -1; allowed: 0 or"),
             ("--max-question-positions 2", "--max-question-positions is 2; allowed: 3 or more"),
             (
                 "--max-question-positions 17",

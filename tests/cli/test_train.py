@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_clusterformer.criterions.clusterformer_cross_entropy import ClusterformerCrossEntropy
+from fairseq_clusterformer.criterions.fairseq_losses import ClusterformerCrossEntropy
 from tests.cli.expected import STATISTICS, assert_trains
 from tests.cli.in_process import CLUSTERFORMER, TRAINING, train
 from tests.conftest import REPO_ROOT, RunCli

@@ -1,21 +1,28 @@
 """``python -m fairseq_clusterformer.clustering``, from files to files."""
 
+import gzip
+import io
 import json
 import re
 import shlex
 import statistics
+import struct
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fairseq_clusterformer.clustering import __main__ as command
+from fairseq_clusterformer.clustering.__main__ import majority_accuracy
 from fairseq_clusterformer.clustering.fitted import load_clusters
-from fairseq_clusterformer.clustering.statistics import majority_accuracy
+from fairseq_clusterformer.clustering.matrices import read_labels, read_matrix
+from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
 
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --kmeans-redos 1"
+LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
 
 
 @pytest.fixture
@@ -38,7 +45,7 @@ def run(line: str) -> int:
 def test_all_methods_in_a_table_and_a_record(folder, capsys):
     pytest.importorskip("minisom", reason="minisom is not installed")
     line = f"fit x.npy --num-clusters 4 9 --methods all --seed 1 2 {QUICK} --json runs.json"
-    assert run(f"{line} --labels y.csv --test t.npy --test-labels ty.csv") == 0
+    assert run(f"{line} {LABELLED}") == 0
     head, rule, *lines = capsys.readouterr().out.splitlines()
     assert "accuracy (%)" in head
     assert set(rule) <= set("|- ")
@@ -53,13 +60,12 @@ def test_all_methods_in_a_table_and_a_record(folder, capsys):
     shown = next(cells for cells in lines if cells.startswith("| kmeans | 9 |"))
     mean = statistics.mean(100 * row["accuracy"] for row in rows)
     assert shown.split("|")[3].split()[0] == f"{mean:.2f}"
-    assert not list(folder.glob("*.partial"))
 
 
 @pytest.mark.parametrize("method", ["neural", "kmeans"])
 def test_what_is_kept_assigns_as_reported(method, folder, capsys):
     fitting = f"fit x.npy --num-clusters 7 --method {method} {QUICK} --out c.npz --json c.json"
-    assert run(f"{fitting} --labels y.csv --test t.npy --test-labels ty.csv") == 0
+    assert run(f"{fitting} {LABELLED}") == 0
     for name in "xt":
         assert run(f"assign c.npz {name}.npy --out {name}-clusters.npy") == 0
     assert "240 vectors in " in capsys.readouterr().out
@@ -76,52 +82,49 @@ def test_without_labels_there_is_no_accuracy(folder, capsys):
     assert "accuracy" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("fit none.npy --num-clusters 3", "none.npy: no such file"),
-        ("fit x.npy --num-clusters 3 241", "--num-clusters is 241; allowed: 1 to N, here 240"),
-        ("fit x.npy --num-clusters 3 --seed -1", "--seed is -1; allowed: 0 to"),
-        ("fit x.npy --num-clusters 3 --labels ty.csv", "90 labels; allowed: 240"),
-        ("fit x.npy --num-clusters 3 --test t.npy", "given are --test; allowed: --labels, or"),
-        (
-            "fit x.npy --num-clusters 3 --labels y.csv --test-labels ty.csv",
-            "--labels and --test-labels; a",
-        ),
-        (
-            "fit x.npy --num-clusters 3 --labels y.csv --test y.csv --test-labels y.csv",
-            "--test y.csv has 1 columns; allowed: 5",
-        ),
-        ("fit x.npy --num-clusters 3 4 --out c.npz", "--out keeps one fit, and 2 are asked for"),
-        ("fit x.npy --num-clusters 3 --out c.npy", "--out is c.npy; allowed: a name .* .npz"),
-        ("fit x.npy --num-clusters 3 --json no/c.json", "--json is no/c.json: no such folder; a"),
-        ("fit x.npy --num-clusters 3 --neural-temperature 0", "temperature of neural is 0.0"),
-        ("fit x.npy --num-clusters 3 --methods neural kmeans --kmeans-redos 0", "redos of kmeans"),
-        ("assign x.npy x.npy --out a.npy", "x.npy: not fitted clusters"),
-    ],
-)
-def test_mistakes_are_one_line(line, message, folder, capsys):
+FIT = "fit x.npy --num-clusters 3"
+MISTAKES = {
+    "fit none.npy --num-clusters 3": "the file is none.npy: cannot be read .*No such file",
+    f"{FIT} 241": "--num-clusters is 241; allowed: 1 to N, here 240",
+    f"{FIT} --seed -1": "--seed is -1; allowed: 0 or more",
+    f"{FIT} --labels ty.csv": r"shape \(90,\); allowed: \(240,\), a label for each row of x.npy",
+    f"{FIT} --test t.npy": "given are --test; allowed: --labels, or",
+    f"{FIT} --labels y.csv --test-labels ty.csv": "--labels and --test-labels; a",
+    f"{FIT} --labels y.csv --test y.csv --test-labels y.csv": "it has 1; allowed: 5 columns",
+    f"{FIT} 4 --out c.npz": "--out is c.npz: fits: 2; allowed: .* for one fit",
+    f"{FIT} --out c.npy": "--out is c.npy: .*; allowed: a name that ends in .npz",
+    f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
+    f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
+    f"{FIT} --json no/c.json": "--json is no/c.json: no such folder; a",
+    f"{FIT} --neural-temperature 0": "--neural-temperature is 0.0; allowed: above 0",
+    f"{FIT} --methods neural kmeans --kmeans-redos 0": "--kmeans-redos is 0; allowed: 1 or more",
+    "assign x.npy x.npy --out a.npy": "x.npy: not fitted clusters",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_one_line(line, folder, capsys):
+    (folder / "x.npz").write_text("the user's")
     before = sorted(folder.iterdir())
     assert run(line) == 1
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert re.search(message, err), err
+    assert (out, err.count("\n")) == ("", 1)
+    assert re.search(MISTAKES[line], err), err
     assert sorted(folder.iterdir()) == before
 
 
 def test_a_missing_library_is_named_before_any_fit(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "minisom", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert run("fit x.npy --num-clusters 3 --methods all --json runs.json") == 1
-    assert "som needs the library minisom: pip install" in capsys.readouterr().err
+    assert run(f"{FIT} --methods all --json runs.json") == 1
+    assert "som: minisom is not installed; allowed: pip install" in capsys.readouterr().err
     assert not (folder / "runs.json").exists()
 
 
 def test_options_that_do_not_exist_are_refused(folder, capsys):
     for wrong in ("--method dbscan", "--neural-similarity l2", "--neural-w-c no", "--k 3"):
         with pytest.raises(SystemExit) as caught:
-            run(f"fit x.npy --num-clusters 3 {wrong}")
+            run(f"{FIT} {wrong}")
         assert caught.value.code == 2
         assert wrong.split()[0] in capsys.readouterr().err
 
@@ -144,3 +147,96 @@ def test_commands_of_the_example_parse():
     assert len(lines) == 2
     for line in lines:
         command.parser().parse_args(shlex.split(line.removeprefix(command.PROGRAM)))
+
+
+# Files of matrices and labels
+NUMBERS = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return header + array.tobytes()
+
+
+def npy(array) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def csv(array) -> bytes:
+    file = io.BytesIO()
+    np.savetxt(file, array, delimiter=",", fmt="%d")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("gz", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "write"), [("x.npy", npy), ("x.csv", csv), ("x-idx3-ubyte", idx), ("x.ubyte", idx)]
+)
+def test_every_format(name, write, gz, tmp_path):
+    path, labels = tmp_path / (name + gz), tmp_path / ("y" + name + gz)
+    for file, array in ((path, NUMBERS), (labels, NUMBERS[:, 1])):
+        data = write(array)
+        file.write_bytes(gzip.compress(data, mtime=0) if gz else data)
+    matrix = read_matrix(path)
+    assert matrix.dtype == np.float32
+    assert matrix.tolist() == NUMBERS.tolist()
+    assert read_labels(labels, path, 4).tolist() == [10, 70, 130, 190]
+
+
+def test_images_are_flattened_row_by_row(tmp_path):
+    (tmp_path / "images-idx3-ubyte").write_bytes(idx(NUMBERS.reshape(2, 3, 4)))
+    matrix = read_matrix(tmp_path / "images-idx3-ubyte")
+    assert matrix.tolist() == NUMBERS.reshape(2, 12).tolist()
+
+
+DAMAGED = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
+DAMAGED[len(DAMAGED) // 2] ^= 0xFF
+WITH_NAN = np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("x.npy", npy(WITH_NAN), "nan at row 1, column 2 .* finite"),
+        ("x.npy", npy(np.full((2, 2), 1e300)), r"1e\+300 at row 0, column 0"),
+        ("x.npy", npy(np.zeros((2, 3, 4))), r"shape \(2, 3, 4\); allowed: a matrix"),
+        ("x.npy", npy(np.zeros((0, 4))), r"shape \(0, 4\)"),
+        ("x.npy", npy(np.array([["a", "b"]])), "<U1, not numbers"),
+        ("x.npy", npy(np.array([[{}]], dtype=object)), "cannot be read .Object arrays"),
+        ("x.npy", npy(NUMBERS)[:-3], "cannot be read"),
+        ("x.csv", b"1,2\n3\n", "cannot be read"),
+        ("x.csv", b"1,two\n", "cannot be read"),
+        ("x-ubyte", idx(NUMBERS)[:-1], r"23 bytes for the shape \(4, 6\)"),
+        ("x-ubyte", idx(NUMBERS) + b"1", "25 bytes for the shape"),
+        ("x-ubyte", idx(NUMBERS)[:6], "cannot be read"),
+        ("x-ubyte", b"\0\0\x0d\2", "begins with 00 00 0d 02"),
+        ("x-ubyte", b"", "begins with"),
+        ("x-ubyte.gz", gzip.compress(idx(NUMBERS), mtime=0)[:-9], "cannot be read"),
+        ("x-ubyte.gz", bytes(DAMAGED), "cannot be read"),
+        ("x-ubyte.gz", idx(NUMBERS), "cannot be read .Not a gzipped file"),
+        ("x.txt", b"1,2\n", "not a known format; allowed: .npy"),
+    ],
+)
+def test_bad_matrices_are_named(name, data, message, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=message) as caught:
+        read_matrix(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2], r"shape \(3,\); allowed: \(4,\), a label for each row of x.npy"),
+        ([0, 1, 2, -1], "not whole numbers; allowed: 0 or more"),
+        ([0, 1, 2, 0.5], "not whole numbers"),
+        ([0, 1, 2, np.nan], "not whole numbers"),
+        ([[0, 1], [2, 3]], r"shape \(2, 2\)"),
+    ],
+)
+def test_bad_labels_are_named(labels, message, tmp_path):
+    np.save(tmp_path / "y.npy", np.array(labels))
+    with pytest.raises(UserError, match=message):
+        read_labels(tmp_path / "y.npy", Path("x.npy"), 4)

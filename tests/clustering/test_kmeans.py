@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.clustering import KMeansClustering
-from fairseq_clusterformer.clustering.bank import MemoryBank
-from fairseq_clusterformer.clustering.kmeans import nearest_neighbour_order, spherical_kmeans
+from fairseq_clusterformer.clustering.kmeans import (
+    MemoryBank,
+    kmeans,
+    nearest_neighbour_order,
+)
 
 WIDTH, CLUSTERS = 8, 5
 
@@ -61,11 +64,11 @@ def test_order_is_that_of_algorithm_1() -> None:
 
 def test_every_centroid_is_the_direction_of_its_members() -> None:
     states = normalize(groups(200), dim=-1)
-    found = spherical_kmeans(states, CLUSTERS)
+    found = kmeans(states, CLUSTERS)
     nearest = (states @ found.t()).argmax(1)
     means = torch.stack([states[nearest == k].mean(0) for k in range(CLUSTERS)])
     torch.testing.assert_close(found, normalize(means, dim=-1))
-    assert torch.equal(found, spherical_kmeans(states, CLUSTERS))
+    assert torch.equal(found, kmeans(states, CLUSTERS))
 
 
 def test_tokens_are_assigned_by_cosine() -> None:
@@ -100,7 +103,7 @@ def test_what_was_together_stays_together() -> None:
     module = restored(module)
     module.observe(states[torch.randperm(2000)])
     module.update()
-    anew = spherical_kmeans(normalize(states[torch.randperm(2000)], dim=-1), CLUSTERS, seed=5)
+    anew = kmeans(normalize(states[torch.randperm(2000)], dim=-1), CLUSTERS, seed=5)
     assert (before @ module.centroids.t()).max(1).values.min() > 0.95
     assert (before @ anew.t()).max(1).values.min() < 0.9
 

@@ -29,6 +29,10 @@ def hook(monkeypatch: pytest.MonkeyPatch):
     [
         (ValueError(MISTAKE), f"ValueError: {MISTAKE}"),
         (ProcessRaisedException(f"-- 0:\nTraceback\n E: {MISTAKE}\n", 0, 1), f"E: {MISTAKE}"),
+        (
+            FileNotFoundError(2, "No such file", "x/dict.txt"),
+            "FileNotFoundError: [Errno 2] No such file: 'x/dict.txt'",
+        ),
         (ValueError("too many values"), "Traceback|ValueError: too many values"),
     ],
 )

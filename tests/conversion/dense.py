@@ -1,4 +1,4 @@
-"""Dense models of transformers, small and untrained, with their tokenizers."""
+"""Dense models of transformers, small and as if trained, with their tokenizers."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,7 @@ ENGLISH = [
 ]
 GERMAN = ["Die kleine Katze saß auf der Matte.", "Ein Hund lief weg.", "Der Ball ist rot."]
 TEXT = "\n".join([*ENGLISH, ""]) * 40
-
-
-SIZES = {
+OF_PAIRS = {
     "d_model": 16,
     "encoder_layers": 2,
     "decoder_layers": 1,
@@ -30,12 +28,25 @@ SIZES = {
 }
 
 
-def save_byte_pairs(folder: Path, model: PreTrainedModel, special: list[str]) -> None:
-    """Save a model with a byte-level BPE of as many pieces; with <unk>, <mask> comes last."""
+def save(folder: Path, model: PreTrainedModel) -> None:
+    """Save a model whose parameters are not 0 or 1, but for what Marian computes. The bias of its
+    logits ends texts now and then."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            norm = "weight" in name and ("norm" in name.lower() or "ln_" in name)
+            torch.nn.init.normal_(parameter, 1.0 if norm else 0.0, 0.4)
+    if hasattr(model, "final_logits_bias"):
+        model.final_logits_bias.normal_()
+        model.final_logits_bias[0, model.config.eos_token_id] += 2.5
+    model.save_pretrained(folder)
+
+
+def save_byte_pairs(folder: Path, size: int, special: list[str]) -> None:
+    """A byte-level BPE of so many pieces; with <unk>, <mask> comes last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=model.config.vocab_size - ("<unk>" in special),
+        vocab_size=size - ("<unk>" in special),
         special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -43,16 +54,8 @@ def save_byte_pairs(folder: Path, model: PreTrainedModel, special: list[str]) ->
     tokenizer.train_from_iterator([TEXT], trainer)
     if "<unk>" in special:
         tokenizer.add_special_tokens(["<mask>"])
-    assert tokenizer.get_vocab_size() == model.config.vocab_size
+    assert tokenizer.get_vocab_size() == size
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    model.save_pretrained(folder)
-
-
-def save(folder: Path, model: transformers.PreTrainedModel, special: list[str]) -> None:
-    """A model, and a byte-level BPE of a few pieces."""
-    for name, parameter in model.named_parameters():  # as trained ones, none is 0 or 1
-        torch.nn.init.normal_(parameter, 1.0 if "ln" in name and "weight" in name else 0.0, 0.3)
-    save_byte_pairs(folder, model, special)
 
 
 def gpt2(folder: Path) -> None:
@@ -60,7 +63,8 @@ def gpt2(folder: Path) -> None:
         vocab_size=285, n_positions=64, n_embd=16, n_layer=2, n_head=4, eos_token_id=0
     )
     config.bos_token_id = 0
-    save(folder, transformers.GPT2LMHeadModel(config), ["<|endoftext|>"])
+    save(folder, transformers.GPT2LMHeadModel(config))
+    save_byte_pairs(folder, 285, ["<|endoftext|>"])
 
 
 def roberta(folder: Path) -> None:
@@ -74,30 +78,23 @@ def roberta(folder: Path) -> None:
         type_vocab_size=1,
         layer_norm_eps=1e-5,
     )
-    model = transformers.RobertaForMaskedLM(config)
-    save(folder, model, ["<s>", "<pad>", "</s>", "<unk>"])
+    save(folder, transformers.RobertaForMaskedLM(config))
+    save_byte_pairs(folder, 290, ["<s>", "<pad>", "</s>", "<unk>"])
 
 
-def randomly(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """As if trained: no parameter is 0 or 1, but what Marian computes; and a bias of the logits
-    that ends texts now and then."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            norm = "norm" in name and "weight" in name
-            torch.nn.init.normal_(parameter, 1.0 if norm else 0.0, 0.4)
-    model.final_logits_bias.normal_()
-    model.final_logits_bias[0, model.config.eos_token_id] += 2.5
-    return model.eval()
+def bart(folder: Path) -> None:
+    config = transformers.BartConfig(vocab_size=290, **OF_PAIRS)
+    save(folder, transformers.BartForConditionalGeneration(config))
+    save_byte_pairs(folder, 290, ["<s>", "<pad>", "</s>", "<unk>"])
 
 
 def marian(folder: Path) -> None:
     folder.mkdir()
     vocabulary = {"</s>": 0, "<unk>": 1}
     for name, lines in (("source", ENGLISH), ("target", GERMAN)):
-        text = folder / "text"
-        text.write_text("\n".join(lines * 9), encoding="utf-8")
+        (folder / "text").write_text("\n".join(lines * 9), encoding="utf-8")
         sentencepiece.SentencePieceTrainer.train(
-            input=str(text),
+            input=str(folder / "text"),
             model_prefix=str(folder / name),
             vocab_size=40,
             hard_vocab_limit=False,
@@ -107,25 +104,19 @@ def marian(folder: Path) -> None:
         read = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
         for i in range(3, len(read)):
             vocabulary.setdefault(read.id_to_piece(i), len(vocabulary))
-    vocabulary["<pad>"] = len(vocabulary)
+    pad = vocabulary["<pad>"] = len(vocabulary)
     (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     settings = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = transformers.MarianConfig(
-        vocab_size=len(vocabulary),
-        pad_token_id=vocabulary["<pad>"],
-        decoder_start_token_id=vocabulary["<pad>"],
+        vocab_size=pad + 1,
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
         activation_function="swish",
         scale_embedding=True,
-        **SIZES,
+        **OF_PAIRS,
     )
-    randomly(transformers.MarianMTModel(config)).save_pretrained(folder)
-
-
-def bart(folder: Path) -> None:
-    config = transformers.BartConfig(vocab_size=290, **SIZES)
-    model = randomly(transformers.BartForConditionalGeneration(config))
-    save_byte_pairs(folder, model, ["<s>", "<pad>", "</s>", "<unk>"])
+    save(folder, transformers.MarianMTModel(config))
 
 
 MAKERS = {make.__name__: make for make in (gpt2, roberta, marian, bart)}

@@ -1,5 +1,7 @@
-"""Dense models of transformers become ours: the same logits, and then clustered ones."""
+"""Dense models of transformers become ours: the same logits and texts; and then clustered ones."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,79 +10,212 @@ import torch
 pytest.importorskip("fairseq_clusterformer.hf", exc_type=ImportError)
 
 import transformers  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 
 import fairseq_clusterformer  # noqa: E402
-from tests.conversion.dense import TEXT  # noqa: E402
-from tests.conversion.dense import gpt2 as make_gpt2  # noqa: E402
-from tests.conversion.dense import roberta as make_roberta  # noqa: E402
+from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
+from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.inference.commands import error, run  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense") / "gpt2"
-    make_gpt2(folder)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each family, and its bundle behind "-bundle"; and texts."""
+    folder = tmp_path_factory.mktemp("dense")
+    for name, make in MAKERS.items():
+        torch.manual_seed(3)
+        make(folder / name)
+        assert run("export", folder / name, folder / f"{name}-bundle", "--to", "fairseq") == 0
+    for name, lines in (("source", ENGLISH * 8), ("target", GERMAN * 8), ("text", [TEXT])):
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
-@pytest.fixture(scope="module")
-def bundle(gpt2: Path) -> Path:
-    assert run("export", gpt2, gpt2.parent / "bundle", "--to", "fairseq") == 0
-    return gpt2.parent / "bundle"
+def texts(folders: Path, name: str) -> list[Path]:
+    """Files to measure on."""
+    files = ["source", "target"] if name in ("marian", "bart") else ["text"]
+    return [folders / f"{file}.txt" for file in files]
 
 
 @torch.no_grad()
-def test_gpt2_has_the_same_probabilities(gpt2: Path, bundle: Path) -> None:
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
-    read = transformers.AutoTokenizer.from_pretrained(gpt2)
-    ours = fairseq_clusterformer.load(bundle, device="cpu")
+def test_gpt2_has_the_same_probabilities(folders: Path) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(folders / "gpt2").eval()
+    read = AutoTokenizer.from_pretrained(folders / "gpt2")
+    ours = fairseq_clusterformer.load(folders / "gpt2-bundle", device="cpu")
     text = "The small cat é ran,\ntold on"
     ids = torch.tensor([read(text, add_special_tokens=False)["input_ids"]])
     tokens = ours.coding.encode(text)
     assert ours.coding.decode(tokens.tolist()) == text
     assert tokens.tolist() == [4 + n - 1 for n in ids[0].tolist()]  # 0 is the end of a text
-    wanted = theirs(ids).logits
-    found = ours.model(tokens[None])[0]
+    wanted, found = theirs(ids).logits, ours.model(tokens[None])[0]
     torch.testing.assert_close(found[..., 4:], wanted[..., 1:], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found[..., 2], wanted[..., 0], rtol=1e-5, atol=1e-4)
     probabilities = found.softmax(-1)[..., 4:]  # what the model does not have is never likely
     torch.testing.assert_close(probabilities, wanted.softmax(-1)[..., 1:], rtol=1e-4, atol=1e-6)
 
 
-def test_gpt2_becomes_clustered(bundle: Path, tmp_path: Path) -> None:
-    """With a window as long as the text, nothing changes."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    words = ["convert", bundle, tmp_path / "out", "--text", tmp_path / "text.txt"]
-    words += ["--attention", "window(64)+taught(window=64,clusters=1,gap=0)", "--updates", 1]
-    assert run(*words, "--tokens", 2048, "--near-window", 16) == 0
-    checkpoint = tmp_path / "out" / "checkpoint.pt"
-    clustered = fairseq_clusterformer.load(checkpoint, data=bundle, device="cpu")
-    dense = fairseq_clusterformer.load(bundle, device="cpu")
-    tokens = dense.coding.encode(TEXT)[None, :60]
-    with torch.no_grad():
-        found, wanted = (model.model(tokens)[0] for model in (clustered, dense))
-    torch.testing.assert_close(found[..., 4:], wanted[..., 4:], rtol=1e-4, atol=1e-4)
-    assert len(clustered.generate("The cat", max_tokens=5, seed=1)) > 7
-
-
 @torch.no_grad()
-def test_roberta_has_the_same_logits(tmp_path: Path) -> None:
-    make_roberta(tmp_path / "roberta")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "roberta")
-    assert run("export", tmp_path / "roberta", tmp_path / "bundle", "--to", "fairseq") == 0
-    ours = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
-    tokens = torch.tensor([[0, *tokenizer("A small cat")["input_ids"], 2]])
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "roberta").eval()
-    wanted = theirs(tokens).logits
-    torch.testing.assert_close(ours.model(tokens)[0], wanted, rtol=1e-5, atol=1e-4)
+def test_roberta_has_the_same_logits(folders: Path) -> None:
+    ours = fairseq_clusterformer.load(folders / "roberta-bundle", device="cpu")
+    read = AutoTokenizer.from_pretrained(folders / "roberta")
+    tokens = torch.tensor([[0, *read("A small cat")["input_ids"], 2]])
+    theirs = AutoModelForMaskedLM.from_pretrained(folders / "roberta").eval()
+    torch.testing.assert_close(ours.model(tokens)[0], theirs(tokens).logits, rtol=1e-5, atol=1e-4)
     assert ours.encode("A small cat")[0].shape == (tokens.shape[1], 16)
 
 
-def test_other_models_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def their_tokens(folder: Path) -> list[list[int]]:
+    """Of the English sentences."""
+    read = AutoTokenizer.from_pretrained(folder)
+    rows = [read(line)["input_ids"] for line in ENGLISH]
+    return [[0, *row, 2] for row in rows] if folder.name == "bart" else rows
+
+
+def numbers_of(folder: Path) -> list[int]:
+    """The dense model's number of each of our symbols; what it does not have is its padding."""
+    if folder.name == "bart":
+        return list(range(290))
+    numbers = json.loads((folder / "vocab.json").read_text())
+    ours = load_checkpoint(folder.with_name("marian-bundle")).task.source_dictionary
+    return [numbers.get(symbol, numbers["<pad>"]) for symbol in ours.symbols]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["marian", "bart"])
+def test_pairs_have_the_same_logits(name: str, folders: Path) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders / name).eval()
+    ours = fairseq_clusterformer.load(folders / f"{name}-bundle", device="cpu")
+    numbers = numbers_of(folders / name)
+    for row, line in zip(their_tokens(folders / name), ENGLISH, strict=True):
+        read = ours.task.source_dictionary.encode_line(
+            ours.text.encode(line, ours.source), add_if_not_exist=False
+        )
+        tokens = read.long()[None]
+        assert [numbers[i] for i in tokens[0]] == row  # the texts' tokens are the same, too
+        written = torch.tensor([[2, *torch.randint(3, len(numbers), (9,))]])
+        theirs = torch.tensor([[numbers[i] for i in written[0]]])
+        theirs[:, 0] = model.config.decoder_start_token_id
+        wanted = model(torch.tensor([row]), decoder_input_ids=theirs).logits[..., numbers]
+        found = ours.model(tokens, torch.tensor([tokens.size(1)]), written)[0]
+        there = [i for i in range(len(numbers)) if numbers[i] != model.config.pad_token_id]
+        torch.testing.assert_close(found[..., there], wanted[..., there], rtol=1e-5, atol=1e-5)
+        if name == "marian":
+            assert found[..., 0].max() < -1e3  # <s>, which Marian does not have
+
+
+@pytest.mark.parametrize("name", ["marian", "bart"])
+def test_the_same_translations(name: str, folders: Path, tmp_path: Path) -> None:
+    """By transformers from the dense model, from ours, and by fairseq; an empty text stays empty,
+    and texts end where the positions end."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders / name).eval()
+    numbers, bundle = numbers_of(folders / name), folders / f"{name}-bundle"
+    assert run("export", bundle, tmp_path / "ours", "--to", "transformers") == 0
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    fairseqs = fairseq_clusterformer.load(bundle, device="cpu")
+    assert fairseqs.translate(["", ENGLISH[0], " "])[::2] == ["", ""]
+    fairseqs.model.max_decoder_positions = lambda: 30  # texts end where those below end
+    eos, pad = model.config.eos_token_id, model.config.pad_token_id
+    for beam in (1, 4):
+        how = {"max_new_tokens": 30, "num_beams": beam, "early_stopping": True}
+        how |= {"min_new_tokens": 1, "do_sample": False}
+        wanted = []
+        for row, line in zip(their_tokens(folders / name), ENGLISH, strict=True):
+            given = {"forced_eos_token_id": eos, "suppress_tokens": [pad], **how}
+            found = model.generate(torch.tensor([row]), **given)
+            mine = ours.generate(**tokenizer(line, return_tensors="pt"), **how)
+            assert [numbers[i] for i in mine[0, 1:]] == found[0, 1:].tolist()
+            assert len(found[0]) > 4
+            wanted.append(tokenizer.decode(mine[0], skip_special_tokens=True))
+        assert [each[0].text for each in fairseqs.hypotheses(ENGLISH, beam=beam)] == wanted
+    ours.model.decoder.output_projection.bias.data[2] = -100  # no text ends by itself
+    assert ours.generate(**tokenizer(ENGLISH[0], return_tensors="pt")).shape == (1, 49)
+
+
+def test_a_text_may_ask_for_a_language(folders: Path) -> None:
+    """As Marians of several target languages read it."""
+    ours = fairseq_clusterformer.load(folders / "marian-bundle", device="cpu").text
+    theirs = AutoTokenizer.from_pretrained(folders / "marian")
+    for text in (">>deu<< The cat.", ">>deu<<", ">> The cat.", "The >>deu<< cat."):
+        assert ours.encode(text, "en").split() == theirs.tokenize(text)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_clusters_that_see_all_change_nothing(name: str, folders: Path, tmp_path: Path) -> None:
+    """And the checkpoint needs nothing but its folder."""
+    wide = "taught(window=64,clusters=1,gap=0)+window(64)"  # wider than any text here
+    words = ["convert", folders / name, tmp_path / "out", "--attention", wide, "--tokens", 1500]
+    words += ["--updates", 1, "--near-window", 8, "--text", *texts(folders, name)]
+    assert run(*words) == 0
+    checkpoint = tmp_path / "out" / "checkpoint.pt"
+    found, wanted = (load_checkpoint(path) for path in (checkpoint, folders / f"{name}-bundle"))
+    assert found.folder == tmp_path / "out" / "data"
+    attention = (found.model.decoder if name == "gpt2" else found.model.encoder).layers[0]
+    assert {heads.kind for heads in attention.self_attn.kinds} == {"taught", "window"}
+    given = [torch.randint(4, len(wanted.task.source_dictionary) - 1, (2, 40))]
+    if name in ("marian", "bart"):
+        begun = torch.cat([torch.full((2, 1), 2), given[0][:, :20]], dim=1)
+        given += [torch.tensor([40, 40]), begun]
+    with torch.no_grad():
+        logits = [loaded.model(*given)[0] for loaded in (found, wanted)]
+    there = logits[1][0, 0] > -1e3  # of words that the dense model has
+    torch.testing.assert_close(logits[0][..., there], logits[1][..., there], rtol=1e-5, atol=1e-4)
+    assert run("export", checkpoint, tmp_path / "hf", "--to", "transformers") == 0
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
+    assert config.model_type == "clusterformer"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path) -> None:
+    """Without --attention, it is measured; the clustered model writes, and is replaced whole."""
+    words = ["convert", folders / name, tmp_path / "out", "--tokens", 1500, "--updates", 1]
+    words += ["--near-window", 8, "--far-window", 8, "--clusters", 4, "--force"]
+    for _ in range(2 if name == "gpt2" else 1):
+        assert run(*words, "--text", *texts(folders, name)) == 0
+    report = json.loads((tmp_path / "out" / "convert.json").read_text())
+    assert report["checkpoint"] == str(folders / name)
+    assert report["data files"] == sorted(p.name for p in (tmp_path / "out" / "data").iterdir())
+    model = fairseq_clusterformer.load(tmp_path / "out" / "checkpoint.pt", device="cpu")
+    if name == "gpt2":
+        assert len(model.generate("The cat", max_tokens=5, seed=1)) > 7
+    elif name == "roberta":
+        assert model.encode("A small cat")[0].shape[1] == 16
+    else:
+        assert len(model.translate(ENGLISH)) == len(ENGLISH)
+
+
+def test_mistakes_are_one_line(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
     transformers.BertConfig(vocab_size=20).save_pretrained(tmp_path / "bert")
-    line = error(capsys, "export", tmp_path / "bert", tmp_path / "out", "--to", "fairseq")
-    assert "a model of the type bert; allowed: a folder of GPT-2, RoBERTa" in line
+    for words in (("convert",), ("export", "--to", "fairseq")):
+        line = error(capsys, words[0], tmp_path / "bert", out, *words[1:])
+        assert "a model of the type bert; allowed: a folder of GPT-2, RoBERTa, Marian or" in line
     transformers.GPT2Config(vocab_size=20).save_pretrained(tmp_path / "empty")
-    assert "CHECKPOINT is" in error(
-        capsys, "export", tmp_path / "empty", tmp_path / "out", "--to", "fairseq"
-    )
+    assert "CHECKPOINT is" in error(capsys, "export", tmp_path / "empty", out, "--to", "fairseq")
+    for name in ("marian", "bart", "gpt2"):
+        shutil.copytree(folders / name, other, dirs_exist_ok=True)
+        config, there = json.loads((other / "config.json").read_text()), ("export", other, out)
+        if name == "marian":
+            (other / "source.spm").unlink()
+            assert "source.spm" in error(capsys, *there, "--to", "fairseq")
+        for option, value, problem in (
+            ("activation_function", "tanh", "its activation is tanh, not gelu_new"),
+            ("tie_word_embeddings", False, "its tie_word_embeddings is False, not True"),
+        ):
+            (other / "config.json").write_text(json.dumps(config | {option: value}))
+            assert problem in error(capsys, *there, "--to", "fairseq")
+    source, target = texts(folders, "marian")
+    there = ("convert", folders / "marian", out)
+    assert "a translation model; allowed: two files" in error(capsys, *there, "--text", source)
+    (tmp_path / "short.txt").write_text("Eins.\n")
+    line = error(capsys, *there, "--text", source, tmp_path / "short.txt")
+    assert "24 and 1 lines; allowed: as many lines in both" in line
+    assert "no split train" in error(capsys, *there)
+    assert not out.exists()

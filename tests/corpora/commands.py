@@ -1,9 +1,15 @@
-"""Runs the command as users do, in this process; reads what it prepared."""
+"""Runs the command as users do, in this process; writes what it reads, reads what it prepared."""
 
+import bz2
+import gzip
 import json
+import lzma
 from pathlib import Path
 
 from fairseq_clusterformer.cli.main import main
+
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+SPLITS = ("train", "valid", "test")
 
 
 def run(*words: object) -> int:
@@ -20,5 +26,26 @@ def run(*words: object) -> int:
         return error.code
 
 
+def write(path: Path, content: str | bytes, encoding: str = "utf-8") -> Path:
+    """Write a file, packed as its name says, into a folder that may be missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode(encoding) if isinstance(content, str) else content
+    path.write_bytes(PACK.get(path.suffix, bytes)(data))
+    return path
+
+
+def write_splits(folder: Path, content: str | bytes, name: str = "{}.txt") -> Path:
+    """Write the same file for train, valid and test; return the folder."""
+    for split in SPLITS:
+        write(folder / name.format(split), content)
+    return folder
+
+
 def record_of(dest: Path) -> dict:
     return json.loads((dest / "prepared.json").read_text())
+
+
+def one_line(capsys) -> str:
+    """The one line that a command printed on stderr."""
+    (line,) = capsys.readouterr().err.splitlines()
+    return line

@@ -1,6 +1,5 @@
 """Classification data: every example accounted for, folds disjoint, nothing half-made."""
 
-import gzip
 import io
 import json
 import tarfile
@@ -11,10 +10,9 @@ from fairseq.data import indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.corpora.classification import build
-from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, STRIPS
+from fairseq_clusterformer.corpora.classification.readers import GROUPS
+from tests.corpora.commands import SPLITS, one_line, write, write_splits
 
-SPLITS = ("train", "valid", "test")
 PLACES = {"train": "train", "valid": "dev", "test": "test"}
 
 
@@ -25,12 +23,6 @@ def run(name, tmp_path, *options):
 
 def prepare(*words):
     return main(["prepare", "classification", *map(str, words)])
-
-
-def write(path, text, encoding="utf-8"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = text.encode(encoding)
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def task_of(folder, classes):
@@ -211,18 +203,6 @@ def test_posts_keep_subject_and_body(posts):
         assert examples_of(folder, split) == expected
     assert facts_of(folder)["settings"]["strip"] == ["fields"]
     assert facts_of(folder)["settings"]["max_length"] == 1500
-
-
-def test_strip_takes_out_what_scikit_learn_does(posts):
-    from sklearn.datasets import _twenty_newsgroups as reference
-
-    for post in (POST, POST.replace("--\n", "").replace("\n\n", "\n"), "Subject: x\n\nalone\n"):
-        assert STRIPS["headers"](post) == reference.strip_newsgroup_header(post)
-        assert STRIPS["quotes"](post) == reference.strip_newsgroup_quoting(post)
-        assert STRIPS["footers"](post) == reference.strip_newsgroup_footer(post)
-    assert run("20news", posts, "--strip", "headers,footers,quotes", "--valid-fraction", 0.25) == 0
-    counts = Counter(examples_of(posts / "dest" / "20news", "valid"))
-    assert counts == {(group, "my engine ' s 4 valvesé ."): 5 for group in GROUPS[:2]}
 
 
 # Pairs
@@ -451,12 +431,8 @@ def test_equal_texts_come_to_one_split(tmp_path):
 
 
 def test_words_of_any_script(tmp_path):
-    text = "हिन्दी भाषा, Cafe\u0301 और 東京"
-    (tmp_path / "source").mkdir()
-    for split in SPLITS:
-        write_lines(
-            tmp_path / "source" / f"{split}.tsv", *[f"{label}\t{text}" for label in "abab"]
-        )
+    lines = "".join(f"{label}\tहिन्दी भाषा, Cafe\u0301 और 東京\n" for label in "abab")
+    write_splits(tmp_path / "source", lines, "{}.tsv")
     assert prepare("text", tmp_path / "source", tmp_path / "dest") == 0
     words = "हिन्दी भाषा , café और 東 京"
     assert {text for _, text in examples_of(tmp_path / "dest", "train")} == {words}
@@ -466,10 +442,7 @@ def test_dest_within_what_is_read_is_refused(tmp_path, capsys):
     for label, text, _ in own_rows(60):
         write(tmp_path / "source" / label / f"{text}.txt", text)
     assert prepare("text", tmp_path / "source", tmp_path / "source" / "dest") == 1
-    assert f"lies in {tmp_path / 'source'}, where" in capsys.readouterr().err
-    write_lines(tmp_path / "train.tsv", *as_table("\t", "", 2))
-    words = ("text", tmp_path / "train.tsv", tmp_path / "dest")
-    assert prepare(*words) == 0
+    assert f"lies in {tmp_path / 'source'}, where" in one_line(capsys)
     assert prepare("text", tmp_path / "source", tmp_path / "other") == 0
 
 
@@ -515,7 +488,7 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
             "a.jsonl",
             ['{"label": "a", "text": "\\ud83d"}'],
             (),
-            r"a.jsonl: line 1: '\ud83d' has half a character; allowed: valid Unicode",
+            r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
         ),
         ("a.jsonl", ["[" * 100_000], (), "a.jsonl: line 1: '[[[["),
         (
@@ -542,108 +515,79 @@ def test_mistakes_in_own_files(tmp_path, capsys, name, lines, options, message):
 
 # Mistakes
 
-
-def broken_latin(source):
-    write(source / "SICK_trial.txt", SICK + "1\tcafé\tb\t1\tNEUTRAL\n", "latin-1")
-    return "sick", "SICK_trial.txt: line 2: byte 0xE9 cannot be read as UTF-8"
-
-
-def unknown_label(source):
-    write(source / "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n")
-    return "sick", "SICK_trial.txt: line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT"
-
-
-def missing_column(source):
-    write(source / "SICK_trial.txt", SICK + "1\ta\tb\t1\n")
-    return "sick", "SICK_trial.txt: line 2: 4 columns"
-
-
-def wrong_header(source):
-    write(source / "SICK_trial.txt", "a\tb\n")
-    return "sick", "SICK_trial.txt: line 1: ['a', 'b']; allowed: a header with enta"
-
-
-def no_example(source):
-    write(source / "SICK_trial.txt", SICK)
-    return "sick", "SICK_trial.txt: no example; allowed: one or more"
-
-
-def not_there(source):
-    (source / "SICK_trial.txt").unlink()
-    return "sick", "no files of sick; allowed: a folder that holds SICK_train.txt"
-
-
-def ragged_files(source):
-    write_pairs(source, "aligned", ["0", "1"])
-    write(source / "wikiqa" / "dev" / "b.toks", "one\n")
-    return "wikiqa", "b.toks has 1 lines, "
-
-
-def no_json(source):
-    write_pairs(source, "snli", NLI)
-    write(source / "snli_1.0" / "snli_1.0_dev.jsonl.gz", json_line("neutral") + '{"sentence1"\n')
-    return "snli", "snli_1.0_dev.jsonl.gz: line 2: '{\"sentence1\"'; allowed: a JSON object"
-
-
-def missing_field(source):
-    write_pairs(source, "snli", NLI)
-    write(source / "snli_1.0" / "snli_1.0_dev.jsonl.gz", '{"gold_label": "neutral"}\n')
-    return "snli", "snli_1.0_dev.jsonl.gz: line 1"
-
-
-def no_label(source):
-    write(source / "custrev.all", "0 fine\nfine\n")
-    return "cr", "custrev.all: line 2: 'fine'; allowed: LABEL text"
-
-
-def twice(source):
-    write_pairs(source, "snli", NLI)
-    write(source / "snli_1.0" / "snli_1.0_dev.jsonl", "")
-    return "snli", "allowed: one */snli_1.0_dev*.jsonl*"
+DAMAGES = {  # corpus, layout, file, content (None: it goes), message
+    "Latin-1": (
+        "sick",
+        "SICK_trial.txt",
+        (SICK + "1\tcafé").encode("latin-1"),
+        "line 2: byte 0xE9",
+    ),
+    "label": (
+        "sick",
+        "SICK_trial.txt",
+        SICK + "1\ta\tb\t1\tMAYBE\n",
+        "line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT",
+    ),
+    "column": ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
+    "header": (
+        "sick",
+        "SICK_trial.txt",
+        "a\tb\n",
+        "line 1: ['a', 'b']; allowed: a header with ent",
+    ),
+    "empty": ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
+    "missing": (
+        "sick",
+        "SICK_trial.txt",
+        None,
+        "no files of sick; allowed: a folder that holds SICK",
+    ),
+    "ragged": ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
+    "JSON": (
+        "snli",
+        "snli_1.0/snli_1.0_dev.jsonl.gz",
+        '{"gold_label": "neutral", "sentence1": "a", "sentence2": "b"}\n{"sentence1"\n',
+        "dev.jsonl.gz: line 2: '{\"sentence1\"'; allowed: a JSON object",
+    ),
+    "field": (
+        "snli",
+        "snli_1.0/snli_1.0_dev.jsonl.gz",
+        '{"gold_label": "neutral"}\n',
+        "dev.jsonl.gz: line 1",
+    ),
+    "twice": ("snli", "snli_1.0/snli_1.0_dev.jsonl", "", "allowed: one */snli_1.0_dev*.jsonl*"),
+    "no label": ("cr", "custrev.all", "0 fine\nfine\n", "line 2: 'fine'; allowed: LABEL text"),
+    "no tar": ("20news", "20news-bydate.tar.gz", "text", "tar.gz: cannot be read after 0 files"),
+    "quote": (
+        "quora",
+        "quora_duplicate_questions.tsv",
+        QUORA + '1\t1\t2\t"a\tb\t1\n',
+        "questions.tsv: line 2: unexpected end of data",
+    ),
+}
+LABELS = {"sick": ("NEUTRAL",), "snli": NLI}
 
 
-def no_tar(source):
-    write(source / "20news-bydate.tar.gz", "text")
-    return "20news", "20news-bydate.tar.gz: cannot be read after 0 files"
-
-
-def open_quote(source):
-    write(source / "quora_duplicate_questions.tsv", QUORA + '1\t1\t2\t"a\tb\t1\n')
-    return "quora", "quora_duplicate_questions.tsv: line 2: unexpected end of data"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        broken_latin,
-        unknown_label,
-        missing_column,
-        wrong_header,
-        no_example,
-        not_there,
-        ragged_files,
-        no_json,
-        missing_field,
-        no_label,
-        twice,
-        no_tar,
-        open_quote,
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, capsys, damage):
-    write_pairs(tmp_path / "source", "sick", ("NEUTRAL",))
-    name, message = damage(tmp_path / "source")
-    assert run(name, tmp_path) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    layout, name, content, message = DAMAGES[damage]
+    source, corpus = tmp_path / "source", layout.split()[0]
+    if corpus in ("sick", "snli", "wikiqa"):
+        write_pairs(source, layout, LABELS.get(corpus, "01"))
+    if content is None:
+        (source / name).unlink()
+    else:
+        write(source / name, content)
+    if damage == "no tar":
+        (source / name).write_bytes(b"text")
+    assert run(corpus, tmp_path) == 1
+    assert message in one_line(capsys)
     assert not list((tmp_path / "dest").glob("*"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--strip", "headers"), "unrecognized arguments: --strip"),
         (("--valid-fraction", "0.1"), "unrecognized arguments: --valid-fraction"),
         (("--vocabulary-size", "5k"), "--vocabulary-size is 5k; allowed: a whole number"),
     ],
@@ -652,36 +596,3 @@ def test_options_are_checked(tmp_path, capsys, options, message):
     with pytest.raises(SystemExit):
         run("mr", tmp_path, *options)
     assert message in capsys.readouterr().err
-
-
-def test_interrupted_and_repeated(sentences, capsys, monkeypatch):
-    dest = sentences / "dest"
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "_route", interrupt)
-        assert run("mr", sentences) == 130
-    assert not list(dest.glob("*"))
-    assert run("mr", sentences) == 0
-    assert run("mr", sentences) == 0
-    assert "already prepared" in capsys.readouterr().out
-    assert run("mr", sentences, "--max-length", 9) == 1
-    assert "otherwise (settings max_length: none then, 9 now); allowed" in capsys.readouterr().err
-    write_sentences(sentences, SENTENCES[:90])
-    assert run("mr", sentences) == 1
-    assert "was prepared otherwise (sources all 1 rt-polarity.all: " in capsys.readouterr().err
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "_route", interrupt)
-        assert run("mr", sentences, "--force") == 130
-    assert facts_of(dest / "mr" / "fold0")["parts"]["all"]["examples"] == 100
-    assert run("mr", sentences, "--force") == 0
-    assert facts_of(dest / "mr" / "fold0")["parts"]["all"]["examples"] == 90
-
-
-def test_force_replaces_nothing_else(sentences, capsys):
-    write(sentences / "dest" / "mr" / "thesis.txt", "mine")
-    assert run("mr", sentences, "--force") == 1
-    assert "holds something else" in capsys.readouterr().err
-    assert (sentences / "dest" / "mr" / "thesis.txt").read_text() == "mine"

@@ -1,6 +1,8 @@
 """A prepared folder is complete or not there at all, and nothing of the user's is touched."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -117,6 +119,17 @@ def test_failed_run_leaves_nothing_but_downloads(dest, tmp_path, error):
     assert (tmp_path / "dest.partial" / "download" / "half.part").exists()
     assert make_folder(dest, RECIPE, build)
     assert [path.name for path in tmp_path.iterdir()] == ["dest"]
+
+
+def test_a_full_disk_is_one_line(dest, tmp_path):
+    def fill(work, out):
+        build(work, out)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told = f"^DEST is {dest}: No space left on device; allowed: a place to write to$"
+    with pytest.raises(UserError, match=told):
+        make_folder(dest, RECIPE, fill)
+    assert not list(tmp_path.iterdir())
 
 
 KILLED = """

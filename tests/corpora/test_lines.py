@@ -1,6 +1,7 @@
 """Packed files that are locked, strange, or far larger than they look."""
 
 import lzma
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from fairseq_clusterformer.corpora import lines
-from fairseq_clusterformer.corpora.archives import members
+from fairseq_clusterformer.corpora.lines import members
+from fairseq_clusterformer.corpora.splits import SeenTexts
 from fairseq_clusterformer.errors import UserError
+from tests.corpora.commands import one_line, run, write
 
 
 def read_members(path: Path) -> list:
@@ -51,3 +54,49 @@ def test_a_line_may_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.Monk
     plain = tmp_path / "a.txt"
     plain.write_bytes(b"a" * 5_000_000)  # as long as it looks
     assert len(read_lines(plain)) == 1
+
+
+def test_texts_seen_before_take_a_few_bytes_each() -> None:
+    texts = [f"line {i}" for i in range(20_000)]
+    tracemalloc.start()
+    seen = SeenTexts()
+    assert all(map(seen.add, texts))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 * len(texts)
+    assert all(text in seen for text in texts)
+    assert not any(map(seen.add, texts))
+    assert "line" not in seen
+
+
+UTF8 = "Stra\u00dfe\tstreet\nx\ty\n" * 4
+LATIN = UTF8.encode("latin-1")
+ICONV = "as iconv -f latin1 -t utf-8 makes of Latin-1"
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("prepare lm text {0} {0}.out", "--encoding NAME for another, or --pattern without it"),
+        ("prepare classification text {0} {0}.out", "--encoding NAME for another"),
+        (
+            "prepare translation text {0}.out --source-lang de --target-lang en --train "
+            "{0}/train.tsv --valid {0}/valid.tsv --test {0}/test.tsv",
+            ICONV,
+        ),
+        ("vectors {0} {0}.out --min-count 1", ICONV),
+    ],
+)
+def test_all_files_of_another_encoding_are_named(command, remedy, tmp_path, capsys) -> None:
+    if command.startswith("vectors"):
+        pytest.importorskip("gensim")
+    folder = tmp_path / "in"
+    for split, text in (("train", UTF8), ("valid", LATIN), ("test", LATIN)):
+        write(
+            folder / f"{split}.tsv", text + b"x\ty\n" * 4 if text == LATIN else text + "x\ty\n" * 4
+        )
+    assert run(command.format(folder)) == 1
+    line = one_line(capsys)
+    for split in ("valid", "test"):
+        assert f"{folder}/{split}.tsv: line 1: byte 0xDF cannot be read as UTF-8" in line
+    assert line.endswith(f"; allowed: text in this encoding, {remedy}")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
 from fairseq_clusterformer.corpora.question_answering.distant_supervision import find_answers
+from fairseq_clusterformer.corpora.question_answering.hops import several_hops
 from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
 from fairseq_clusterformer.corpora.question_answering.open_domain import (
     quasar_t,
@@ -28,6 +28,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Paragraph,
     Record,
 )
+from fairseq_clusterformer.corpora.question_answering.squad import qed, squad
 from fairseq_clusterformer.errors import UserError
 
 
@@ -44,7 +45,7 @@ def write(path: Path, data: object) -> Path:
 
 def read(reader: Callable, path: Path, **options) -> tuple[dict[str, Record], Drops]:
     """Return the records by their ids, all answers looked at, and what was dropped."""
-    drops = Drops()
+    drops = Drops(keep_unfound=options.pop("keep_unfound", False))
     records = {record.id: record for record in reader(path, drops, **options)}
     for record in records.values():
         for answer in record.answers:
@@ -143,14 +144,45 @@ def test_an_answer_is_taken_where_its_text_stands(tmp_path, text, start, found, 
     assert ("took 1 answer where the text stands" in str(drops)) is bool(moved)
 
 
+NFD_NAME = "Rene\u0301 Mu\u0308ller"
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "found"),
+    [
+        (f"Heute kam {NFD_NAME} an.", "René Müller", 10, NFD_NAME),
+        ("Heute kam René Müller an.", NFD_NAME, 10, "René Müller"),
+        ("The o\ufb03ce of Smith.", "office", 4, "o\ufb03ce"),
+        ("In １９９８ he came.", "1998", 4, "１９９８"),
+        (f"{NFD_NAME} kam.", "Müller", 6, "Mu\u0308ller"),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_an_answer_in_another_form_of_unicode(tmp_path, context, answer, start, found, own):
+    asked = question("a", (answer, start))
+    if own:
+        path = write(tmp_path / "own.json", [asked | {"context": context}])
+    else:
+        content = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
+        path = write(tmp_path / "dev.json", content)
+    records, drops = read(own_questions if own else squad, path)
+    assert not drops.counts
+    assert spans(records["a"]) == [(0, context.index(found), found)]
+    assert drops.moved == (context.index(found) != start)
+
+
 @pytest.mark.parametrize(
     ("wrong", "reason", "detail"),
     [
         (question("a", ("cafe", 6)), "answer not in its context", "'cafe' is 'café' there"),
         (question("a", ("café", 9)), "answer not in its context", "'é "),
-        (question("a", ("café", -4)), "answer not in its context", "start=-4"),
-        (question("a", ("closed. ", 35)), "answer not in its context", "'closed. '"),
-        (question("a", ("", 3)), "answer not in its context", "text=''"),
+        (question("a", ("café", -4)), "answer not in its context", "'café' is at [-4, 0) of 42"),
+        (
+            question("a", ("closed. ", 35)),
+            "answer not in its context",
+            "'closed. ' is at [35, 43) of 42",
+        ),
+        (question("a", ("", 3)), "answer not in its context", "'' is at [3, 3) of 42"),
         (question("a"), "answers and is_impossible disagree", "with 0 answers"),
         (question("a", ("café", 6), is_impossible=True), "answers and is_impossible disagree", ""),
         (question("a", ("café", "6")), "no answer_start", '"6"; allowed: int'),

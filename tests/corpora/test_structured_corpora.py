@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.corpora.question_answering.babi import babi
-from fairseq_clusterformer.corpora.question_answering.corpora import several_hops
+from fairseq_clusterformer.corpora.question_answering.hops import babi, several_hops, wikihop
 from fairseq_clusterformer.corpora.question_answering.own import own_questions
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
@@ -17,7 +16,6 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     Sentence,
     Unusable,
 )
-from fairseq_clusterformer.corpora.question_answering.wikihop import wikihop
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError
 
@@ -54,8 +52,10 @@ def test_babi_written_out(tmp_path: Path) -> None:
     assert [answer.start for answer in third.answers] == [len(" ".join(told)) - 7]
     assert third.document == second.document == "qa1_some_train story 1"
     (place,) = drops.examples["answer not found"]
-    assert place.startswith(f"{path}: line 8: 'one' is not in the story of qa1_some_train-4")
-    kept = list(babi(path, Drops(), keep_unfound=True))
+    assert place.startswith(
+        f"{path}: line 8: 'one' is in no paragraph of question qa1_some_train-4"
+    )
+    kept = list(babi(path, Drops(keep_unfound=True)))
     assert (kept[3].texts, kept[3].answers) == (("one",), ())
 
 
@@ -207,7 +207,7 @@ def test_a_candidate_that_no_mention_links_is_named(tmp_path: Path) -> None:
     assert drops.summary() == (
         f"left out: a candidate that no mention links: {path}: item 0: 'rome' of question WH_0"
     )
-    (record,) = wikihop(path, Drops(), keep_unfound=True)
+    (record,) = wikihop(path, Drops(keep_unfound=True))
     assert {mention.candidate for mention in record.mentions} == {0}
     path, drops = queries(tmp_path, answer="rome")
     assert list(wikihop(path, drops)) == []
@@ -237,6 +237,16 @@ def test_the_structure_of_own_questions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"question": None}, "no question: "),
+        ({"paragraphs": [7]}, "malformed: "),
+        ({"answers": [{"answer_start": 0}]}, "no text: "),
+        ({"answers": ["Zoe"]}, "answer not found: "),
+        ({"answers": [{"text": "Zoe", "answer_start": 0}]}, "answer not in its context: "),
+        (
+            {"answers": [{"text": "Ada", "answer_start": 0, "paragraph": 7}]},
+            "answer not in its context: 2 paragraphs",
+        ),
+        ({"id": "\ud83d"}, "not valid Unicode: "),
         ({"sentences": [[0, 0, 20]]}, "sentence across paragraphs: sentence 0 is characters"),
         (
             {"sentences": [[0, 0, 9], [0, 8, 17]]},

@@ -1,4 +1,4 @@
-"""ETC's encoder: sizes of the paper, lifting, blocks, and training by fairseq's command."""
+"""ETC's encoder: sizes of the paper, lifting, blocks, and documents with hidden parts."""
 
 import re
 from argparse import Namespace
@@ -18,40 +18,40 @@ from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.options import defaults_of
+from tests.etc.models import (
+    CLOSE,
+    SIZES,
+    Lines,
+    assert_all_have_gradients,
+    build,
+    make_task,
+    write,
+)
 
-CLOSE = {"rtol": 0, "atol": 1e-12}
-SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
-SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "activation_fn": "gelu"}
-
-
-def make_task(words: int = 20) -> Namespace:
-    dictionary = Dictionary()
-    for number in range(words):
-        dictionary.add_symbol(f"word{number}")
-    return Namespace(source_dictionary=dictionary, max_positions=lambda: 100)
+DENSE = {name: SIZES[name] for name in SIZES if name not in ("radius", "max_distance", "block")}
 
 
 def model(**options) -> ETCMaskedLM:
-    args = Namespace(**{**SIZES, "radius": 5, "max_distance": 2, "block": 8, **options})
-    return ETCMaskedLM.build_model(args, make_task()).double().eval()
+    return build(ETCMaskedLM, make_task(words=20), **options)
 
 
-def write(path: Path, tensors: dict[str, Tensor], max_distance: int = 2) -> None:
-    """A checkpoint as fairseq writes it."""
-    last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
-    args = Namespace(arch="etc_masked_lm", max_distance=max_distance)
-    state = {"model": tensors, "args": args, "optimizer_history": [last]}
-    torch.save(state | {"extra_state": {"train_iterator": {"epoch": 1}}}, path)
+def model_of_parts(**options) -> ETCMaskedLM:
+    return build(ETCMaskedLM, make_task("<mask>", words=20, hides_parts=True), **options)
+
+
+def no_global_token(tokens: Tensor) -> Structure:
+    """One that is padding."""
+    hidden = torch.ones(len(tokens), 1, dtype=torch.bool)
+    spans = torch.zeros(len(tokens), 1, 2, dtype=torch.long)
+    return Structure(spans, tokens.size(1), global_padding=hidden, long_padding=tokens.eq(1))
 
 
 @pytest.mark.parametrize(("name", "millions"), [("base", 166), ("large", 539)])
 def test_sizes_are_those_of_the_paper(name: str, millions: int) -> None:
     """Ainslie et al. 2020, section 4.1; by the vocabulary of BERT, without its head."""
-    args = Namespace()
-    getattr(etc, name)(args)
-    etc_args = Namespace(**{**defaults_of(etc.ETCOptions), **vars(args)})
+    args = Namespace(**defaults_of(etc.ETCOptions) | etc.SIZES[name])
     with torch.device("meta"):
-        encoder = etc.ETCEncoder(etc_args, Dictionary())
+        encoder = etc.ETCEncoder(args, Dictionary())
     words = 30_522 * args.encoder_embed_dim - encoder.embed_tokens.weight.numel()
     total = sum(p.numel() for p in encoder.parameters()) + words
     assert abs(total / 1e6 - millions) < 1
@@ -67,11 +67,7 @@ def test_fixed_blocks() -> None:
         [[0, 4], [4, 5], [5, 5]],
         [[0, 0], [0, 0], [0, 0]],
     ]
-    assert found.global_padding.tolist() == [
-        [False] * 3,
-        [False, False, True],
-        [False, True, True],
-    ]
+    assert found.global_padding.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 1]]
     assert etc.fixed_blocks(tokens[:1], 4, 1).long_padding is None
 
 
@@ -94,55 +90,10 @@ def test_global_tokens_carry_over_the_radius() -> None:
     tokens = torch.randint(4, 24, (1, 60))
     changed = tokens.clone()
     changed[0, 0] = 4 + (changed[0, 0] - 3) % 20
-    moved = (built(tokens)[0] - built(changed)[0]).abs().amax(-1)[0]
-    assert (moved > 1e-9).all()
-    nothing = etc.Structure(
-        torch.zeros(1, 1, 2, dtype=torch.long), 60, global_padding=torch.ones(1, 1).bool()
-    )
-    alone = [built.encoder(x, nothing).of_long for x in (tokens, changed)]
-    moved = (alone[0] - alone[1]).abs().amax(-1)[0]
-    assert (moved > 1e-9).tolist() == [place <= 10 for place in range(60)]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("before", [False, True])
-def test_lifted_is_dense(tmp_path, before: bool) -> None:
-    """Where the radius covers the text and no global token is seen: our dense encoder."""
-    shared = {"encoder_normalize_before": before}
-    dense_args = Namespace(
-        **SIZES,
-        **shared,
-        encoder_attention="full",
-        no_token_positional_embeddings=True,
-        layernorm_embedding=True,
-        no_scale_embedding=True,
-    )
-    dense = ClusterformerMaskedLM.build_model(dense_args, make_task()).eval()
-    for parameter in dense.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    path = tmp_path / "dense.pt"
-    write(path, dense.state_dict())
-    lifted = model(radius=50, lift=str(path), **shared)
-    given = {name: tensor.clone() for name, tensor in lifted.encoder.state_dict().items()}
-    lifted.load_initial_weights()
-    anew = {n: p for n, p in lifted.encoder.named_parameters() if "label_" in n or "types" in n}
-    assert len(anew) == 2 * SIZES["encoder_layers"] + 1
-    for name, parameter in anew.items():  # which the dense encoder does not have
-        assert torch.equal(parameter, given[name])
-        torch.nn.init.zeros_(parameter)
-    dense.double()
-    tokens = torch.randint(4, 24, (2, 30))
-    tokens[1, 20:] = 1
-    nothing = etc.Structure(
-        torch.zeros(2, 1, 2, dtype=torch.long),
-        30,
-        global_padding=torch.ones(2, 1, dtype=torch.bool),
-        long_padding=tokens.eq(1),
-    )
-    found = lifted.encoder(tokens, nothing).of_long
-    expected = dense.encoder(tokens)["encoder_out"][0].transpose(0, 1)
-    real = tokens.ne(1)
-    torch.testing.assert_close(found[real], expected[real], **CLOSE)
+    for structure, reach in ((None, 60), (no_global_token(tokens), 10)):
+        before, after = (built.encoder(x, structure).of_long for x in (tokens, changed))
+        moved = (before - after).abs().amax(-1)[0] > 1e-9
+        assert moved.tolist() == [place <= reach for place in range(60)]
 
 
 def of_2019(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -160,40 +111,60 @@ def of_2019(given: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("older", [False, True])
-def test_lifted_from_roberta(tmp_path: Path, older: bool) -> None:
-    """Equal to fairseq's RoBERTa without positions, whose task has one word more, <mask>."""
-    args = Namespace(**SIZES, tokens_per_sample=64, max_positions=64)
+def roberta() -> RobertaModel:
+    """Its task has one word more, <mask>."""
+    args = Namespace(**DENSE, tokens_per_sample=64, max_positions=64)
     base_architecture(args)
-    task = make_task()
-    task.source_dictionary.add_symbol("<mask>")
-    dense = RobertaModel.build_model(args, task).eval()
-    for parameter in dense.parameters():
+    return RobertaModel.build_model(args, make_task("<mask>", words=20))
+
+
+def dense(words: int = 20, **options) -> ClusterformerMaskedLM:
+    options = {"no_token_positional_embeddings": True, "no_scale_embedding": True, **options}
+    options = {"encoder_attention": "full", "layernorm_embedding": True, **options}
+    args = Namespace(**{**DENSE, **options})
+    return ClusterformerMaskedLM.build_model(args, make_task(words=words))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["after", "before", "roberta", "roberta of 2019"])
+def test_lifted_is_dense(tmp_path: Path, form: str) -> None:
+    """Equal to a dense encoder without positions, where the radius covers the text and no global
+    token is seen."""
+    shared = {"encoder_normalize_before": form == "before"}
+    given = (roberta() if "roberta" in form else dense(**shared)).eval()
+    for parameter in given.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    given = dense.state_dict()
-    write(tmp_path / "model.pt", of_2019(given) if older else given)
-    lifted = model(radius=50, lift=str(tmp_path / "model.pt"))
+    tensors = given.state_dict()
+    path = write(tmp_path / "dense.pt", of_2019(tensors) if "2019" in form else tensors)
+    lifted = model(radius=50, lift=str(path), **shared)
+    before = {name: tensor.clone() for name, tensor in lifted.encoder.state_dict().items()}
     lifted.load_initial_weights()
-    for name, parameter in lifted.encoder.named_parameters():
-        if "label_" in name or "types" in name:
-            torch.nn.init.zeros_(parameter)
-    stack = dense.double().encoder.sentence_encoder
-    stack.embed_positions.weight.zero_()
+    anew = {n: p for n, p in lifted.encoder.named_parameters() if "label_" in n or "types" in n}
+    assert len(anew) == 2 * SIZES["encoder_layers"] + 1
+    for name, parameter in anew.items():  # which the dense encoder does not have
+        assert torch.equal(parameter, before[name])
+        torch.nn.init.zeros_(parameter)
+    stack = given.double().encoder
+    if "roberta" in form:
+        stack = stack.sentence_encoder
+        stack.embed_positions.weight.zero_()
     tokens = torch.randint(4, 24, (2, 30))
-    hidden = torch.ones(2, 1, dtype=torch.bool)
-    nothing = Structure(torch.zeros(2, 1, 2, dtype=torch.long), 30, global_padding=hidden)
-    found = lifted.encoder(tokens, nothing).of_long
+    tokens[1, 20:] = 1
+    found = lifted.encoder(tokens, no_global_token(tokens)).of_long
     expected = stack(tokens)["encoder_out"][0].transpose(0, 1)
-    torch.testing.assert_close(found, expected, **CLOSE)
-    words = make_task().source_dictionary
+    torch.testing.assert_close(found[tokens != 1], expected[tokens != 1], **CLOSE)
+
+
+def test_lifting_needs_the_words_of_the_other_model(tmp_path: Path) -> None:
+    """RoBERTa's checkpoint says none: its dict.txt is looked at, if it is there."""
+    lifted = model(lift=str(write(tmp_path / "model.pt", roberta().state_dict())))
+    words = make_task(words=20).source_dictionary
     words.save(str(tmp_path / "dict.txt"))
     lifted.load_initial_weights()
     words.symbols[6], words.symbols[7] = words.symbols[7], words.symbols[6]
     words.save(str(tmp_path / "dict.txt"))
-    with pytest.raises(
-        ValueError, match=r"--lift is .*dict.txt is another dictionary \(word 6 is"
-    ):
+    message = r"--lift is .*dict.txt is another dictionary \(word 6 is"
+    with pytest.raises(ValueError, match=message):
         lifted.load_initial_weights()
 
 
@@ -216,18 +187,11 @@ def test_activation_checkpoints_change_nothing() -> None:
         ({"block": 0}, "--block is 0; allowed: 1 or more"),
         ({"projections": "no"}, "--projections is no; allowed: separate, shared-kv, shared"),
         ({"radius": -1}, "--radius is -1; allowed: 0 or more"),
-        ({"encoder_attention_heads": 0}, "--encoder-attention-heads is 0; allowed: 1 or more"),
+        ({"encoder_attention_heads": 5}, "--encoder-attention-heads is 5; allowed: a number that"),
         ({"encoder_embed_dim": 0}, "--encoder-embed-dim is 0; allowed: 1 or more"),
         ({"num_labels": -5}, "--num-labels is -5; allowed: 4 or more"),
-        ({"max_distance": -1}, "--max-distance is -1; allowed: 0 or more"),
-        ({"dropout": 2.0}, "--dropout is 2.0; allowed: 0 to 1"),
-        ({"attention_dropout": 1.0}, "--attention-dropout is 1; allowed: 0 or more, and less"),
-        (
-            {"encoder_attention_heads": 5},
-            "--encoder-attention-heads is 5; allowed: a number that divides --encoder-embed-dim",
-        ),
+        ({"attention_dropout": 1.0}, "--attention-dropout is 1.0; allowed: 0 or more, below 1"),
         ({"same_cluster": 4}, "--same-cluster is 4, and --clusters 0; allowed: 0 without"),
-        ({"same_cluster": -4}, "--same-cluster is -4; allowed: 0 or more"),
         (
             {"same_cluster": 4, "clusters": 3, "max_distance": 14},
             "--num-labels 32; allowed: 13 or less, or 33 labels",
@@ -239,11 +203,7 @@ def test_refuses(options: dict, message: str) -> None:
         model(**options)
 
 
-def test_what_does_not_fit_is_named(tmp_path) -> None:
-    path = tmp_path / "other.pt"
-    write(path, {"encoder.x": torch.zeros(1)})
-    with pytest.raises(ValueError, match="other.pt: it has no embed_tokens.weight; allowed"):
-        model(lift=str(path)).load_initial_weights()
+def test_inputs_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="padding stands before a token"):
         model()(torch.tensor([[1, 5, 6]]))
     structure = Structure(torch.zeros(1, 3, 2, dtype=torch.long), 4)
@@ -253,102 +213,71 @@ def test_what_does_not_fit_is_named(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("given", "message"),
     [
-        ({"encoder_layers": 3}, "it also has layers.2"),
-        ({"encoder_normalize_before": True}, "it also has layer_norm"),
+        (lambda: {"encoder.x": torch.zeros(1)}, "it has no embed_tokens.weight"),
+        (lambda: dense(encoder_layers=3).state_dict(), "it also has layers.2.*"),
+        (lambda: dense(encoder_normalize_before=True).state_dict(), "it also has layer_norm.*"),
+        (lambda: dense(encoder_ffn_embed_dim=8).state_dict(), "size mismatch for layers.0.fc1.*"),
+        (lambda: dense(21).state_dict(), "it was trained with another dictionary .dict.txt."),
+        (lambda: model(num_labels=9).state_dict(), "its --max-distance is 3"),
     ],
 )
-def test_another_form_is_not_lifted(changes: dict, message: str, tmp_path) -> None:
-    more = {"layernorm_embedding": True, "encoder_attention": "full"}
-    dense_args = Namespace(**{**SIZES, **more, **changes})
-    dense = ClusterformerMaskedLM.build_model(dense_args, make_task())
-    write(tmp_path / "dense.pt", dense.state_dict())
-    with pytest.raises(ValueError, match=f"dense.pt: {message}.*; allowed"):
-        model(lift=str(tmp_path / "dense.pt")).load_initial_weights()
-    other = ClusterformerMaskedLM.build_model(dense_args, make_task(21))
-    write(tmp_path / "other.pt", other.state_dict())
-    with pytest.raises(ValueError, match="other.pt: it was trained with another dictionary"):
-        model(lift=str(tmp_path / "other.pt")).load_initial_weights()
-
-
-def task_of_parts() -> Namespace:
-    task = make_task()
-    task.source_dictionary.add_symbol("<mask>")
-    task.hides_parts = True
-    return task
+def test_what_is_not_lifted_is_named(given, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "other.pt", given(), max_distance=3)
+    with pytest.raises(ValueError, match=f"--lift is .*other.pt: {message}; allowed: "):
+        model(lift=str(path)).load_initial_weights()
 
 
 def batch_of(lines: list[list[int]], **options) -> dict:
     """All of it in one row; no word is guessed."""
-    items = [torch.tensor([*line, 2]) for line in lines]
-    data = MaskedParts(
-        Lines(items),
-        task_of_parts().source_dictionary,
-        np.ones(30, bool),
-        most=64,
-        most_parts=16,
-        guessed=0,
-        **options,
-    )
+    words = make_task("<mask>", words=20).source_dictionary
+    options = {"most": 64, "most_parts": 16, "guessed": 0, **options}
+    data = MaskedParts(Lines(*lines), words, np.ones(30, bool), **options)
     assert len(data) == 1
     return data.collater([data[0]])["net_input"]
 
 
-class Lines(list):
-    """Items as fairseq's data sets have them."""
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return np.array([len(item) for item in self])
-
-
-def model_of_parts(**options) -> ETCMaskedLM:
-    args = Namespace(**{**SIZES, "radius": 5, "max_distance": 2, "block": 8, **options})
-    return ETCMaskedLM.build_model(args, task_of_parts()).double().eval()
-
-
 @torch.no_grad()
-def test_starts_from_another_of_its_kind(tmp_path) -> None:
+def test_starts_from_another_of_its_kind(tmp_path: Path) -> None:
+    """Centroids start anew where it has none."""
     given = model_of_parts()
-    write(tmp_path / "etc.pt", given.state_dict())
-    again = model_of_parts(lift=str(tmp_path / "etc.pt"))
-    again.load_initial_weights()
-    for name, tensor in given.encoder.state_dict().items():
-        assert torch.equal(tensor, again.encoder.state_dict()[name]), name
-    clustered = model_of_parts(lift=str(tmp_path / "etc.pt"), clusters=3)
-    own = clustered.encoder.centroids.clone()
-    clustered.load_initial_weights()
-    assert torch.equal(clustered.encoder.centroids, own)
+    path = str(write(tmp_path / "etc.pt", given.state_dict()))
+    for clusters in (0, 3):
+        again = model_of_parts(lift=path, clusters=clusters)
+        own = again.encoder.state_dict().get("centroids", torch.zeros(0)).clone()
+        again.load_initial_weights()
+        found = again.encoder.state_dict()
+        for name, tensor in given.encoder.state_dict().items():
+            assert torch.equal(tensor, found[name]), name
+        assert torch.equal(found.get("centroids", own), own)
 
 
 @torch.no_grad()
 def test_fine_tuning_needs_no_mask(tmp_path: Path) -> None:
     """Tasks of pre-training add <mask> to the words, those of fine-tuning do not."""
     given = model_of_parts()
-    write(tmp_path / "etc.pt", given.state_dict())
-    tuned = model(lift=str(tmp_path / "etc.pt"))
+    tuned = model(lift=str(write(tmp_path / "etc.pt", given.state_dict())))
     tuned.load_initial_weights()
     words = given.encoder.embed_tokens.weight
     assert torch.equal(tuned.encoder.embed_tokens.weight, words[:-1])
-    assert words.size(0) == len(make_task().source_dictionary) + 1
-
-
-def test_labels_of_other_distances_are_not_lifted(tmp_path) -> None:
-    path = tmp_path / "etc.pt"
-    write(path, model_of_parts().state_dict(), max_distance=3)
-    with pytest.raises(ValueError, match="etc.pt: its --max-distance is 3; allowed: 2, as here"):
-        model_of_parts(lift=str(path)).load_initial_weights()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"hard_global": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"hard_global": True}, {"clusters": 3, "same_cluster": 2, "hard_global": True}]
+)
 def test_packed_documents_are_documents_alone(options: dict) -> None:
     built = model_of_parts(**options)
+    built.contrast = None  # as where no parts are hidden
+    more = {"hidden_parts": 0, "parts": "none" if "clusters" in options else "sentences"}
     documents = [[[5, 6, 7], [8, 9]], [[10] * 4, [11], [12, 13]]]
-    alone = [built(**batch_of(lines, hidden_parts=0))[0][0] for lines in documents]
-    both = built(**batch_of([*documents[0], [], *documents[1]], hidden_parts=0))[0][0]
+    alone = [built(**batch_of(lines, **more))[0][0] for lines in documents]
+    both = built(**batch_of([*documents[0], [], *documents[1]], **more))[0][0]
     torch.testing.assert_close(both, torch.cat(alone), **CLOSE)
+    if "clusters" in options:
+        plain = built(torch.tensor([[5, 6, 7, 8, 9]]))[0][0]
+        torch.testing.assert_close(plain, alone[0], **CLOSE)
 
 
 def test_a_hidden_part_is_expected_from_its_context_alone() -> None:
@@ -366,9 +295,8 @@ def test_a_hidden_part_is_expected_from_its_context_alone() -> None:
     torch.testing.assert_close(expected, again, **CLOSE)
     assert not torch.allclose(actual, other)
     for states in (again, other):
-        (grad,) = torch.autograd.grad(
-            states.sum(), built.encoder.embed_tokens.weight, retain_graph=True
-        )
+        words = built.encoder.embed_tokens.weight
+        (grad,) = torch.autograd.grad(states.sum(), words, retain_graph=True)
         assert grad.abs().sum() > 0
 
 
@@ -385,40 +313,20 @@ def test_hidden_parts_alone_are_batches_of_one() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"clusters": 3}])
 def test_every_parameter_has_a_gradient(options: dict) -> None:
-    """Of the last layer's global tokens, too, which nothing reads: workers expect it."""
+    """Of the last layer's global tokens, too, which nothing reads, and of the maps of hidden
+    parts where none is hidden."""
     built = model_of_parts(**options).train()
-    built.contrast = None
-    none = {"parts": "none", "hidden_parts": 0} if options else {"hidden_parts": 0}
-    built(**batch_of([[5, 6], [7]], **none))[0].sum().backward()
-    assert [name for name, p in built.named_parameters() if p.grad is None] == []
-
-
-def test_without_hidden_parts_the_maps_still_have_gradients() -> None:
-    """As workers that exchange gradients need."""
-    built = model_of_parts()
-    _, extra = built(**batch_of([[5, 6], [7]], hidden_parts=0))
-    sum(states.sum() for states in extra["contrast"]).backward()
-    assert all(p.grad is not None for p in built.contrast.parameters())
-
-
-@torch.no_grad()
-def test_clusters_of_packed_documents_are_those_of_documents_alone() -> None:
-    built = model_of_parts(clusters=3, same_cluster=2, hard_global=True)
-    built.contrast = None  # as where no parts are hidden
-    documents = [[[5, 6, 7], [8, 9]], [[10] * 4, [11], [12, 13]]]
-    none = {"parts": "none", "hidden_parts": 0}
-    alone = [built(**batch_of(lines, **none))[0][0] for lines in documents]
-    both = built(**batch_of([*documents[0], [], *documents[1]], **none))[0][0]
-    torch.testing.assert_close(both, torch.cat(alone), **CLOSE)
-    torch.testing.assert_close(built(torch.tensor([[5, 6, 7, 8, 9]]))[0][0], alone[0], **CLOSE)
+    if options:
+        built.contrast = None
+    parts = "none" if options else "sentences"
+    logits, extra = built(**batch_of([[5, 6], [7]], parts=parts, hidden_parts=0))
+    sum(x.sum() for x in (logits, *extra.get("contrast", ()))).backward()
+    assert_all_have_gradients(built)
 
 
 def test_clusters_and_parts_at_once() -> None:
-    task = task_of_parts()
-    task.cfg = Namespace(parts="sentences")
-    args = Namespace(**SIZES, clusters=3)
+    task = make_task("<mask>", cfg=Namespace(parts="sentences"))
     with pytest.raises(ValueError, match="--clusters is 3, and --parts sentences; allowed"):
-        ETCMaskedLM.build_model(args, task)
-    built = model_of_parts(clusters=3)
+        build(ETCMaskedLM, task, clusters=3)
     with pytest.raises(ValueError, match="allowed: --parts none, or --clusters 0"):
-        built(**batch_of([[5, 6], [7]], hidden_parts=0))
+        model_of_parts(clusters=3)(**batch_of([[5, 6], [7]], hidden_parts=0))

@@ -1,10 +1,17 @@
-"""The best phrases of a page."""
+"""Keyphrases: the best of a page, OpenKP's scores by hand, and the losses against loops."""
 
+import math
+from argparse import Namespace
+
+import pytest
 import torch
+from fairseq.logging import metrics
 
-from fairseq_clusterformer.etc.keyphrases import best_keyphrases
+from fairseq_clusterformer.etc.keyphrases import best_keyphrases, keyphrase_scores
+from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss, phrase_nll
 
 NONE = -torch.inf
+GOLD = ["Star Trek", "discovery  season"]
 
 
 def test_each_phrase_once_with_its_largest_logit() -> None:
@@ -14,3 +21,111 @@ def test_each_phrase_once_with_its_largest_logit() -> None:
     assert best_keyphrases(logits, words) == expected
     assert best_keyphrases(logits, words, 2) == expected[:2]
     assert best_keyphrases(torch.full((2, 4), NONE), words) == []
+
+
+def scores(found: list[str], gold: list[str] = GOLD) -> list[list[float]]:
+    """Precision, recall and F1 of each depth."""
+    named = keyphrase_scores(found, gold)
+    return [[named[f"{n}_at_{k}"] for n in ("precision", "recall", "f1")] for k in (1, 3, 5)]
+
+
+def test_scores_written_out() -> None:
+    assert scores(["STAR trek", "something"]) == [
+        pytest.approx([1, 1 / 2, 2 / 3]),
+        pytest.approx([1 / 3, 1 / 2, 2 / 5]),
+        pytest.approx([1 / 5, 1 / 2, 2 / 7]),
+    ]
+    assert scores(["something", "discovery season", "b", "c", "star trek"]) == [
+        pytest.approx([0, 0, 0]),
+        pytest.approx([1 / 3, 1 / 2, 2 / 5]),
+        pytest.approx([2 / 5, 1, 4 / 7]),
+    ]
+    assert scores([]) == [[0, 0, 0]] * 3
+
+
+def test_repeated_phrases_count_once() -> None:
+    assert scores(["a", "A", "a ", "star trek"]) == scores(["a", "star trek"])
+    assert scores(["star trek"], [*GOLD, "STAR TREK"]) == scores(["star trek"])
+
+
+def test_nothing_right() -> None:
+    with pytest.raises(ValueError, match="no gold keyphrase; allowed: one or more"):
+        keyphrase_scores(["a"], [""])
+
+
+# "a b a b": four words; of n-grams, one and two words are shown
+LOGITS = torch.tensor([[[1.0, 2.0, 4.0, 0.5], [3.0, -1.0, 5.0, NONE]]], dtype=torch.float64)
+FIRST = torch.tensor([[[0, 1, 0, 1], [0, 1, 0, 3]]])
+PHRASES = torch.tensor([[[0, 2], [1, 1], [0, 0]]])  # "a b", "b"; no more
+NO_PHRASE = torch.zeros(1, 3, 2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("place", "right", "all_"),
+    [
+        ("first", [3, 2], [1, 2, 4, 0.5, 3, -1, 5]),
+        ("max", [5, 2], [4, 2, 5, -1]),  # of "a" 4, of "b" 2, of "a b" 5; others stand once
+    ],
+)
+def test_what_is_right(place: str, right: list[float], all_: list[float]) -> None:
+    expected = math.log(sum(map(math.exp, all_))) - sum(right) / len(right)
+    assert phrase_nll(LOGITS, PHRASES, FIRST, place).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("place", ["first", "max"])
+def test_gradients(place: str) -> None:
+    """Against finite differences; none where there is no n-gram, or no keyphrase."""
+    phrases, first = torch.cat([PHRASES, NO_PHRASE]), FIRST.repeat(2, 1, 1)
+    real = LOGITS.repeat(2, 1, 1).isfinite()
+
+    def loss(numbers: torch.Tensor) -> torch.Tensor:
+        logits = torch.full(real.shape, NONE, dtype=numbers.dtype).masked_scatter(real, numbers)
+        return phrase_nll(logits, phrases, first, place)
+
+    numbers = LOGITS.repeat(2, 1, 1)[real].requires_grad_()
+    assert loss(numbers)[1] == 0
+    assert torch.autograd.gradcheck(loss, numbers)
+    logits = LOGITS.repeat(2, 1, 1).requires_grad_()
+    phrase_nll(logits, phrases, first, place).sum().backward()
+    assert logits.grad.isfinite().all()
+    assert not logits.grad[~real].any()
+
+
+class Data:
+    """Texts of two pages; of the second no keyphrase is known."""
+
+    def texts(self, number: int) -> dict:
+        phrases = [["A b", "b", "no such"], None][number]
+        return {"text": "A b a b", "phrases": phrases}
+
+
+class Model:
+    training = False
+
+    def __call__(self, **net_input):
+        return LOGITS.repeat(2, 1, 1), {}
+
+
+def test_what_is_logged() -> None:
+    """The best phrases are "a b", "a", "b", "b a"."""
+    cfg = Namespace(_name="etc_keyphrases", max_nodes=9)
+    dataset = Namespace(data=Data())
+    criterion = ETCKeyphrasesLoss(Namespace(cfg=cfg, dataset=lambda split: dataset), "max")
+    target = {"phrases": torch.cat([PHRASES, NO_PHRASE]), "first": FIRST.repeat(2, 1, 1)}
+    sample = {"id": torch.tensor([0, 1]), "split": "valid", "net_input": {}, "target": target}
+    loss, size, log = criterion(Model(), sample | {"ntokens": 8, "nsentences": 2})
+    assert size == 1
+    with metrics.aggregate() as found:
+        ETCKeyphrasesLoss.reduce_metrics([log, log])
+    values = found.get_smoothed_values()
+    assert values["loss"] == pytest.approx(float(loss) / math.log(2), abs=1e-3)
+    expected = {1: (100, 33.33, 50), 3: (66.67, 66.67, 66.67), 5: (40, 66.67, 50)}
+    for depth, of_depth in expected.items():
+        names = [f"{name}_at_{depth}" for name in ("precision", "recall", "f1")]
+        assert [float(values[name]) for name in names] == pytest.approx(of_depth, abs=0.01)
+
+
+def test_another_task() -> None:
+    message = "--criterion is etc_keyphrases, and --task clusterformer_qa; allowed: etc_keyphr"
+    with pytest.raises(ValueError, match=message):
+        ETCKeyphrasesLoss(Namespace(cfg=Namespace(_name="clusterformer_qa")), "first")

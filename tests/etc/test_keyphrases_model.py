@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import Dictionary
-from torch import nn
 from torch.nn.functional import gelu
 
 from fairseq_clusterformer.etc import encoder as etc
@@ -20,13 +19,10 @@ from fairseq_clusterformer.etc.keyphrases_model import (
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.page_dataset import batch_of_pages
 from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
-from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.options import defaults_of
+from tests.etc.models import CLOSE, assert_all_have_gradients, build, write
 from tests.web_pages import HEADING, PLAIN
 
-CLOSE = {"rtol": 0, "atol": 1e-12}
-SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
-SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "activation_fn": "gelu"}
 OPTIONS = [
     {},
     {"hard_global": True, "encoder_normalize_before": True},
@@ -35,24 +31,8 @@ OPTIONS = [
 ]
 
 
-def make_task() -> Namespace:
-    dictionary = Dictionary()
-    for number in range(30):
-        dictionary.add_symbol(f"word{number}")
-    return Namespace(source_dictionary=dictionary, max_positions=lambda: 100)
-
-
 def model(**options) -> ETCKeyphrases:
-    args = Namespace(**{**SIZES, "radius": 5, "max_distance": 2, **options})
-    return ETCKeyphrases.build_model(args, make_task()).double().eval()
-
-
-def write(path: Path, model: nn.Module) -> None:
-    """A checkpoint as fairseq writes it."""
-    last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
-    state = {"model": model.state_dict(), "args": Namespace(arch="transformer")}
-    state |= {"optimizer_history": [last], "extra_state": {"train_iterator": {"epoch": 1}}}
-    torch.save(state, path)
+    return build(ETCKeyphrases, **options)
 
 
 def page(words: list[int], nodes: list[int]) -> Page:
@@ -106,8 +86,7 @@ def test_every_parameter_has_a_gradient(options: dict, only: slice) -> None:
     built = model(**options).train()
     logits = built(**batch_of_pages(pages()[only], 1))[0]
     logits.flatten(1).logsumexp(1).sum().backward()
-    assert [name for name, p in built.named_parameters() if p.grad is None] == []
-    assert all(p.grad.isfinite().all() for p in built.parameters())
+    assert_all_have_gradients(built)
 
 
 def test_in_half_precision() -> None:
@@ -205,32 +184,17 @@ def test_what_nodes_look_like_reaches_their_words_and_global_tokens(
 
 
 @torch.no_grad()
-def test_starts_from_a_dense_model_or_one_of_its_kind(tmp_path: Path) -> None:
-    more = {"layernorm_embedding": True, "encoder_attention": "full"}
-    dense = ClusterformerMaskedLM.build_model(Namespace(**SIZES, **more), make_task())
-    write(tmp_path / "dense.pt", dense)
-    built = model(lift=str(tmp_path / "dense.pt"))
+def test_starts_from_another_of_its_kind(tmp_path: Path) -> None:
+    pretrained = build(ETCMaskedLM)
+    built = model(lift=str(write(tmp_path / "etc.pt", pretrained.state_dict())))
     built.load_initial_weights()
-    own, given = built.encoder.state_dict(), dense.double().encoder.state_dict()
-    assert torch.equal(own["embed_tokens.weight"], given["embed_tokens.weight"])
-    for name in ("k_g2l", "k_l2l"):
-        for end in ("weight", "bias"):
-            lifted = own[f"layers.1.self_attn.linear.{name}.{end}"]
-            assert torch.equal(lifted, given[f"layers.1.self_attn.k_proj.{end}"])
-    args = Namespace(**SIZES, radius=5, max_distance=2)
-    pretrained = ETCMaskedLM.build_model(args, make_task())
-    write(tmp_path / "etc.pt", pretrained)
-    built = model(lift=str(tmp_path / "etc.pt"))
-    built.load_initial_weights()
-    for name, tensor in pretrained.double().encoder.state_dict().items():
+    for name, tensor in pretrained.encoder.state_dict().items():
         assert torch.equal(tensor, built.encoder.state_dict()[name]), name
 
 
 def test_parameters_of_the_papers_base() -> None:
     """166 million of the encoder, of BERT's words; what is new has 10 million."""
-    args = Namespace()
-    etc.base(args)
-    args = Namespace(**{**defaults_of(ETCKeyphrasesConfig), **vars(args)})
+    args = Namespace(**defaults_of(ETCKeyphrasesConfig) | etc.SIZES["base"])
     with torch.device("meta"):
         built = ETCKeyphrases(args, Namespace(source_dictionary=Dictionary()))
     width = args.encoder_embed_dim

@@ -3,31 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from fairseq_clusterformer.etc.masked_parts import NO_EXAMPLE, MaskedParts, packed, pieces_of
+from tests.etc.models import Lines, make_dictionary
 
 WORDS = 40
 
 
-class Lines(list):
-    """Items as fairseq's data sets have them."""
-
-    def __init__(self, *lines: list[int]):
-        super().__init__(torch.tensor([*line, 2]) for line in lines)
-        self.sizes = np.array([len(line) for line in self])
-
-
-def dictionary() -> Dictionary:
-    words = Dictionary()
-    for number in range(WORDS):
-        words.add_symbol(f"word{number}")
-    words.add_symbol("<mask>")
-    return words
-
-
 def make(lines: Lines, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
-    words = dictionary()
+    words = make_dictionary(WORDS, "<mask>")
     begins = np.ones(len(words), bool) if begins is None else begins
     options = {"most": 12, "most_parts": 4, "shuffle": False, **options}
     return MaskedParts(lines, words, begins, **options)
@@ -84,7 +68,7 @@ def test_a_line_that_is_too_long_loses_its_end() -> None:
 
 def test_hidden_parts_show_nothing_and_stand_alone() -> None:
     found = make(Lines([4, 5], [6, 7, 8], [9]), hidden_parts=0.5, guessed=1, kept=0, replaced=0)
-    mask, seen = dictionary().index("<mask>"), set()
+    mask, seen = make_dictionary(WORDS, "<mask>").index("<mask>"), set()
     for epoch in range(1, 31):
         found.set_epoch(epoch)
         sample = found[0]
@@ -146,7 +130,7 @@ def test_words_are_guessed_whole_in_the_shares_asked_for() -> None:
     assert guessed[1:][inside].equal(guessed[:-1][inside])
     assert guessed.float().mean().item() == pytest.approx(0.15, abs=0.01)
     shown = sample["tokens"][guessed]
-    share = (shown == dictionary().index("<mask>")).float().mean().item()
+    share = (shown == make_dictionary(WORDS, "<mask>").index("<mask>")).float().mean().item()
     assert share == pytest.approx(0.7, abs=0.03)
     same = (shown == tokens[guessed]).float().mean().item()
     assert same == pytest.approx(0.2 + 0.1 / (WORDS + 1), abs=0.03)

@@ -10,8 +10,7 @@ import pytest
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.subwords import GPT2Subwords, Tokens
 from fairseq_clusterformer.etc.openkp import PageRecord, openkp, page_record, phrase_places
-from fairseq_clusterformer.etc.openkp_encode import encode_record
-from fairseq_clusterformer.etc.pages import PageData
+from fairseq_clusterformer.etc.pages import PageData, encode_record
 from tests.corpora.commands import record_of, run
 from tests.data.subword_models import write_gpt2
 from tests.web_pages import HEADING, PLAIN, page, pages_with_headings, write_pages
@@ -29,13 +28,12 @@ def test_a_page_written_out() -> None:
     assert record.nodes == ((0, 5), (5, 9))
     assert record.visual == (tuple(map(int, HEADING)), tuple(map(int, PLAIN)))
     assert record.phrases == (("star", "trek"), ("season", "1"), ("no", "such"))
-    assert phrase_places(record, 5) == [(0, 2), (3, 2)]
-    assert phrase_places(record, 1) == []
+    assert phrase_places(record) == [(0, 2), (3, 2)]
 
 
 def test_a_phrase_stands_in_one_node_as_whole_words() -> None:
     record = page_record(page([("a bc", PLAIN), ("d a", PLAIN)], ["bc d", "a b", "d a", "c"]))
-    assert phrase_places(record, 5) == [(2, 2)]
+    assert phrase_places(record) == [(2, 2)]
 
 
 def test_json_in_strings_or_not_and_phrases_as_texts() -> None:
@@ -88,7 +86,7 @@ def test_what_cannot_be_used_is_named(
 ) -> None:
     path = write_pages(tmp_path / "pages.jsonl", [page(NODES, ["star trek"], "b.com"), item])
     drops = Drops()
-    assert [record.id for record in openkp(path, drops, most_words=5)] == ["b.com"]
+    assert [record.id for record in openkp(path, drops)] == ["b.com"]
     ((found, (example,)),) = drops.examples.items()
     assert found.startswith(reason)
     assert example.startswith(f"{path}: line 2: ")
@@ -100,7 +98,7 @@ def test_pages_without_keyphrases_are_kept_to_be_read(tmp_path: Path) -> None:
     items = [page(NODES, None), page(NODES, ["x"], "b.com"), page(NODES, None)]
     drops = Drops()
     path = write_pages(tmp_path / "pages.jsonl", items)
-    records = list(openkp(path, drops, most_words=5, keep_unfound=True))
+    records = list(openkp(path, drops, keep_unfound=True))
     assert [record.phrases for record in records] == [None, (("x",),)]
     assert drops.counts == {"id seen before": 1}
 

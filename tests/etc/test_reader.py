@@ -1,6 +1,5 @@
 """The reader of structured documents: its inputs, its heads, and one document among others."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,16 @@ from torch import Tensor
 from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc import global_tokens as places
-from fairseq_clusterformer.etc.global_tokens import batch_of_globals, global_tokens
+from fairseq_clusterformer.etc.global_tokens import DocumentStructure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.reader import ETCReader
+from tests.etc.models import CLOSE, assert_all_have_gradients, build, write
 
-CLOSE = {"rtol": 0, "atol": 1e-12}
-SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
-SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "radius": 5, "max_distance": 2}
 PAD = 1
 
 
-def make_task() -> Namespace:
-    dictionary = Dictionary()
-    for number in range(30):
-        dictionary.add_symbol(f"word{number}")
-    return Namespace(source_dictionary=dictionary, max_positions=lambda: 100)
-
-
 def model(**options) -> ETCReader:
-    args = Namespace(**{**SIZES, "supporting_facts": True, **options})
-    return ETCReader.build_model(args, make_task()).double().eval()
+    return build(ETCReader, **{"supporting_facts": True, **options})
 
 
 def padded(rows: list[list[int]]) -> Tensor:
@@ -57,46 +46,45 @@ OUTLINES = [
 
 def given(*rows: int, outlines: list[Outline] = OUTLINES) -> dict:
     """What the reader takes, of some of the rows above."""
-    made = [
-        global_tokens(
-            torch.tensor(QUESTIONS[row]),
-            torch.tensor([i for i, token in enumerate(DOCUMENTS[row]) if token == 0]),
-            len(DOCUMENTS[row]),
-            outlines[row],
-            Dictionary(),
-        )
-        for row in rows
-    ]
+    made, structure = [], DocumentStructure()
+    for row in rows:
+        question, document = torch.tensor(QUESTIONS[row]), torch.tensor(DOCUMENTS[row])
+        starts = document.eq(0).nonzero().flatten()
+        made.append(structure.rows(question, starts, len(document), outlines[row], Dictionary()))
     return {
         "question_tokens": padded([QUESTIONS[row] for row in rows]),
         "document_tokens": padded([DOCUMENTS[row] for row in rows]),
-        "structure": batch_of_globals(made, PAD),
+        "structure": structure.batch(made, PAD),
     }
 
 
-def test_the_long_input_is_the_question_and_then_the_document(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Written out for the second row of a batch, where both are padded."""
-    seen = {}
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What ETC's encoder is given: tokens, structure, words, types, global types."""
+    calls = []
     forward = etc.ETCEncoder.forward
 
-    def spy(self, tokens, structure, words, types, global_types):
-        seen.update(tokens=tokens, structure=structure, words=words, types=types)
-        return forward(self, tokens, structure, words, types, global_types)
+    def spy(self, *given):
+        calls.append(given)
+        return forward(self, *given)
 
     monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
+    return calls
+
+
+def test_the_long_input_is_the_question_and_then_the_document(seen: list[tuple]) -> None:
+    """Written out for the second row of a batch, where both are padded."""
     mask = torch.tensor([[False, *[True] * 7], [False, False, True, *[False] * 5]])
     model()(**given(0, 1), text_mask=mask)
-    assert seen["tokens"].tolist() == [
+    ((tokens, found, words, types, _),) = seen
+    assert tokens.tolist() == [
         [0, 9, 8, 7, 2, 0, 10, 11, 12, 13, 0, 14, 15],
         [0, 9, 2, 0, 20, 21, *[PAD] * 7],
     ]
     asked, title, text = places.IN_QUESTION, places.IN_TITLE, places.OF_TEXT
-    assert seen["types"][0].tolist() == [*[asked] * 5, title, *[text] * 7]
-    assert seen["types"][1, :6].tolist() == [asked, asked, asked, title, title, text]
-    assert seen["words"][1].tolist() == [0, 9, 0, 0, *[PAD] * 5]
-    found = seen["structure"]
+    assert types[0].tolist() == [*[asked] * 5, title, *[text] * 7]
+    assert types[1, :6].tolist() == [asked, asked, asked, title, title, text]
+    assert words[1].tolist() == [0, 9, 0, 0, *[PAD] * 5]
     assert found.spans[1, :4, 0].tolist() == [[0, 0], [1, 2], [3, 6], [4, 6]]
     assert found.global_padding[1].tolist() == [*[False] * 4, *[True] * 5]
     assert found.long_padding[1].tolist() == [*[False] * 6, *[True] * 7]
@@ -188,19 +176,11 @@ def test_without_tokens_of_their_own_parts_are_read_at_their_first_long_token(
     torch.testing.assert_close(logits.paragraph[0, [0, 5]], expected, **CLOSE)
 
 
-def test_structures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_structures(seen: list[tuple]) -> None:
     """What is linked, who sees all, and where paragraphs are apart."""
-    seen = []
-    forward = etc.ETCEncoder.forward
-
-    def spy(self, tokens, structure, *more):
-        seen.append(structure)
-        return forward(self, tokens, structure, *more)
-
-    monkeypatch.setattr(etc.ETCEncoder, "forward", spy)
     for name in ("contexts", "text", "flat"):
         model(structure=name)(**given(0))
-    contexts, text, flat = seen
+    contexts, text, flat = (call[1] for call in seen)
     assert contexts.long_paragraphs.tolist() == [[1, *[2] * 4, *[3] * 5, *[4] * 3]]
     assert contexts.paragraphs is not None
     assert text.paragraphs is text.long_paragraphs is None
@@ -287,20 +267,14 @@ def test_every_parameter_has_a_gradient(rows: tuple[int, int]) -> None:
     logits, _ = built(**given(*rows))
     finite = [x[x.isfinite()].square().sum() for x in logits if x is not None]
     (sum(finite) + logits.type.sum()).backward()
-    without = [n for n, p in built.named_parameters() if p.grad is None]
-    assert without == []
+    assert_all_have_gradients(built)
 
 
 @torch.no_grad()
 def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
     """Of the same encoder: every number is the same."""
-    task = make_task()
-    before = ETCMaskedLM.build_model(Namespace(**SIZES), task).double()
-    last = {"num_updates": 1, "lr_scheduler_state": {}, "optimizer_name": "x"}
-    state = {"model": before.state_dict(), "args": Namespace(arch="etc_masked_lm", **SIZES)}
-    state |= {"optimizer_history": [last], "extra_state": {"train_iterator": {"epoch": 1}}}
-    torch.save(state, path := tmp_path / "masked.pt")
-    built = model(lift=str(path))
+    before = build(ETCMaskedLM)
+    built = model(lift=str(write(tmp_path / "masked.pt", before.state_dict())))
     built.load_initial_weights()
     mine = built.encoder.state_dict()
     for name, tensor in before.encoder.state_dict().items():

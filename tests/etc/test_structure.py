@@ -69,12 +69,9 @@ def test_what_is_written_is_read(tmp_path: Path, outline: Outline) -> None:
     assert found.sentences.dtype == torch.int64
 
 
-def test_folders_are_joined_also_with_an_older_one(tmp_path: Path) -> None:
+def test_folders_are_joined(tmp_path: Path) -> None:
     write(tmp_path / "new", "train", OUTLINE, Outline())
     write(tmp_path / "old", "train", None, None)
-    for end in ("bin", "idx"):
-        (tmp_path / "old" / f"train.structure.{end}").unlink()
-    assert not QAData(tmp_path / "old", "train").has_structure
     assert same(QAData(tmp_path / "old", "train").outline(1), Outline())
     with QAWriter(tmp_path, "train", vocab_size=100_000) as writer:
         for name in ("old", "new"):
@@ -153,10 +150,7 @@ def test_too_many_global_tokens_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"question 1 \(id q1\): 9 global tokens; allowed: 8"):
         data.check_structure(8, linked=True)
     assert dataset(tmp_path, max_positions=5).check_structure(7, linked=True) == 0
-    for index in range(2):
-        asked = len(data[index]["question"])
-        number = global_tokens.number_of_global_tokens(asked, 2, data.data.outline(index))
-        assert len(data[index]["globals"].words) == number
+    assert [len(data[index]["globals"].words) for index in range(2)] == [5, 9]
 
 
 def test_a_lost_candidate_is_counted(tmp_path: Path) -> None:
@@ -193,7 +187,7 @@ ALL, ASKED, PARAGRAPH, SENTENCE, CANDIDATE = (
 def test_global_tokens_of_hotpotqa_written_out() -> None:
     """All, the question's tokens, and for each paragraph one for it and one a sentence."""
     outline = Outline(sentences=OUTLINE.sentences)
-    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, outline, Dictionary())
     assert found.words.tolist() == [0, 70, 71, 0, 0, 0, 0, 0]
     expected = [ALL, ASKED, ASKED, PARAGRAPH, SENTENCE, SENTENCE, PARAGRAPH, SENTENCE]
     assert found.types.tolist() == expected
@@ -208,7 +202,7 @@ def test_global_tokens_of_hotpotqa_written_out() -> None:
 
 def test_global_tokens_of_wikihop_written_out() -> None:
     """One for each candidate, in place of the one for all, and its mentions."""
-    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
+    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, OUTLINE, Dictionary())
     assert found.words.tolist() == [0, 0, 70, 71, 0, 0, 0, 0, 0]
     assert found.types.tolist()[:4] == [CANDIDATE, CANDIDATE, ASKED, ASKED]
     assert found.spans.tolist()[:5] == [
@@ -223,10 +217,10 @@ def test_global_tokens_of_wikihop_written_out() -> None:
 
 def test_mentions_rise_and_a_candidate_may_have_none() -> None:
     outline = changed(mentions=torch.tensor([[1, 8, 9], [1, 1, 2]]))
-    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, outline, Dictionary())
     assert found.spans.tolist()[:2] == [[[0, 0], [0, 0]], [[5, 6], [12, 13]]]
     outline = changed(mentions=torch.zeros(0, 3, dtype=int))
-    found = global_tokens.global_tokens(QUESTION, STARTS, LENGTH, outline, Dictionary())
+    found = DocumentStructure().rows(QUESTION, STARTS, LENGTH, outline, Dictionary())
     assert found.spans.tolist()[:3] == [[[0, 0]], [[0, 0]], [[1, 2]]]
 
 

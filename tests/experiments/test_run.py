@@ -199,9 +199,10 @@ def test_bad_input_is_one_line(case: Case, capsys, words: list[str], said: str) 
     assert case(*words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-    case.grid.write_text("[1]")
-    assert case() == 1
-    assert "GRID is" in capsys.readouterr().err
+    for content in ("[1]", "[" * 2000):
+        case.grid.write_text(content)
+        assert case() == 1
+        assert "GRID is" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_result_is_kept(case: Case, capsys) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, TextStreamer  # noqa: E402
 
 from fairseq_clusterformer.data.coding import TextCoding  # noqa: E402
 from fairseq_clusterformer.hf import ClusterformerTokenizer  # noqa: E402
-from fairseq_clusterformer.hf.folder import _tokenizer as tokenizer_of  # noqa: E402
+from fairseq_clusterformer.hf.folder import tokenizer_of  # noqa: E402
 from tests.hf.small import config  # noqa: E402
 from tests.inference.commands import run  # noqa: E402
 
@@ -36,7 +36,7 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def tokenizer(data: Path, tmp_path: Path) -> ClusterformerTokenizer:
     """Saved, and loaded by its Auto class."""
-    made = tokenizer_of(data, "text", config("clusterformer_lm_tiny"))
+    made = tokenizer_of(data, config("clusterformer_lm_tiny"))
     made.save_pretrained(tmp_path)
     config("clusterformer_lm_tiny").save_pretrained(tmp_path)
     return AutoTokenizer.from_pretrained(tmp_path)
@@ -67,11 +67,12 @@ def test_a_batch_is_padded_on_the_left(tokenizer: ClusterformerTokenizer) -> Non
 
 def test_symbols_stand_in_readable_text(tokenizer: ClusterformerTokenizer) -> None:
     """Also where a text is written token by token."""
-    ids = tokenizer("The small cat sat .")["input_ids"]
-    found = tokenizer.decode([tokenizer.pad_token_id, *ids])
     blank = " " if tokenizer.coding.unit == "word" else ""
     begins = [] if tokenizer.coding.unit == "byte" else ["</s>"]
-    assert found == blank.join(["<pad>", *begins, "The small cat sat ."])
+    text = "The small cat sat .\nA dog ran"  # a line's end is no symbol
+    found = tokenizer.decode([tokenizer.pad_token_id, *tokenizer(text)["input_ids"]])
+    assert found == blank.join(["<pad>", *begins, text])
+    ids = tokenizer("The small cat sat .")["input_ids"]
     for skip in (False, True):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

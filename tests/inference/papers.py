@@ -7,9 +7,11 @@ import pypdf
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 
-def pdf(*pages: str, title: str = "", letters: Mapping[str, str] | None = None) -> bytes:
+def pdf(
+    *pages: str, title: str = "", letters: Mapping[str, str] | None = None, column: int = 250
+) -> bytes:
     """A PDF document with these pages; each line of a text is a line of its page. A tab within
-    a line leads to the page's second column.
+    a line leads to the next column, so many points to the right.
 
     Args:
         letters: what some letters stand for, as UTF-16 in hexadecimal digits.
@@ -26,8 +28,8 @@ def pdf(*pages: str, title: str = "", letters: Mapping[str, str] | None = None) 
         font[NameObject("/ToUnicode")] = writer._add_object(stream)
     fonts = DictionaryObject({NameObject("/F1"): font})
     for text in pages:
-        shown = (line.replace("\t", ") Tj 250 0 Td (") for line in text.splitlines())
-        moved = (f"({line}) Tj {-250 * line.count(' Tj 250 ')} -16 Td " for line in shown)
+        shown = (line.replace("\t", f") Tj {column} 0 Td (") for line in text.splitlines())
+        moved = (f"({line}) Tj {-column * line.count(') Tj ')} -16 Td " for line in shown)
         lines = "".join(moved)
         stream = DecodedStreamObject()
         stream.set_data(f"BT /F1 12 Tf 72 700 Td {lines}ET".encode())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_clusterformer.answers import TYPES, Answer, Answers, Document
+from fairseq_clusterformer.answers import TYPES, Answer, Answers
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.errors import UserError
@@ -27,6 +27,7 @@ from fairseq_clusterformer.visual.pages import answer_page
 from tests.cli.in_process import QUESTIONS, train
 from tests.data.subword_models import LOSSLESS, write_sentencepiece
 from tests.inference.papers import pdf
+from tests.inference.sections import section_of
 
 #: questions, each with what a text may say to it
 FACTS = {
@@ -200,10 +201,9 @@ def section_read(
 ) -> finding.SectionRead:
     """Of a source of one paragraph, a word of three characters and one of five."""
     characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]])
-    document = Document(source.paragraphs, torch.tensor([0]), characters)
-    section = finding.Section(source, (0,), torch.arange(3), document)
+    section = section_of(source, characters)
     types = dict.fromkeys(TYPES, 1e-9) | types
-    return finding.SectionRead(section, Answers(types, short, [*long], evidence), {})
+    return finding.SectionRead(section, Answers(types, short, [*long], evidence))
 
 
 def span(score: float) -> Answer:
@@ -267,12 +267,10 @@ def test_answers_of_the_likeliest_type_come_first() -> None:
 
 def test_a_piece_of_a_paragraph_answers_with_what_it_holds() -> None:
     """A long answer is no more than its section holds; a piece of blanks alone is none."""
-    source = Source("x", "x", ("One two.",))
     characters = torch.tensor([[-1, 3, 4, -1, 7], [-1, 3, 7, -1, 7]])
-    document = Document(source.paragraphs * 2, torch.tensor([0, 3]), characters)
-    section = finding.Section(source, (0, 0), torch.arange(5), document)
+    section = section_of(Source("x", "x", ("One two.",) * 2), characters, (0, 3))
     types = dict.fromkeys(TYPES, 0.0) | {"long": 1.0}
-    read = finding.SectionRead(section, Answers(types, [], [(0, -1.0), (1, -0.5)]), {})
+    read = finding.SectionRead(section, Answers(types, [], [(0, -1.0), (1, -0.5)]))
     (found,) = finding.ranked([read], 9).answers
     assert (found.text, found.characters, found.paragraph) == ("two", (4, 7), 0)
 
@@ -299,11 +297,10 @@ def test_answers_are_whole_words(text: str, cut: str, whole: str) -> None:
 def test_spans_that_become_the_same_words_are_one_answer() -> None:
     source = Source("x", "x", ("Rodrigues",))
     characters = torch.tensor([[-1, 0, 8], [-1, 8, 9]])
-    document = Document(source.paragraphs, torch.tensor([0]), characters)
-    section = finding.Section(source, (0,), torch.arange(3), document)
+    section = section_of(source, characters)
     short = [Answer("Rodrigue", -1.0, 0, (0, 8), (1, 2)), Answer("s", -2.0, 0, (8, 9), (2, 3))]
     types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
-    found = finding.ranked([finding.SectionRead(section, Answers(types, short, []), {})], 3)
+    found = finding.ranked([finding.SectionRead(section, Answers(types, short, []))], 3)
     assert [each.text for each in found.answers if each.type == "short"] == ["Rodrigues"]
 
 
@@ -337,7 +334,7 @@ def test_sections_are_all_of_a_document(reader: reading.Reader) -> None:
     texts = ("One.", fact(RULES, "Noor"), long, "A few words.", "\u00e9")
     source = Source("x", "x", texts)
     (whole,) = reader.sections(source, 10_000)
-    assert whole.numbers == (0, 1, 2, 3, 4)
+    assert [piece.number for piece in whole.pieces] == [0, 1, 2, 3, 4]
     for most in (2, 7, 40, len(whole.tokens) - 1):
         parts = reader.sections(source, most)
         assert len(parts) > 1
@@ -347,7 +344,7 @@ def test_sections_are_all_of_a_document(reader: reading.Reader) -> None:
             start, end = part.document.characters
             heads = part.document.starts.tolist()
             assert (part.tokens[part.document.starts] == 0).all()
-            for i, number in enumerate(part.numbers):
+            for i, number in enumerate(piece.number for piece in part.pieces):
                 assert part.document.texts[i] == texts[number]
                 last = heads[i + 1] if i + 1 < len(heads) else len(part.tokens)
                 for token in range(heads[i] + 1, last):
@@ -356,8 +353,8 @@ def test_sections_are_all_of_a_document(reader: reading.Reader) -> None:
                     read[number] += texts[number][max(len(read[number]), first) : after]
         assert tuple(read) == texts
         if most == 40:  # the last piece of the long one has room for more
-            assert [part.numbers[0] for part in parts][:2] == [0, 2]
-            assert parts[0].numbers == (0, 1)
+            assert [part.pieces[0].number for part in parts][:2] == [0, 2]
+            assert len(parts[0].pieces) == 2
 
 
 def test_titles_stand_where_they_stood_in_training(
@@ -496,23 +493,21 @@ def test_page_opens_with_one_token_of_the_answer() -> None:
     """The longest word's, in all clusters that it has."""
     source = Source("x", "x", ("in the Elm",))
     characters = torch.tensor([[-1, 0, 2, 6, 9], [-1, 2, 6, 9, 10]])
-    document = Document(source.paragraphs, torch.tensor([0]), characters)
-    section = finding.Section(source, (0,), torch.arange(5), document)
+    section = section_of(source, characters)
     types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
-    answers = Answers(types, [document.answer(1, 5, -1.0)], [])
-    html = answer_page("?", finding.ranked([finding.SectionRead(section, answers, {})], 1))
+    answers = Answers(types, [section.document.answer(1, 5, -1.0)], [])
+    html = answer_page("?", finding.ranked([finding.SectionRead(section, answers)], 1))
     assert '"answers":[[0,3]]' in html
 
 
 def test_page_shows_an_answer_that_begins_within_a_character() -> None:
     """Several tokens may be bytes of one character, which the first of them shows."""
     characters = torch.tensor([[-1, 0, 1, 1, 1, 2], [-1, 1, 2, 2, 2, 3]])
-    document = Document(["a\u4e00b"], torch.tensor([0]), characters)
-    section = finding.Section(Source("x", "x", ("a\u4e00b",)), (0,), torch.arange(6), document)
-    answer = document.answer(4, 6, -1.0)
+    section = section_of(Source("x", "x", ("a\u4e00b",)), characters)
+    answer = section.document.answer(4, 6, -1.0)
     assert answer.text == "\u4e00b"
     types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
-    read = finding.SectionRead(section, Answers(types, [answer], []), {})
+    read = finding.SectionRead(section, Answers(types, [answer], []))
     html = answer_page("?", finding.ranked([read], 1))
     assert re.findall(r'<span data-i="(\d)" class="answer">(.)</span>', html) == [
         *(("2", "\u4e00"), ("5", "b"))
@@ -530,12 +525,9 @@ def test_page_takes_time_in_proportion_to_its_text() -> None:
 
     source = Source("x", "x", ("One two.",) * 500)
     characters = torch.tensor([[-1, 0, 4], [-1, 3, 8]]).repeat(1, 500)
-    document = Document(
-        source.paragraphs, torch.arange(0, 1500, 3), characters.as_subclass(Counted)
-    )
-    section = finding.Section(source, tuple(range(500)), torch.arange(1500), document)
+    section = section_of(source, characters.as_subclass(Counted), range(0, 1500, 3))
     types = dict.fromkeys(TYPES, 0.1) | {"short": 0.6}
-    read = finding.SectionRead(section, Answers(types, [span(-1.0)], []), {})
+    read = finding.SectionRead(section, Answers(types, [span(-1.0)], []))
     html = answer_page("?", finding.ranked([read], 1))
     assert html.count("<p>") == 500
     assert len(calls) < 10
@@ -677,6 +669,15 @@ def test_answers_in_python(reader: reading.Reader, towns: Path) -> None:
     assert reader.answer(COSTS, towns.parent, top=1)[0].text == "five"
     with pytest.raises(UserError, match="documents is text 0: is empty"):
         reader.answer(RULES, [" "])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_reader(checkpoint: Path, towns: Path) -> None:
+    """Also fairseq's layers, which do not call their projections but read their weights."""
+    quantised = reading.Reader(load_checkpoint(checkpoint), device="cpu")
+    quantised.model = torch.ao.quantization.quantize_dynamic(quantised.model)
+    (found,) = quantised.answer(RULES, towns, top=1)
+    assert found.text == "the Elm"
 
 
 def test_the_words_of_tokens(reader: reading.Reader) -> None:

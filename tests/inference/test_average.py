@@ -1,6 +1,7 @@
 """Averaged checkpoints: equal to a plain loop, whatever is shared, half or infinite."""
 
 import math
+import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -63,6 +64,17 @@ def test_average_is_a_plain_loop_s(averaged: tuple[list[dict], dict]) -> None:
         unit = torch.finfo(found.dtype).eps + 4 * torch.finfo(torch.float32).eps
         largest = total.abs().max() if found.dtype == torch.float32 else mean.abs().max()
         assert (found.double() - mean).abs().max() <= unit * largest, name
+
+
+def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    one, out = (tmp_path / os.fsdecode(name) for name in (b"\xe9.pt", b"caf\xe9.pt"))
+    write(one, 1)
+    for said in ("the average of \\udce9.pt", "is already done"):
+        assert run("--inputs", one, "--output", out) == 0
+        assert (
+            f"caf\\udce9.pt{': ' if 'average' in said else ' '}{said}" in capsys.readouterr().out
+        )
+    assert load(out)["optimizer_history"][-1] == {"num_updates": 1}
 
 
 def test_half_precision_is_summed_in_float32(tmp_path: Path) -> None:

@@ -186,6 +186,13 @@ a line and more."""
             ("Kö\u2010\nnig", "", "König"),
             ("so\u00adft", "", "soft"),
             ("price-\ndetermining", "", "price-determining"),
+            ("deter-\nmining", "", "determining"),
+            ("environ-\nmental", "", "environmental"),
+            ("Bundes-\nregierung", "", "Bundesregierung"),
+            ("self-\nservice", "", "self-service"),
+            ("non-\nlinear", "", "non-linear"),
+            ("mother-in-\nlaw", "", "mother-in-law"),
+            ("E-\nmail", "", "E-mail"),
             ("Rhein-\nMain", "", "Rhein-Main"),
             ("inter-\nnational", "International", "international"),
             ("long-\nterm", "long-term", "long-term"),
@@ -217,6 +224,35 @@ a line and more."""
         same = pdf("Otto rules.", "Otto rules.")
         assert read(tmp_path / "b.pdf", same).paragraphs == ("Otto rules.",) * 2
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "{year}   {amount}",
+            "Game {row} was won by team {team} with 9 to {team} points.",
+            "{team} May {year}",
+        ],
+    )
+    def test_rows_that_differ_in_numbers_are_text(self, line: str, tmp_path: Path) -> None:
+        def row(number: int) -> str:
+            year, team = 1900 + number, number * 7 % 11
+            return line.format(row=number, year=year, amount=10000 + 31 * number, team=team)
+
+        rows = [row(number) for number in range(48)]
+        pages = ["\n".join(rows[first : first + 12]) for first in range(0, 48, 12)]
+        text = " ".join(read(tmp_path / "a.pdf", pdf(*pages)).paragraphs)
+        assert [each for each in rows if " ".join(each.split()) not in text] == []
+
+    def test_dates_and_numbers_of_pages_are_no_text(self, tmp_path: Path) -> None:
+        months, numerals = "January February March April May June", "i ii iii iv v vi"
+        heads = zip(months.split(), numerals.split(), strict=True)
+        pages = [
+            f"Printed {month} {n}, 2003 at 10:0{n}\nThe king of town {n * n} is old.\n{numeral}"
+            f"\n- {n} of 6 -"
+            for n, (month, numeral) in enumerate(heads, 1)
+        ]
+        expected = tuple(f"The king of town {n * n} is old." for n in range(1, 7))
+        assert read(tmp_path / "a.pdf", pdf(*pages)).paragraphs == expected
+
     def test_columns_that_are_written_row_by_row(self, tmp_path: Path) -> None:
         left = """The king of Arle, who is old, has ruled
 the town for more than twenty years, and
@@ -236,6 +272,12 @@ They are all bakers.""".splitlines()
             f"{town}\t{town[::-1]} the king" for town in ("Arle", "Elm", "Ulm", "Bree")
         )
         assert "Elm mlE the king" in " ".join(read(tmp_path / "b.pdf", pdf(table)).paragraphs)
+
+    def test_three_columns(self, tmp_path: Path) -> None:
+        columns = [[f"{word} of line {line} rules" for line in range(6)] for word in "ABC"]
+        rows = "\n".join(map("\t".join, zip(*columns, strict=True)))
+        source = read(tmp_path / "a.pdf", pdf(rows, column=170))
+        assert source.paragraphs == (" ".join(sum(columns, [])),)
 
     def test_halves_of_characters(self, tmp_path: Path) -> None:
         """As fonts of formulas have them."""

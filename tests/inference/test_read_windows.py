@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +14,16 @@ import fairseq_clusterformer
 from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import bundle, index
+from fairseq_clusterformer.inference import sections as splitting
 from fairseq_clusterformer.inference.documents import Source, text_source
-from fairseq_clusterformer.inference.found import Ranking, Section, SectionRead, ranked
+from fairseq_clusterformer.inference.found import Ranking, SectionRead, ranked
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.inference.read import Reader
 from fairseq_clusterformer.inference.retrieval import WordCounts
 from tests.cli.in_process import QUESTIONS, train
 from tests.cli.towns import COMMON, NAMES, TOWNS
 from tests.inference.commands import error, run, usage_error
+from tests.inference.sections import section_of
 from tests.readers.word_readers import CLOSE, make, ragged
 
 FILLING = "old Otto rules. Ida rules."
@@ -75,9 +78,9 @@ def read_of(name: str, *given) -> SectionRead:
     starts = range(0, 2 * length - 2, 2)
     characters = torch.tensor([[-1, *starts], [-1, *(start + 1 for start in starts)]])
     document = Document([text], torch.tensor([0]), characters)
-    section = Section(Source(name, name, (text,)), (0,), torch.arange(length), document)
+    section = section_of(Source(name, name, (text,)), characters)
     (answers,) = ranked_answers(found, [document], top=3)
-    return SectionRead(section, answers, {})
+    return SectionRead(section, answers)
 
 
 class TestMargins:
@@ -189,13 +192,13 @@ class TestWindows:
     def test_those_that_share_words_with_the_question(self, reader: Reader, monkeypatch) -> None:
         """A few are read, the right one among them, and are ranked as among all."""
         sections = reader.sections(text_source(long_text("Mary-Ann", 20, 60), "x"), 60)
-        seen, read_words = [], reader._read_words
+        seen, read_words = [], reader._read_all
 
         def record(tokens, chosen, top):
             seen.extend(chosen)
             return read_words(tokens, chosen, top)
 
-        monkeypatch.setattr(reader, "_read_words", record)
+        monkeypatch.setattr(reader, "_read_all", record)
         ranking = reader.ask(ASKED, sections, 1, windows=3)
         assert len(seen) == 3
         assert [section for section in sections if section in seen] == seen
@@ -208,7 +211,7 @@ class TestWindows:
         """Each window has its own words, also where it is a piece of a paragraph."""
         texts = ["Ulm and Pisa. " * 20, "The buildings of Ulm. " * 20, "Ulm or Tyre. " * 20]
         parts = reader.sections(text_source("\n\n".join(texts), "x"), 90)
-        counts, numbers = WordCounts(), [part.numbers[0] for part in parts]
+        counts, numbers = WordCounts(), [part.pieces[0].number for part in parts]
         for question, number in (("Who builds?", 1), ("TYRE", 2), ("Pisa Ulm", 0)):
             first, *_ = counts.likeliest(question, parts, 1)
             assert numbers[first] == number
@@ -217,6 +220,42 @@ class TestWindows:
         pieces = reader.sections(text_source("Lund is here. " * 30 + "Bree.", "x"), 90)
         assert counts.likeliest("Bree", [long, *pieces], 1) == [len(pieces)]
         assert counts.likeliest("Bree", [long], 1) == [0]
+
+    def test_a_long_document_takes_little_more_memory_than_its_text(self, reader: Reader) -> None:
+        """Tokens are made when they are read: those of all would take 20 times the text."""
+        words = " ".join(f"{name} rules {town}." for name in NAMES for town in TOWNS)
+        for between in ("\n\n", " "):
+            held, sizes = [], []
+            for number in (200, 600):
+                source = text_source(between.join([words] * number), "x")
+                tracemalloc.start()
+                sections = reader.sections(source, 400)
+                reader._counts.likeliest(ASKED, sections, 3)
+                held.append(tracemalloc.get_traced_memory()[0])
+                tracemalloc.stop()
+                sizes.append(number * len(words))
+            assert held[1] - held[0] < 4 * (sizes[1] - sizes[0])
+
+    def test_a_paragraph_in_stretches_is_all_there(self, reader: Reader, monkeypatch) -> None:
+        """Each becomes tokens for itself; what is found has its place in the paragraph."""
+        monkeypatch.setattr(splitting, "STRETCH", 200)
+        for mark in (". ", "; ", "-"):
+            text = mark.join(["Otto rules Ulm"] * 40 + ["Noor rules Bree", "Ida Brun rules Tyre"])
+            source = text_source(text, "x")
+            sections = reader.sections(source, 60)
+            shown = {part.document.texts[0] for part in sections}
+            assert shown == {text}
+            assert "".join("".join(part.shown()) for part in sections).replace("\n", "")
+            places = {
+                place
+                for part in sections
+                for span in part.document.characters.T.tolist()
+                for place in range(*span)
+            }
+            assert places == set(range(len(text)))
+            if mark == ". ":
+                best = reader.ask(ASKED, sections, 1).answers[0]
+                assert (best.text, best.characters[0]) == ("Noor", text.index("Noor"))
 
     def test_together_as_one_by_one(self, reader: Reader, monkeypatch) -> None:
         """The order and the number of what is read together change nothing."""
@@ -288,16 +327,16 @@ class TestIndex:
         self, towns_reader: Path, document: Path, tmp_path: Path, monkeypatch
     ) -> None:
         """An interruption between documents costs those that were not written."""
-        monkeypatch.setattr(index, "_AT_ONCE", 1)
         folder, other = tmp_path / "index", tmp_path / "other.txt"
         other.write_text("Kim 2nd rules Lund.")
+        monkeypatch.setattr(index, "_AT_ONCE", self.ask(towns_reader, None, document)[1])
         write, written = index.Encodings._write, []
 
-        def stop(self, file, states):
+        def stop(self, blocks):
             if written:
                 raise KeyboardInterrupt
-            written.append(file)
-            write(self, file, states)
+            written.extend(file for file, _ in blocks)
+            write(self, blocks)
 
         monkeypatch.setattr(index.Encodings, "_write", stop)
         with pytest.raises(KeyboardInterrupt):

@@ -27,7 +27,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from fairseq_clusterformer.kernels import Layout
-from fairseq_clusterformer.kernels.triton import counting_sort, triton_attention, triton_step
+from fairseq_clusterformer.kernels.triton import backward, counting_sort, forward, triton_step
 
 LENGTH = 96
 launches = []
@@ -45,14 +45,14 @@ def record(self, *args, grid=None, warmup=None, **kwargs):
 def record_attention(dtype: torch.dtype, width: int, everything: bool) -> None:
     q, k, v = (torch.randn(2, LENGTH, 2, width, dtype=dtype).transpose(1, 2) for _ in range(3))
     slot = torch.arange(LENGTH).view(1, 1, LENGTH)
-    layout, options = Layout(lo=(slot - 7).clamp(min=0), hi=slot + 1), {}
+    layout, options = Layout(lo=(slot - 7).clamp(min=0), hi=slot + 1), (None, None)
     if everything:
         count = torch.full((2, 1), LENGTH)
         layout = Layout(layout.lo, layout.hi, slot, slot, count, count)
-        options["key_bias"] = torch.randn(2, 1, LENGTH, requires_grad=True)
-        options["dropout"] = 0.1
-    out, lse = triton_attention(q.requires_grad_(), k, v, layout, **options)
-    ((out * out.detach()).sum() + lse.sum()).backward()
+        options = torch.randn(2, 1, LENGTH), torch.tensor(7)
+    dropout = 0.1 if everything else 0.0
+    out, lse, _ = forward(q, k, v, *options, layout, dropout)
+    backward(out, lse, q, k, v, *options, out, lse, layout, dropout, None)
 
 
 def record_steps() -> None:

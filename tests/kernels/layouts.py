@@ -27,14 +27,9 @@ LAYOUTS = {
         ids, mask, 70, causal=True, key_clusters=ids.roll(3, -1)
     ),
     "chunks": lambda ids, mask: chunk_layout(ids, 5, padding_mask=mask),
-    "chunks, leaking": lambda ids, mask: chunk_layout(
-        ids, 5, padding_mask=mask, earlier_only=True
-    ),
 }
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
-# flex_attention is not ours, and slow where it is not compiled: it has tests of its own
-OURS = [name for name in IMPLEMENTATIONS if name != "flex"]
-OTHERS = [name for name in OURS if name != "reference"]
+OTHERS = [name for name in IMPLEMENTATIONS if name != "reference"]
 every_other = pytest.mark.parametrize("impl", OTHERS)
 
 

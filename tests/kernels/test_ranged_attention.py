@@ -10,6 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fairseq_clusterformer import kernels
+from fairseq_clusterformer.attention.layout import chunk_layout
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, Layout, chosen, ranged_attention
 
 from ..kinds import pads
@@ -17,7 +18,6 @@ from .layouts import (
     BATCH,
     HEADS,
     LAYOUTS,
-    OURS,
     WIDTH,
     every_layout,
     every_other,
@@ -27,27 +27,35 @@ from .layouts import (
 )
 
 
-def test_the_reference_is_attention():
+@pytest.mark.parametrize("earlier_only", [False, True])
+def test_the_reference_is_attention(earlier_only):
     """Written out for one query after another."""
     length = 13
     q, k, v, _ = make_inputs(length)
     layout = make_layout("queries and keys apart", length, HEADS)
+    layout = replace(layout, earlier_only=earlier_only)
     out, lse = ranged_attention(q, k, v, layout, impl="reference")
-    for b in range(BATCH):
-        for h in range(HEADS):
-            for slot in range(length):
-                query = int(layout.query_order[b, h, slot])
-                span = slice(int(layout.lo[b, h, slot]), int(layout.hi[b, h, slot]))
-                keys = layout.key_order[b, h, span].tolist()
-                if not keys:
-                    assert out[b, h, query].eq(0).all()
-                    assert lse[b, h, query] == -math.inf
-                    continue
-                logits = torch.stack([q[b, h, query] @ k[b, h, j] for j in keys])
-                logits = logits / math.sqrt(WIDTH)
-                expected = torch.softmax(logits, 0) @ v[b, h, keys]
-                torch.testing.assert_close(out[b, h, query], expected)
-                torch.testing.assert_close(lse[b, h, query], logits.logsumexp(0))
+    for b, h, slot in itertools.product(range(BATCH), range(HEADS), range(length)):
+        query = int(layout.query_order[b, h, slot])
+        keys = layout.key_order[b, h, layout.lo[b, h, slot] : layout.hi[b, h, slot]].tolist()
+        keys = [key for key in keys if key <= query or not earlier_only]
+        if not keys:
+            assert out[b, h, query].eq(0).all()
+            assert lse[b, h, query] == -math.inf
+            continue
+        logits = torch.stack([q[b, h, query] @ k[b, h, j] for j in keys]) / math.sqrt(WIDTH)
+        torch.testing.assert_close(out[b, h, query], torch.softmax(logits, 0) @ v[b, h, keys])
+        torch.testing.assert_close(lse[b, h, query], logits.logsumexp(0))
+
+
+@every_other
+def test_only_the_reference_attends_by_the_rule_leaking_chunk(impl):
+    q, k, v, _ = make_inputs(20)
+    layout = chunk_layout(torch.randint(5, (BATCH, 1, 20)), 5, earlier_only=True)
+    with pytest.raises(ValueError, match=f"leaking-chunk, and the kernel is {impl}; allowed: aut"):
+        ranged_attention(q, k, v, layout, impl=impl)
+    expected = ranged_attention(q, k, v, layout, impl="reference")
+    assert all(map(torch.equal, ranged_attention(q, k, v, layout), expected))
 
 
 @every_layout
@@ -162,15 +170,13 @@ def test_a_query_that_sees_nothing_spoils_no_gradient(impl):
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("earlier_only", [False, True])
-def test_biases_of_minus_infinity_hide_keys(impl, earlier_only):
+def test_biases_of_minus_infinity_hide_keys(impl):
     """Where they hide all, the result is 0, and no gradient passes: not that of logaddexp."""
     length = 20
     q, k, v, bias = (t.requires_grad_() for t in make_inputs(length, bias=True))
     keys = torch.arange(BATCH * length).view(BATCH, 1, length)
     hidden = keys < length + 5  # all of the first text, five of the second
     layout = make_layout("clusters, causal", length, 1)
-    layout = replace(layout, earlier_only=earlier_only)
 
     def learn(impl, hiding):
         out, lse = ranged_attention(q, k, v, layout, key_bias=hiding, impl=impl)
@@ -243,7 +249,7 @@ def one_head(name: str, length: int) -> tuple:
     return *(t[:1, :1] for t in make_inputs(length)[:3]), layout
 
 
-@pytest.mark.parametrize("impl", OURS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_dropout_keeps_the_mean_and_is_replayed_backwards(impl):
     length, rate, rounds = (70, 0.4, 300) if impl != "triton" else (30, 0.4, 40)
     q, k, v, layout = one_head("window, both sides", length)
@@ -262,7 +268,7 @@ def test_dropout_keeps_the_mean_and_is_replayed_backwards(impl):
     torch.testing.assert_close((gradient * v).sum(), out.sum())
 
 
-@pytest.mark.parametrize("impl", OURS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_dropout_gradients_against_finite_differences(impl):
     *tensors, layout = one_head("clusters, causal", 5)
     tensors = [t.requires_grad_() for t in tensors]
@@ -274,7 +280,7 @@ def test_dropout_gradients_against_finite_differences(impl):
     assert torch.autograd.gradcheck(function, tensors, fast_mode=impl == "triton")
 
 
-@pytest.mark.parametrize("impl", OURS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_a_bias_may_come_with_the_layout(impl):
     q, k, v, bias = make_inputs(20, bias=True)
     layout = make_layout("full, causal", 20, 1)
@@ -291,7 +297,7 @@ def test_a_bias_may_come_with_the_layout(impl):
     [
         ({"q": torch.zeros(3, 4)}, r"q has shape \(3, 4\)"),
         ({"q": torch.zeros(3, 2, 4, 8, dtype=torch.long)}, "dtype torch.int64"),
-        ({"k": torch.zeros(3, 2, 5, 8)}, r"k is torch.float32 \(3, 2, 5, 8\).*must be like q"),
+        ({"k": torch.zeros(3, 2, 5, 8)}, r"k is torch.float32 \(3, 2, 5, 8\).*: like q, torch"),
         ({"v": torch.zeros(3, 2, 4, 8).half()}, "v is torch.float16"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 <= dropout < 1"),
         ({"impl": "fast"}, "impl is 'fast'; allowed: auto, reference, blocks, triton"),

@@ -257,8 +257,8 @@ def test_the_rule_recent_keeps_to_the_cluster(rule: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window_stride": 0}, "--window-stride is 0; allowed: 1 to --window-size, which is 7"),
-        ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to"),
+        ({"window_stride": 0}, "--window-stride is 0; allowed: 1 or more"),
+        ({"window_stride": 8}, "--window-stride is 8; allowed: 1 to --window-size, which is 7"),
         ({"window_positions": 6}, "--window-positions is 6; allowed: --window-size"),
         ({"attention_window": -1}, "--attention-window is -1; allowed"),
         ({"embedding_scale": 0.0}, "--embedding-scale is 0.0; allowed: above 0"),

@@ -1,7 +1,6 @@
 """Readers of words: each part against a plain loop, and what BiDAF promises."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
@@ -10,12 +9,7 @@ from torch.nn.functional import log_softmax
 
 from fairseq_clusterformer.answers import TYPES, WordLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
-from fairseq_clusterformer.readers.bidaf import (
-    BidafReader,
-    TwoWayLSTM,
-    bidaf_reader_xlqa,
-    bidaf_reader_xlqa_letters,
-)
+from fairseq_clusterformer.readers.bidaf import TwoWayLSTM
 from fairseq_clusterformer.readers.word_reader import (
     ContextQueryAttention,
     Highway,
@@ -23,7 +17,16 @@ from fairseq_clusterformer.readers.word_reader import (
     WordReading,
 )
 from fairseq_clusterformer.readers.words import Words
-from tests.readers.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
+from tests.readers.word_readers import (
+    CLOSE,
+    assert_all_learn,
+    assert_rows_alone,
+    make,
+    make_task,
+    of_size,
+    ragged,
+    tokens,
+)
 
 
 def some_words(spelt: Tensor, sizes: list[int]) -> Words:
@@ -240,13 +243,8 @@ def test_every_parameter_learns() -> None:
     question, document, *_ = ragged()
     logits, _ = model(question, document)
     sum(x[x > -math.inf].square().sum() for x in logits[:5]).backward()
-    for name, parameter in model.named_parameters():
-        if name == "encoder.embedding.vectors.vectors":
-            assert not parameter.requires_grad
-            continue
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
-        assert parameter.grad.any(), name
+    assert_all_learn(model)
+    assert all(p.grad.any() for p in model.parameters() if p.requires_grad)
 
 
 @torch.no_grad()
@@ -263,19 +261,13 @@ def test_words_are_what_is_read(subwords: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "expected"),
-    [
-        # linear 300 x 100; 2 highways of 100; LSTMs; w of attention; heads
-        (bidaf_reader_xlqa, (100, 0)),
-        (bidaf_reader_xlqa_letters, (120, 20)),
-    ],
+    ("architecture", "width", "filters"),
+    # linear 300 x 100; 2 highways of 100; LSTMs; w of attention; heads
+    [("bidaf_reader_xlqa", 100, 0), ("bidaf_reader_xlqa_letters", 120, 20)],
 )
-def test_sizes_are_those_of_the_report(architecture, expected: tuple[int, int]) -> None:
+def test_sizes_are_those_of_the_report(architecture: str, width: int, filters: int) -> None:
     """Counted from the sizes that XLQA's table 1 gives; but for vectors and the slots' heads."""
-    args = Namespace()
-    architecture(args)
-    model = BidafReader.build_model(args, make_task())
-    width, filters = expected
+    model, _ = of_size(architecture)
     letters = model.encoder.embedding.speller.num_letters
 
     def lstm(inputs: int, layers: int) -> int:

@@ -1,7 +1,6 @@
 """QANet: each part against a plain loop, and what it promises with every kind of attention."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
@@ -9,15 +8,16 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, attention_kinds
 from fairseq_clusterformer.readers import qanet as qanet_reader
-from fairseq_clusterformer.readers.qanet import (
-    QANetReader,
-    SeparableConvolution,
-    qanet_reader_xlqa,
-    qanet_reader_xlqa_large,
-    sinusoids,
-    stochastic_depth,
+from fairseq_clusterformer.readers.qanet import SeparableConvolution, sinusoids, stochastic_depth
+from tests.readers.word_readers import (
+    CLOSE,
+    assert_all_learn,
+    assert_rows_alone,
+    make,
+    of_size,
+    ragged,
+    tokens,
 )
-from tests.readers.word_readers import CLOSE, assert_rows_alone, make, make_task, ragged, tokens
 
 MIXED = ("window+taught", "window*2,neural", "window(2),lsh+kmeans")
 
@@ -155,12 +155,7 @@ def test_every_attention_trains(attention: str) -> None:
     ]
     answered = sum(x[x > -math.inf].square().sum() for x in logits[:5])
     (answered + sum(losses)).backward()
-    for name, parameter in model.named_parameters():
-        if name == "encoder.embedding.vectors.vectors":
-            assert not parameter.requires_grad
-            continue
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
+    assert_all_learn(model)
 
 
 @torch.no_grad()
@@ -220,13 +215,11 @@ def test_rotary_positions_take_the_place_of_sines() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "width", "millions"),
-    [(qanet_reader_xlqa, 128, 1.3), (qanet_reader_xlqa_large, 256, 5.0)],
+    [("qanet_reader_xlqa", 128, 1.3), ("qanet_reader_xlqa_large", 256, 5.0)],
 )
-def test_sizes_are_those_of_the_report(architecture, width: int, millions: float) -> None:
+def test_sizes_are_those_of_the_report(architecture: str, width: int, millions: float) -> None:
     """Counted from widths and numbers of layers; but for vectors and the slots' heads."""
-    args = Namespace()
-    architecture(args)
-    model = QANetReader.build_model(args, make_task())
+    model, args = of_size(architecture)
     assert args.encoder_attention_heads * 32 == width  # the report's heads are 32 wide
     d, letters = width, model.encoder.embedding.speller.num_letters
 

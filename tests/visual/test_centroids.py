@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fairseq_clusterformer.cli import main
-from fairseq_clusterformer.clustering.fitted import NearestCentroids
+from fairseq_clusterformer.clustering.fitted import Clusters
 
 
 def picture(folder: Path, centroids: torch.Tensor) -> int:
-    NearestCentroids(centroids).save(folder / "c.npz")
+    Clusters(centroids, spherical=False).save(folder / "c.npz")
     return main.run(["draw"], f"--centroids {folder}/c.npz --out {folder}/out".split())
 
 

@@ -14,20 +14,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    FRACTION,
-    NUMBER,
-    PATH,
-    Parser,
-    add_force,
-    add_model,
-    check_files,
-    number,
-)
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_text
 from fairseq_clusterformer.ranges import Range
+
+from ..common import FRACTION, NUMBER, PATH, Parser, add_force, add_model, check_files, number
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
@@ -60,11 +52,7 @@ def _corpus(folder: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Score a reader; returns the exit status.
-
-    Raises:
-        UserError: if a file or an option is wrong.
-    """
+    """Score a reader; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     from fairseq_clusterformer.inference.evaluate import predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint

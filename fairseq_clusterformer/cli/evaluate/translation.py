@@ -20,19 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_force,
-    check_files,
-    inputs_of,
-    read_lines,
-    whole_number,
-)
-from fairseq_clusterformer.cli.translate import add_translator, load_translator
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
+
+from ..common import Parser, add_force, check_files, inputs_of, read_lines, whole_number
+from ..translate import add_translator, load_translator
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator
@@ -55,11 +49,7 @@ def _parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; returns the exit status.
-
-    Raises:
-        UserError: if a checkpoint, its data or a reference is wrong.
-    """
+    """Print the table; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
     how = {"inputs": inputs_of(args, args.reference), "force": args.force}
     if args.json is not None:
@@ -106,10 +96,8 @@ def main(arguments: Sequence[str]) -> int:
 def _raw_references(
     translator: "Translator", args: argparse.Namespace
 ) -> tuple[str, list[str] | None]:
-    """Where the references are as they were written, and they themselves.
-
-    Data made from tokenised text has that as raw text: then it is "tokens" and None.
-    """
+    """Where the references are as they were written, and they themselves; "tokens" and None where
+    the data was made from tokenised text."""
     if args.reference is not None:
         lines = map(composed, read_lines(args.reference, "--reference"))
         return str(args.reference), list(lines)

@@ -13,20 +13,13 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import (
-    NUMBER,
-    PATH,
-    Parser,
-    add_dest,
-    line_encoding,
-    prepare_folder,
-)
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
-from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID
-from fairseq_clusterformer.corpora.classification.newsgroups import STRIPS
+from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID, known_corpus
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
 from fairseq_clusterformer.errors import bad_option
+
+from .. import common
+from ..common import NUMBER, PATH, Parser, add_dest, line_encoding, prepare_folder
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 
@@ -41,13 +34,6 @@ pos/*.txt and neg/*.txt). What a file holds is said by its suffix:
 .gz, .bz2 and .xz are unpacked. Without files of valid and test, both are drawn from train, with an
 equal share of each label. If one of them is given, only valid is drawn.
 """
-
-
-def _strips(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(",")) if text != "none" else ()
-    if not set(names) <= STRIPS.keys():
-        raise argparse.ArgumentTypeError(f"is {text}; allowed: {', '.join(STRIPS)}, or none")
-    return names
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -114,16 +100,6 @@ def _add_known_options(parser: Parser, name: str) -> None:
     if name in NO_VALID:
         about = "the share of train that becomes valid"
         add("--valid-fraction", about, default=Settings.validation)
-    if name == "20news":
-        parser.add_argument(
-            "--strip",
-            metavar="LIST",
-            type=_strips,
-            default=("fields",),
-            help="what is taken out of a post: some of fields (the header but for the subject's "
-            "text), headers (all of it), footers and quotes, with commas between, or none "
-            "(default: fields)",
-        )
 
 
 def _add_common_options(parser: Parser, made: str) -> None:
@@ -147,11 +123,7 @@ def _add_common_options(parser: Parser, made: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a data set; returns the exit status.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
     settings = Settings(
         **{key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")},
@@ -171,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         if "valid" in corpus.files or "test" in corpus.files:
             settings = replace(settings, test=0)
     else:
-        corpus, dest = CORPORA[name](source, **options), dest / name
+        corpus, dest = known_corpus(name, source), dest / name
         if settings.max_length is None:
             settings = replace(settings, max_length=corpus.max_length)
     make = partial(prepare, corpus=corpus, settings=settings, options=options, force=force)

@@ -8,15 +8,6 @@ tokens of each split.
 from collections.abc import Sequence
 from functools import partial
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import (
-    NUMBER,
-    Parser,
-    add_dest,
-    line_encoding,
-    prepare_folder,
-)
-from fairseq_clusterformer.cli.prepare.subwords import add_existing, take_existing
 from fairseq_clusterformer.corpora.language_modelling.corpora import (
     ENWIK8,
     WIKITEXT103,
@@ -24,6 +15,10 @@ from fairseq_clusterformer.corpora.language_modelling.corpora import (
     prepare_text,
     prepare_wikitext103,
 )
+
+from .. import common
+from ..common import NUMBER, Parser, add_dest, line_encoding, prepare_folder
+from .shared import add_existing, take_vocabulary
 
 
 def _parser() -> Parser:
@@ -123,6 +118,6 @@ def main(arguments: Sequence[str]) -> int:
     options = vars(_parser().parse_args(arguments))
     for name in ("corpus", "bytes"):
         options.pop(name, None)
-    if "dict" in options:
-        options["vocabulary"] = take_existing(options)
+    if "sentencepiece" in options:
+        options["vocabulary"] = take_vocabulary(options, usual=None)
     return prepare_folder(options)

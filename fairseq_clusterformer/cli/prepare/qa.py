@@ -6,29 +6,30 @@ sentences, the characters of every token and the texts of train, valid and test.
 interruption it goes on with the first unfinished file; DEST.partial holds the finished ones.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser, add_dest, prepare_folder
-from fairseq_clusterformer.cli.prepare.subwords import add_subwords, take_vocabulary
 from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.question_answering.babi import babi
 from fairseq_clusterformer.corpora.question_answering.build import prepare
-from fairseq_clusterformer.corpora.question_answering.corpora import qed, several_hops, squad
-from fairseq_clusterformer.corpora.question_answering.natural_questions import natural_questions
-from fairseq_clusterformer.corpora.question_answering.open_domain import (
-    quasar_t,
-    searchqa,
-    triviaqa,
-)
+from fairseq_clusterformer.corpora.question_answering.corpora import CORPORA, QuestionCorpus
 from fairseq_clusterformer.corpora.question_answering.own import draw_documents, own_questions
-from fairseq_clusterformer.corpora.question_answering.wikihop import wikihop
 from fairseq_clusterformer.corpora.splits import split_of
-from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.errors import bad_option
+
+from .. import common
+from ..common import NUMBER, PATH, Parser, add_dest, prepare_folder
+from .shared import (
+    Files,
+    add_files,
+    add_subwords,
+    check_folder,
+    check_train,
+    files_of_splits,
+    take_vocabulary,
+)
 
 _OWN = """Prepare your own questions, in the folder DEST.
 
@@ -54,56 +55,13 @@ two splits. If one of them is given, only valid is drawn.
 """
 
 
-@dataclass(frozen=True)
-class _Corpus:
-    """A corpus that the command knows.
-
-    Args:
-        reader: of one of its files.
-        files: patterns of the names of train, valid and test in --source.
-        options: of its reader, by the names of the command's options.
-        distant: its answers are texts only, which may not be found.
-        few_words: its language has so few that each is a piece of the sentencepiece model.
-    """
-
-    reader: Callable
-    files: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    distant: bool = True
-    few_words: bool = False
-
-
-def _with_spans(reader: Callable, files: str, *options: str) -> _Corpus:
-    return _Corpus(reader, tuple(files.split()), options, distant=False)
-
-
-CORPORA = {
-    "squad1": _with_spans(squad, "train-v1.1*.json* dev-v1.1*.json*", "paragraphs"),
-    "squad2": _with_spans(squad, "train-v2.0*.json* dev-v2.0*.json*", "paragraphs"),
-    "quasar-t": _Corpus(
-        quasar_t,
-        tuple(f"questions/{split}_questions.json*" for split in ("train", "dev", "test")),
-        ("contexts",),
-    ),
-    "searchqa": _Corpus(searchqa, ("train*", "val*", "test*")),
-    "triviaqa-wikipedia": _Corpus(triviaqa, ("qa/wikipedia-train.json", "qa/wikipedia-dev.json")),
-    "triviaqa-web": _Corpus(triviaqa, ("qa/web-train.json", "qa/web-dev.json")),
-    "natural-questions": _with_spans(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
-    "qed": _with_spans(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", "paragraphs"),
-    "hotpotqa": _Corpus(
-        several_hops, ("hotpot_train_v1*.json*", "hotpot_dev_distractor_v1*.json*")
-    ),
-    "2wiki": _Corpus(several_hops, ("train.json*", "dev.json*"), ("corpus", "distractors")),
-    "babi": _Corpus(babi, ("qa*_train.txt", "qa*_test.txt"), few_words=True),
-    "wikihop": _Corpus(wikihop, ("train.json*", "dev.json*")),
-}
 _PARAGRAPHS = "paragraphs of a document: the question's own and others of its article"
 _OPTIONS = {
     "paragraphs": (_PARAGRAPHS + " (qed: of other questions)", NUMBER),
     "contexts": ("the passages (default: short)", {"choices": ("short", "long")}),
     "corpus": (
         "a JSON list of {title, text}, for questions without paragraphs",
-        PATH | {"dest": "pool"},
+        PATH | {"dest": "pool"},  # "corpus" is the name of the corpus
     ),
     "distractors": ("paragraphs drawn from --corpus per question (default: 8)", NUMBER),
 }
@@ -121,19 +79,18 @@ def _parser() -> Parser:
     about = "with --cloze: the line that ends a document (default: each file is a document)"
     common.add(own, "--document-separator", about, metavar="LINE")
     for name, corpus in CORPORA.items():
-        known = corpora.add_parser(name, description=__doc__, help=", ".join(corpus.files))
+        files = ", ".join(corpus.patterns)
+        known = corpora.add_parser(name, description=__doc__, help=files)
         add_dest(known)
         packed = "or its .tar.gz" if name.startswith("triviaqa") else "packed or not"
-        common.add(known, "--source", f"a folder with {', '.join(corpus.files)}, {packed}")
+        common.add(known, "--source", f"a folder with {files}, {packed}")
         _add_options(known, corpus.options, "--source")
     return parser
 
 
 def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
     add = partial(common.add, parser)
-    for split in SPLITS:
-        about = f"the files of {split}, instead of those found in {source}"
-        add(f"--{split}", about, **PATH, nargs="+")
+    add_files(parser, source)
     for split in SPLITS[1:]:
         about = f"draw documents with this share of train's questions for {split}"
         if source == "SOURCE":
@@ -150,17 +107,8 @@ def _add_options(parser: Parser, own: Sequence[str], source: str) -> None:
         add(f"--{name}", about, **how)
 
 
-def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
-    """Return the files of each split in SOURCE or --source, or in an archive there.
-
-    Raises:
-        UserError: if --source is no folder.
-    """
-    if corpus.files and source and not source.is_dir():
-        raise bad_option("--source", source, "a folder", "no such folder")
-    if corpus.files:
-        places = zip_longest(SPLITS, corpus.files if source else ())
-        return {split: _find(source, pattern) for split, pattern in places if pattern}
+def _own_files(source: Path) -> Files:
+    """The files of each split in SOURCE."""
     if not source.is_dir():
         return {"train": [source]}
     files = (path for path in source.iterdir() if path.is_file())
@@ -168,46 +116,26 @@ def _files(corpus: _Corpus, source: Path | None) -> dict[str, list[Path]]:
     return {split: [path for path in paths if split_of(path) == split] for split in SPLITS}
 
 
-def _find(source: Path, pattern: str) -> list[Path]:
-    if found := sorted(source.glob(pattern)) or sorted(source.glob(f"*/{pattern}")):
-        return found
-    if pattern.startswith("qa/"):  # TriviaQA's reader looks into the archive
-        return [path / pattern for path in sorted(source.glob("triviaqa-rc*.tar*"))[:1]]
-    return []
-
-
 def _splits(
-    corpus: _Corpus,
-    source: Path | None,
-    given: dict[str, list[Path] | None],
-    shares: dict[str, float | None],
-) -> tuple[dict[str, list[Path]], dict[str, float]]:
-    """Return the files of each split, and the shares of train that are drawn for others.
-
-    Raises:
-        UserError: if there are none, or one is missing.
-    """
-    splits = _files(corpus, source)
-    if corpus.files and shares["valid"] and splits.get("valid"):
-        splits["test"] = splits.pop("valid")
-    if not corpus.files and not (splits["train"] or given["train"]):
-        allowed = "a file, or files whose names contain train, valid and test; or --train"
-        raise bad_option("SOURCE", source, allowed, "no train")
-    splits |= {split: paths for split, paths in given.items() if paths}
-    splits = {s: [path.absolute() for path in splits[s]] for s in SPLITS if splits.get(s)}
-    if not splits:
-        allowed = f"a folder with {', '.join(corpus.files)}; or --train, --valid or --test"
-        problem = "nothing found" if source else ""
-        raise bad_option("--source", source or "missing", f"{allowed} with files", problem)
-    for split, paths in splits.items():
-        for path in paths:
-            if not path.exists() and not any(part.is_file() for part in path.parents):
-                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
+    corpus: QuestionCorpus, source: Path | None, options: dict
+) -> tuple[Files, dict[str, float]]:
+    """Take out the files of each split, and the shares of train that are drawn for others."""
+    shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
+    if corpus.files:
+        check_folder(source)
+        places = zip_longest(SPLITS, corpus.patterns if source else ())
+        found = {split: corpus.find(source, pattern) for split, pattern in places if pattern}
+        if shares["valid"] and found.get("valid"):
+            found["test"] = found.pop("valid")
+    else:
+        found = _own_files(source)
+        if not (found["train"] or options["train"]):
+            allowed = "a file, or files whose names contain train, valid and test; or --train"
+            raise bad_option("SOURCE", source, allowed, "no train")
+    splits = files_of_splits(options, found, source, corpus.patterns)
     if not corpus.files and len(splits) > 1:
-        shares = shares | {"test": None}
-    return splits, {
-        split: share for split, share in shares.items() if share and split not in splits
-    }
+        shares["test"] = None
+    return splits, {s: share for s, share in shares.items() if share and s not in splits}
 
 
 def prepare_corpus(
@@ -221,15 +149,8 @@ def prepare_corpus(
     force: bool,
     **options,
 ) -> dict | None:
-    """Prepare a corpus; see ``clusterformer prepare qa --help``.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
-    known = CORPORA.get(corpus) or _Corpus(own_questions)
+    """Prepare a corpus; see `question_answering.build.prepare`."""
+    known = CORPORA.get(corpus) or QuestionCorpus(own_questions)
     made = {}
     if options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
@@ -237,31 +158,22 @@ def prepare_corpus(
         # takes too long for --help
         from fairseq_clusterformer.corpora.question_answering.cloze import cloze_questions
 
-        known, made = _Corpus(cloze_questions, distant=False), {"cloze": True}
+        known, made = QuestionCorpus(cloze_questions), {"cloze": True}
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
     vocabulary = take_vocabulary(options)
     if vocabulary.train:
         vocabulary = replace(vocabulary, whole_words=known.few_words)
-    given = {split: options.pop(split) for split in SPLITS}
-    shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
-    splits, shares = _splits(known, source, given, shares)
-    if "train" not in splits and (shares or vocabulary.train):
-        needs = "a share of train" if shares else "a sentencepiece model to train"
-        raise UserError(
-            f"{needs}, but no train; allowed: --train with files, or without --valid-fraction and "
-            "--test-fraction and with --gpt2-bpe or --sentencepiece-model"
-        )
+    splits, shares = _splits(known, source, options)
+    check_train(splits, vocabulary, shares)
     chosen = {key: value for key, value in options.items() if value is not None}
-    if "pool" in chosen:  # "corpus" is the name of the corpus
+    if "pool" in chosen:
         chosen["corpus"] = chosen.pop("pool")
     reader = partial(known.reader, **chosen)
     readers = dict.fromkeys(splits, reader)
     if shares:
         readers |= draw_documents(reader, splits["train"], shares, seed)
         splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in readers}
-    if known.distant:
-        readers = {s: partial(read, keep_unfound=s != "train") for s, read in readers.items()}
     named = {k: _named(v) if isinstance(v, Path) else v for k, v in chosen.items()}
     drawn = {f"{split} fraction": share for split, share in shares.items()}
     return prepare(
@@ -283,9 +195,5 @@ def _named(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare a corpus; returns the exit status.
-
-    Raises:
-        UserError: if an option or a file is wrong.
-    """
+    """Prepare a corpus; returns the exit status, or raises UserError."""
     return prepare_folder({"prepare": prepare_corpus, **vars(_parser().parse_args(arguments))})

@@ -7,65 +7,27 @@ prepared.json holds the options, and counts what was kept and dropped of each sp
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, Parser, add_dest, prepare_folder
 from fairseq_clusterformer.corpora import SUBWORDS
-from fairseq_clusterformer.corpora.download import Archive
 from fairseq_clusterformer.corpora.translation.build import prepare
 from fairseq_clusterformer.corpora.translation.corpora import (
-    IWSLT14,
-    MULTI30K,
-    WMT14,
-    ParallelCorpus,
-    iwslt14,
-    multi30k,
+    CORPORA,
+    KnownCorpus,
+    known_corpus,
     own_pairs,
-    wmt14_en2de,
 )
+
+from .. import common
+from ..common import NUMBER, Parser, add_dest, prepare_folder
+from .shared import add_sample, take_sample
 
 _FILES = (
     "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
     "file of lines with {2}; plain, .gz, .xz, .bz2 or .zip"
 )
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A known corpus as its command offers it: its function, defaults and help."""
-
-    corpus: Callable[[Path | None], ParallelCorpus]
-    about: str
-    archives: Sequence[Archive]
-    operations: int
-    source: str = ""
-
-
-_KNOWN = {
-    "multi30k": _Known(
-        multi30k, "29,000 captions of pictures, German and English", MULTI30K, 4_000
-    ),
-    "iwslt14": _Known(
-        iwslt14,
-        "160,000 pairs from TED talks, German and English",
-        [IWSLT14],
-        10_000,
-        ", unpacked or not, or split and tokenised text: train.de-en.de, train.de-en.en, valid... "
-        "and test..., plain or .gz",
-    ),
-    "wmt14-en-de": _Known(
-        wmt14_en2de,
-        "4.5 million pairs, English and German",
-        WMT14,
-        32_000,
-        ", unpacked or not, or tokenised text: src-train.txt (English), tgt-train.txt (German), "
-        "...-val.txt and ...-test.txt",
-    ),
-}
 
 
 def _parser() -> Parser:
@@ -75,7 +37,7 @@ def _parser() -> Parser:
     add_dest(own)
     _add_own_options(own)
     _add_shared_options(own, None, "sentencepiece")
-    for name, known in _KNOWN.items():
+    for name, known in CORPORA.items():
         corpus = corpora.add_parser(name, help=known.about, description=__doc__)
         add_dest(corpus, name)
         _add_known_options(corpus, known)
@@ -108,14 +70,14 @@ def _add_own_options(parser: Parser) -> None:
     add("--lowercase", "make all text lower case", action="store_true")
 
 
-def _add_known_options(parser: Parser, known: _Known) -> None:
+def _add_known_options(parser: Parser, known: KnownCorpus) -> None:
     places = dict.fromkeys(archive.url.rsplit("/", 1)[0] for archive in known.archives)
     checked = all(archive.checksum for archive in known.archives)
     common.add(
         parser,
         "--source",
         f"a folder that holds {', '.join(archive.name for archive in known.archives)}"
-        f"{known.source}; without it, they are downloaded from {' and '.join(places)}"
+        f"{known.places}; without it, they are downloaded from {' and '.join(places)}"
         + ("" if checked else "; nobody publishes a checksum to verify the download with"),
     )
     files = _FILES.format("de", "en", "English<TAB>German")
@@ -143,6 +105,7 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
         choices=("subword-nmt", "sentencepiece"),
         default=vocabulary,
     )
+    add_sample(parser)
     add("--workers", "processes that tokenise")
 
 
@@ -150,6 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     """Prepare a corpus; raises UserError for a user's mistake."""
     options = vars(_parser().parse_args(arguments))
     options["bpe"] = options.pop("vocabulary").replace("-", "_")
+    options["sample"] = take_sample(options, options["bpe"] == "sentencepiece")
     name = options["corpus"]
     if name == "text":
         languages = options.pop("source_lang"), options.pop("target_lang")
@@ -157,5 +121,5 @@ def main(arguments: Sequence[str]) -> int:
         fractions = {split: options.pop(f"{split}_fraction") for split in ("valid", "test")}
         options["corpus"] = own_pairs(languages, files, fractions, options.pop("lowercase"))
     else:
-        options["corpus"] = _KNOWN[name].corpus(options.pop("source"))
+        options["corpus"] = known_corpus(CORPORA[name], options.pop("source"))
     return prepare_folder({"prepare": prepare, **options})

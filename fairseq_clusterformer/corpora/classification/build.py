@@ -1,14 +1,15 @@
 """From a data set to the folders that fairseq's ``sentence_prediction`` task reads.
 
 The tokenised examples of each part are dealt to train, valid and test, in one folder or in ten
-folds. Each folder's dictionary has the words of its own train. The modules that need fairseq are
-imported where they are used.
+folds. Each folder's dictionary has the words of its own train.
 """
 
 import contextlib
 import itertools
 import json
 import random
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,17 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
-from fairseq_clusterformer.corpora.classification.tokenise import (
-    TokenisedPart,
-    tokenise,
-    warn_of_counts,
-)
-from fairseq_clusterformer.corpora.download import checksum
-from fairseq_clusterformer.corpora.folder import make_folder
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError
+
+from .. import SPLITS
+from ..download import checksum
+from ..folder import make_folder
+from .corpora import LabelledCorpus
+from .tokenise import TokenisedPart, tokenise
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
 RECORD = "data.json"  # in each folder, for the reader and for ``clusterformer classify``
 # Of a data set that comes undivided (Quora's questions): about the 10,000 pairs that are usual.
 _UNDIVIDED = 1 / 40
+
+Dealt = dict[str, Sequence[str]]  # of each part, the split of each example
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,10 @@ class Settings:
 def prepare(
     dest: Path, corpus: LabelledCorpus, settings: Settings, options: dict, force: bool = False
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`.
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
 
     Args:
         options: other options of the command, for the record.
-        force: replace a `dest` that was prepared before.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
         UserError: if the files are damaged, or too small to be split.
@@ -76,28 +72,30 @@ def prepare(
     recipe = {
         "name": corpus.name,
         "unicode": FORM,
-        "settings": vars(settings) | options,
-        "sources": {
-            f"{part} {number} {_file_in(path).name}": checksum(path)
+        "settings": vars(settings) | options | corpus.settings,
+        "sources": {  # a path may lead into an archive
+            f"{part} {n} {(path if path.exists() else path.parent).name}": checksum(path)
             for part, paths in corpus.files.items()
-            for number, path in enumerate(paths, 1)
+            for n, path in enumerate(paths, 1)
         },
     }
 
     def build(work: Path, out: Path) -> dict:
         parts = {part: tokenise(corpus, part, settings.max_length, work) for part in corpus.files}
-        warn_of_counts(corpus, parts)
+        for part, number in (corpus.published or {}).items():
+            if (found := len(parts[part].labels)) != number:
+                told = f"{part} has {found:,} examples; published: {number:,}"
+                print(f"{corpus.name}: warning: {told}", file=sys.stderr)
         splits = {}
         for folder, dealt in _deal(corpus, parts, settings).items():
-            (work / "texts").mkdir(exist_ok=True)
-            _route(parts, dealt, work / "texts")
+            texts = work / "texts"
+            _route(parts, dealt, texts)
             facts = _describe(corpus, parts, dealt)
-            vocabulary = _write_folder(corpus, settings, work / "texts", out / folder)
             record = {
                 "folder": folder,
                 "classes": corpus.classes,
                 "tokenised": corpus.tokenised,
-                "vocabulary": vocabulary,
+                "vocabulary": _write_folder(corpus, settings, texts, out / folder),
                 "splits": facts,
                 "parts": {part: dict(each.counts) for part, each in parts.items()},
                 "published": corpus.published,
@@ -110,22 +108,10 @@ def prepare(
     return make_folder(dest, recipe, build, force)
 
 
-def _file_in(path: Path) -> Path:
-    """Return the path, or the archive that it leads into."""
-    return path if path.exists() else path.parent
-
-
-Dealt = dict[str, Sequence[str]]
-
-
 def _deal(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], settings: Settings
 ) -> dict[str, Dealt]:
-    """Return the split of each example of each part, for each folder to make.
-
-    Raises:
-        UserError: if a split that is drawn is empty.
-    """
+    """The split of each example of each part, for each folder to make."""
     dealt = {part: [part] * len(each.labels) for part, each in parts.items()}
     undivided = "all" if "all" in parts else "train"
     place = places(parts[undivided].labels, settings.seed)
@@ -156,22 +142,9 @@ def _deal(
     return {"": dealt}
 
 
-def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
-    """Return the rows that the command prints: one per fold, or one per split."""
-    if folder:
-        return {folder: {split: each["examples"] for split, each in facts.items()}}
-    return {
-        split: {"examples": each["examples"]}
-        | {key: each[key]["sum"] for key in each if key.endswith("tokens")}
-        for split, each in facts.items()
-    }
-
-
 def places(labels: Sequence[str], seed: int) -> list[float]:
-    """Return a random number in [0, 1) for each example, the same spread for each class.
-
-    The examples whose number is in an interval are a stratified sample of the interval's length.
-    """
+    """Return a random number in [0, 1) for each example, spread alike over each class: the
+    examples in an interval are a stratified sample of its length."""
     result = [0.0] * len(labels)
     by_class = {}
     for index, label in enumerate(labels):
@@ -184,35 +157,41 @@ def places(labels: Sequence[str], seed: int) -> list[float]:
     return result
 
 
-def _route(parts: dict[str, TokenisedPart], dealt: dict[str, Dealt], folder: Path) -> None:
-    """Write each split's inputs, labels and groups, one example per line."""
-    for old in folder.iterdir():
-        old.unlink()
-    with contextlib.ExitStack() as stack:
-        inputs = max(len(each.files) for each in parts.values())
-        keys = [*(f"input{i}" for i in range(inputs)), "group", "label"]
-        outs = {
-            (split, key): stack.enter_context(
-                open(folder / f"{split}.{key}", "w", encoding="utf-8")
-            )
-            for split in _present(dealt)
-            for key in keys
-        }
-        for part, each in parts.items():
-            group = each.files[0].with_suffix(".group")
-            lines = [stack.enter_context(open(p, encoding="utf-8")) for p in (*each.files, group)]
-            labels = (f"{label}\n" for label in each.labels)
-            for split, *row in zip(dealt[part], *lines, labels, strict=True):
-                for key, line in zip(keys, row, strict=True):
-                    outs[split, key].write(line)
+def _summary(folder: str, facts: dict[str, dict]) -> dict[str, dict[str, int]]:
+    """The rows that the command prints: one per fold, or one per split."""
+    if folder:
+        return {folder: {split: each["examples"] for split, each in facts.items()}}
+    return {
+        split: {"examples": each["examples"]}
+        | {key: each[key]["sum"] for key in each if key.endswith("tokens")}
+        for split, each in facts.items()
+    }
+
+
+def _route(parts: dict[str, TokenisedPart], dealt: Dealt, folder: Path) -> None:
+    """Write each split's columns, ``SPLIT.COLUMN``, one example per line."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for part, each in parts.items():
+        for column, path in each.files.items():
+            with open(path, encoding="utf-8") as lines, contextlib.ExitStack() as stack:
+                outs = {
+                    split: stack.enter_context(
+                        open(folder / f"{split}.{column}", "w", encoding="utf-8")
+                    )
+                    for split in set(dealt[part])
+                }
+                for split, line in zip(dealt[part], lines, strict=True):
+                    outs[split].write(line)
 
 
 def _write_folder(
     corpus: LabelledCorpus, settings: Settings, texts: Path, out: Path
 ) -> dict[str, int]:
     """Write a folder as the task reads it; return the size of its vocabulary."""
-    from fairseq_clusterformer.corpora import binarize
     from fairseq_clusterformer.data.coding import WordCoding
+
+    from .. import binarize  # which imports fairseq
 
     inputs = [f"input{i}" for i in range(corpus.inputs)]
     words = sum((binarize.count_words(texts / f"train.{name}") for name in inputs), Counter())
@@ -234,12 +213,6 @@ def _write_folder(
     return {"size": len(dictionary), "words in train": len(words) - 1}  # </s> is counted too
 
 
-def _present(dealt: Dealt) -> list[str]:
-    """Return the splits that have examples; a user's own data may have no test set."""
-    found = set().union(*dealt.values())
-    return [split for split in SPLITS if split in found]
-
-
 def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor"]:
     """Yield each line's one symbol, without ``</s>``."""
     import torch
@@ -252,10 +225,11 @@ def _label_items(text: Path, dictionary: "Dictionary") -> Iterator["torch.Tensor
 def _describe(
     corpus: LabelledCorpus, parts: dict[str, TokenisedPart], dealt: Dealt
 ) -> dict[str, dict]:
-    """Return each split's classes and lengths, and how many of its texts are in train too."""
+    """Each split's classes and lengths, and how many of its texts are in train too."""
     import numpy as np
 
-    members = {split: [] for split in _present(dealt)}
+    present = set().union(*dealt.values())  # a user's own data may have no test set
+    members = {split: [] for split in SPLITS if split in present}
     for part, splits in dealt.items():
         for index, split in enumerate(splits):
             members[split].append((parts[part], index))

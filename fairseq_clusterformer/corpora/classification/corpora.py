@@ -1,26 +1,24 @@
-"""Known data sets of classification, natural language inference and text matching.
-
-Each is a function of --source's folder that returns a `LabelledCorpus`: where its files are, how
-they are read, and what is published about it.
-"""
+"""Known data sets of classification, natural language inference and text matching."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.newsgroups import GROUPS, read_posts
-from fairseq_clusterformer.corpora.classification.readers import (
+from fairseq_clusterformer.errors import bad_option
+
+from .readers import (
+    GROUPS,
     LabelledText,
     read_aligned,
     read_class_files,
     read_labelled_lines,
     read_objects,
+    read_posts,
     read_table,
 )
-from fairseq_clusterformer.errors import bad_option
 
-BINARY = {"0": "0", "1": "1"}
+Parts = dict[str, tuple[str, ...]]  # of each part, the names of its files
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class LabelledCorpus:
         published: the number of examples in each part.
         max_length: the most tokens of an input; None: any number.
         apart: where splits are drawn, equal texts come to the same one.
+        settings: more for the record.
     """
 
     name: str
@@ -52,6 +51,7 @@ class LabelledCorpus:
     published: dict[str, int] | None = None
     max_length: int | None = None
     apart: bool = False
+    settings: dict = field(default_factory=dict)
 
     @property
     def classes(self) -> list[str]:
@@ -59,34 +59,173 @@ class LabelledCorpus:
         return list(dict.fromkeys(self.labels.values()))
 
 
-# Where a file may be: in --source, or in a folder of the data set's own name or archive.
+@dataclass(frozen=True)
+class Form:
+    """A form in which a data set is handed on: patterns of its parts' files, what reads them, and
+    more facts, as `LabelledCorpus` has them."""
+
+    files: Parts
+    read: Callable[..., Iterator[LabelledText]]
+    facts: dict = field(default_factory=dict)
+
+
+def _form(files: Parts, read: Callable, *published: int, **facts) -> Form:
+    if published:
+        facts["published"] = dict(zip(files, published, strict=True))
+    return Form(files, read, facts)
+
+
+def _each(pattern: str, **names: str) -> Parts:
+    """One file for each part; {} stands for the part's name in `names`."""
+    return {part: (pattern.format(name),) for part, name in names.items()}
+
+
+def _aligned(**names: str) -> Parts:
+    """The files of castorini/data."""
+    files = ("sim.txt", "id.txt", "a.toks", "b.toks")
+    return {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _sentences(number: int, name: str, *others: str) -> dict:
+    """Two classes of sentences, for ten folds; maybe with a file for each class."""
+    forms = [_form({"all": (name,)}, partial(read_labelled_lines, encoding="latin-1"), number)]
+    if others:
+        read = partial(read_class_files, encoding="latin-1")
+        forms.append(_form({"all": others}, read, number))
+    return {"forms": forms, "labels": _BINARY, "folds": 10, "tokenised": True}
+
+
+_BINARY = _same("0", "1")
+_NLI = ("contradiction", "entailment", "neutral")
+_DEV = {"train": "train", "valid": "dev", "test": "test"}
+_TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
+_read_snli = partial(
+    read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
+)
+_read_scitail = partial(
+    read_table, names=("text1", "text2", "label"), label="label", texts=("text1", "text2")
+)
+_read_quora = partial(
+    read_table, label="is_duplicate", texts=("question1", "question2"), quoted=True
+)
+_read_quora_parts = partial(
+    read_table,
+    names=("label", "text1", "text2", "id"),
+    label="label",
+    texts=("text1", "text2"),
+)
+_SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
+_read_sick = partial(read_table, label="entailment_judgment", texts=("sentence_A", "sentence_B"))
+_read_wikiqa = partial(
+    read_table, label="Label", texts=("Question", "Sentence"), group="QuestionID"
+)
+_read_msrp = partial(read_table, label="Quality", texts=("#1 String", "#2 String"))
+_SCITAIL_SIZES = (23_596, 1_304, 2_126)
+
+#: of each data set the forms that it is looked for in, and its facts
+CORPORA: dict[str, dict] = {
+    "cr": _sentences(3_775, "custrev.all"),
+    "mr": _sentences(10_662, "rt-polarity.all", "rt-polarity.neg", "rt-polarity.pos"),
+    "subj": _sentences(10_000, "subj.all"),
+    "mpqa": _sentences(10_606, "mpqa.all"),
+    "20news": {  # by date
+        "forms": [
+            _form(_each("20news-bydate-{}", **_TWO), read_posts, 11_314, 7_532),
+            _form({"archive": ("20news-bydate.tar.gz",)}, read_posts),
+        ],
+        "labels": _same(*GROUPS),
+        "max_length": 1_500,
+        "settings": {"strip": ["fields"]},
+    },
+    "snli": {  # 1.0; pairs without a gold label are dropped
+        "forms": [
+            _form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, 549_367, 9_842, 9_824),
+        ],
+        "labels": _same(*_NLI),
+        "inputs": 2,
+    },
+    "scitail": {  # tsv_format, or snli_format
+        "forms": [
+            _form(_each(f"{folder}scitail_1.0_{{}}.{end}", **_DEV), read, *_SCITAIL_SIZES)
+            for end, places, read in (
+                ("tsv", ("", "tsv_format/"), _read_scitail),
+                ("txt", ("", "snli_format/"), _read_snli),
+            )
+            for folder in places
+        ],
+        "labels": {"entails": "entailment"} | _same("entailment", "neutral"),
+        "inputs": 2,
+    },
+    "sick": {  # with its entailment judgements; the trial set is valid
+        "forms": [_form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, 4_500, 500, 4_927)],
+        "labels": {name.upper(): name for name in _NLI},
+        "inputs": 2,
+    },
+    "quora": {  # as it was released, or as Wang et al. (2017) split it
+        "forms": [
+            _form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
+            _form(
+                _each("{}.tsv", **_DEV), _read_quora_parts, 384_348, 10_000, 10_000, tokenised=True
+            ),
+        ],
+        "labels": _BINARY,
+        "inputs": 2,
+    },
+    "wikiqa": {  # the question of each pair is its group
+        "forms": [
+            _form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, 20_360, 2_733, 6_165),
+            _form(_aligned(**_DEV), read_aligned, 8_672, 1_130, 2_351, tokenised=True),
+        ],
+        "labels": _BINARY,
+        "inputs": 2,
+        "grouped": True,
+    },
+    "msrp": {  # as it was released, or from castorini/data
+        "forms": [
+            _form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, 4_076, 1_725),
+            _form(_aligned(**_TWO), read_aligned, 4_076, 1_725, tokenised=True),
+        ],
+        "labels": _BINARY,
+        "inputs": 2,
+    },
+}
+NO_VALID = ("20news", "msrp")
+
+
+def known_corpus(name: str, source: Path) -> LabelledCorpus:
+    """Return a data set whose files are in the folder of --source, or (20news) its archive; raises
+    UserError if they are in none of its forms, or twice."""
+    facts = dict(CORPORA[name])
+    forms = facts.pop("forms")
+    packed = name == "20news" and source.is_file()
+    form, files = (None, {"archive": (source,)}) if packed else _find(source, name, forms)
+    if "archive" in files:
+        form, (archive,) = forms[0], files["archive"]
+        files = {part: (archive / folder,) for part, (folder,) in form.files.items()}
+    return LabelledCorpus(name, files=files, read=form.read, **facts | form.facts)
+
+
+# where a file may be: in --source, or in a folder of the data set's own name or archive
 _PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
 
-Parts = dict[str, tuple[str, ...]]
 
-
-def find_files(source: Path, name: str, layouts: list[Parts]) -> tuple[int, Parts]:
-    """Return the first of `layouts`, glob patterns by part, that is in `source`, and its files.
-
-    Raises:
-        UserError: if there is none, or a file is there twice.
-    """
-    for number, layout in enumerate(layouts):
+def _find(source: Path, name: str, forms: list[Form]) -> tuple[Form, dict[str, tuple[Path, ...]]]:
+    for form in forms:
         for place in _PLACES:
             folder = place.format(name=name)
             files = {
                 part: tuple(_find_one(source, folder + pattern) for pattern in patterns)
-                for part, patterns in layout.items()
+                for part, patterns in form.files.items()
             }
             if all(all(found) for found in files.values()):
-                return number, files
-    allowed = (", ".join(p for patterns in lay.values() for p in patterns) for lay in layouts)
-    raise bad_option(
-        "--source",
-        source,
-        f"a folder that holds {'; or '.join(allowed)}",
-        f"no files of {name}" if source.is_dir() else "no such folder",
-    )
+                return form, files
+    allowed = (", ".join(p for patterns in f.files.values() for p in patterns) for f in forms)
+    problem = f"no files of {name}" if source.is_dir() else "no such folder"
+    raise bad_option("--source", source, f"a folder that holds {'; or '.join(allowed)}", problem)
 
 
 def _find_one(source: Path, pattern: str) -> Path | None:
@@ -95,172 +234,3 @@ def _find_one(source: Path, pattern: str) -> Path | None:
         both = " and ".join(map(str, found))
         raise bad_option("--source", source, f"one {pattern}", both)
     return found[0] if found else None
-
-
-_DEV = {"train": "train", "valid": "dev", "test": "test"}
-
-
-def _layout(pattern: str, **names: str) -> Parts:
-    """Return the layout of one file for each part; {} stands for the part's name in `names`."""
-    return {part: (pattern.format(name),) for part, name in names.items()}
-
-
-def _aligned(**names: str) -> Parts:
-    """Return the layout of castorini/data."""
-    files = ("sim.txt", "id.txt", "a.toks", "b.toks")
-    return {part: tuple(f"{folder}/{file}" for file in files) for part, folder in names.items()}
-
-
-# Ten-fold cross-validation: one sentence each
-
-
-def _sentences(name: str, count: int, files: str, source: Path) -> LabelledCorpus:
-    layouts = [{"all": (files,)}]
-    if name == "mr":
-        layouts.append({"all": ("rt-polarity.neg", "rt-polarity.pos")})
-    number, found = find_files(source, name, layouts)
-    read = partial((read_labelled_lines, read_class_files)[number], encoding="latin-1")
-    published = {"all": count}
-    return LabelledCorpus(name, BINARY, found, read, folds=10, tokenised=True, published=published)
-
-
-# 20 Newsgroups, by date
-
-
-def newsgroups(source: Path, strip: tuple[str, ...] = ("fields",)) -> LabelledCorpus:
-    """Return 20 Newsgroups, whose `read` takes away the parts of a post that `strip` names."""
-    layout = _layout("20news-bydate-{}", train="train", test="test")
-    archive = source
-    if not source.is_file():
-        layouts = [layout, {"": ("20news-bydate.tar.gz",)}]
-        number, files = find_files(source, "20news", layouts)
-        archive = files[""][0] if number else None
-    if archive:
-        files = {part: (archive / name,) for part, (name,) in layout.items()}
-    return LabelledCorpus(
-        "20news",
-        {group: group for group in GROUPS},
-        files,
-        partial(read_posts, strip=strip),
-        published={"train": 11_314, "test": 7_532},
-        max_length=1_500,
-    )
-
-
-# Natural language inference
-
-_NLI = ("contradiction", "entailment", "neutral")
-_read_snli = partial(
-    read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
-)
-
-
-def snli(source: Path) -> LabelledCorpus:
-    """Return SNLI 1.0; pairs without a gold label are dropped."""
-    return LabelledCorpus(
-        "snli",
-        {name: name for name in _NLI},
-        find_files(source, "snli", [_layout("snli_1.0_{}*.jsonl*", **_DEV)])[1],
-        _read_snli,
-        inputs=2,
-        published={"train": 549_367, "valid": 9_842, "test": 9_824},
-    )
-
-
-def scitail(source: Path) -> LabelledCorpus:
-    """Return SciTail, from its tsv_format or its snli_format."""
-    places = ("scitail_1.0_{}.tsv", "tsv_format/scitail_1.0_{}.tsv")
-    places += ("scitail_1.0_{}.txt", "snli_format/scitail_1.0_{}.txt")
-    number, files = find_files(source, "scitail", [_layout(place, **_DEV) for place in places])
-    names = ("text1", "text2", "label")
-    columns = partial(read_table, names=names, label="label", texts=names[:2])
-    return LabelledCorpus(
-        "scitail",
-        {"entails": "entailment", "entailment": "entailment", "neutral": "neutral"},
-        files,
-        columns if number < 2 else _read_snli,
-        inputs=2,
-        published={"train": 23_596, "valid": 1_304, "test": 2_126},
-    )
-
-
-def sick(source: Path) -> LabelledCorpus:
-    """Return SICK with its entailment judgements; its trial set is valid."""
-    layout = _layout("SICK_{}.txt", train="train", valid="trial", test="test_annotated")
-    return LabelledCorpus(
-        "sick",
-        {name.upper(): name for name in _NLI},
-        find_files(source, "sick", [layout])[1],
-        partial(read_table, label="entailment_judgment", texts=("sentence_A", "sentence_B")),
-        inputs=2,
-        published={"train": 4_500, "valid": 500, "test": 4_927},
-    )
-
-
-# Text matching
-
-_matching = partial(LabelledCorpus, labels=BINARY, inputs=2)
-
-
-def quora(source: Path) -> LabelledCorpus:
-    """Return Quora's question pairs, as Wang et al. (2017) split them or as they were released."""
-    layouts = [{"all": ("quora_duplicate_questions.tsv",)}, _layout("{}.tsv", **_DEV)]
-    is_divided, files = find_files(source, "quora", layouts)
-    if not is_divided:
-        texts = ("question1", "question2")
-        read = partial(read_table, label="is_duplicate", texts=texts, quoted=True)
-        return _matching("quora", files=files, read=read)
-    names = ("label", "text1", "text2", "id")
-    return _matching(
-        "quora",
-        files=files,
-        read=partial(read_table, names=names, label="label", texts=names[1:3]),
-        tokenised=True,
-        published={"train": 384_348, "valid": 10_000, "test": 10_000},
-    )
-
-
-def wikiqa(source: Path) -> LabelledCorpus:
-    """Return WikiQA with the question of each pair as its group."""
-    layouts = [_layout("WikiQA-{}.tsv", **_DEV), _aligned(**_DEV)]
-    is_aligned, files = find_files(source, "wikiqa", layouts)
-    corpus = partial(_matching, "wikiqa", files=files, grouped=True)
-    if is_aligned:
-        published = {"train": 8_672, "valid": 1_130, "test": 2_351}
-        return corpus(read=read_aligned, tokenised=True, published=published)
-    texts = ("Question", "Sentence")
-    return corpus(
-        read=partial(read_table, label="Label", texts=texts, group="QuestionID"),
-        published={"train": 20_360, "valid": 2_733, "test": 6_165},
-    )
-
-
-def msrp(source: Path) -> LabelledCorpus:
-    """Return Microsoft's paraphrase corpus, as it was released or from castorini/data."""
-    parts = {"train": "train", "test": "test"}
-    layouts = [_layout("msr_paraphrase_{}.txt", **parts), _aligned(**parts)]
-    is_aligned, files = find_files(source, "msrp", layouts)
-    columns = partial(read_table, label="Quality", texts=("#1 String", "#2 String"))
-    return _matching(
-        "msrp",
-        files=files,
-        read=read_aligned if is_aligned else columns,
-        tokenised=bool(is_aligned),
-        published={"train": 4_076, "test": 1_725},
-    )
-
-
-CORPORA: dict[str, Callable[..., LabelledCorpus]] = {
-    "cr": partial(_sentences, "cr", 3_775, "custrev.all"),
-    "mr": partial(_sentences, "mr", 10_662, "rt-polarity.all"),
-    "subj": partial(_sentences, "subj", 10_000, "subj.all"),
-    "mpqa": partial(_sentences, "mpqa", 10_606, "mpqa.all"),
-    "20news": newsgroups,
-    "snli": snli,
-    "scitail": scitail,
-    "sick": sick,
-    "quora": quora,
-    "wikiqa": wikiqa,
-    "msrp": msrp,
-}
-NO_VALID = ("20news", "msrp")

@@ -4,15 +4,20 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
-from fairseq_clusterformer.corpora.classification.readers import (
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SPLITS
+from ..lines import OPENERS, naming_all, read_lines
+from ..splits import split_of
+from .corpora import LabelledCorpus
+from .readers import (
     LabelledText,
     read_labelled_lines,
     read_objects,
@@ -21,13 +26,11 @@ from fairseq_clusterformer.corpora.classification.readers import (
     short,
     some,
 )
-from fairseq_clusterformer.corpora.lines import OPENERS, read_lines
-from fairseq_clusterformer.corpora.splits import split_of
-from fairseq_clusterformer.errors import UserError, bad_option
 
 FORMATS = ("tsv", "csv", "jsonl", "lines")
 _SUFFIXES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
 _READ = (*_SUFFIXES, ".txt", ".label", ".labels", ".all")
+_REMEDY = "--encoding NAME for another"
 _RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")
 # The names of texts that are looked for unless the user gives others.
 _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
@@ -40,8 +43,7 @@ class FileFormat:
     Args:
         format: one of `FORMATS`; None: what the file's name says.
         label: the name of the label's column or JSON field.
-        texts: the names of the one or two texts; none: text, or text and text2, or text1 and
-            text2.
+        texts: the names of the one or two texts; none: one of `_TEXTS`.
         labels: read these labels alone, and pass over the others; none: all labels.
         encoding: of the files.
         tokenised: words stand between blanks already.
@@ -54,6 +56,17 @@ class FileFormat:
     encoding: str = "utf-8"
     tokenised: bool = False
 
+    def of(self, path: Path) -> str:
+        """Return the format of a file."""
+        if found := self.format or _SUFFIXES.get(_suffix(path)):
+            return found
+        return "tsv" if "\t" in next(read_lines(path, self.encoding), "") else "lines"
+
+    def texts_among(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the texts that are expected where there are these names."""
+        known = (texts for texts in _TEXTS if all(name in names for name in texts))
+        return self.texts or next(known, ("text",))
+
 
 def own_corpus(
     source: Path, form: FileFormat, *, valid: Path | None = None, test: Path | None = None
@@ -61,74 +74,70 @@ def own_corpus(
     """Return a user's own data set.
 
     Args:
-        source: a file, or a folder: with files that are named after splits, with a folder per
-            split, or with a folder per label.
+        source: a file; or a folder of files named after splits, or of a folder per split or label.
         valid, test: files or folders of these splits, where `source` is the training data.
 
     Raises:
         UserError: if nothing is found there, or if the labels make no sense.
     """
     files = _find_parts(source)
-    files |= {
-        part: _data(path, f"--{part}")
-        for part, path in (("valid", valid), ("test", test))
-        if path is not None
-    }
+    for part, path in (("valid", valid), ("test", test)):
+        if path is not None:
+            files[part] = _data(path, f"--{part}")
     if "train" not in files:
         raise bad_option("SOURCE", source, "a file or folder with training data", "no train")
-    read = partial(_read, form=form)
+    places = [path for paths in files.values() for path in paths]
+    read = partial(_read, form=form, places=places)
     counts, first = Counter(), None
     for example in read(files["train"]):
         counts[example.label] += 1
         first = first or example
+    _check_labels(files["train"][0], form, counts, first)
+    names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
+    labels, inputs = {name: name for name in names}, len(first.texts)
+    how = {"inputs": inputs, "tokenised": form.tokenised, "apart": True}
+    return LabelledCorpus("text", labels, files, read, **how)
+
+
+def _check_labels(
+    path: Path, form: FileFormat, counts: Counter[str], first: LabelledText | None
+) -> None:
     total = counts.total()
     if missing := [name for name in form.labels if name not in counts]:
         problem = f"no example has the label {missing[0]}"
         raise bad_option("--labels", ",".join(form.labels), f"some of {some(counts)}", problem)
     if len(counts) < 2:
         raise UserError(
-            f"{files['train'][0]}: {total:,} examples, labels: {some(counts) or 'none'}; "
-            "allowed: two labels or more"
+            f"{path}: {total:,} examples, labels: {some(counts) or 'none'}; allowed: two labels "
+            "or more"
         )
     if len(counts) > max(2, total / 2):
         raise UserError(
-            f"{files['train'][0]}: {len(counts):,} labels in {total:,} examples, such as "
+            f"{path}: {len(counts):,} labels in {total:,} examples, such as "
             f"{short(next(iter(counts)))}; allowed: labels that come again; is the label another "
             "column? See --label-field"
         )
     if reserved := [name for name in counts if _RESERVED.fullmatch(name)]:
         raise UserError(
-            f"{files['train'][0]}: a label is {reserved[0]}, a special symbol of fairseq's; "
-            "allowed: labels other than <s>, <pad>, </s>, <unk> and madeupwordNNNN"
+            f"{path}: a label is {reserved[0]}, a special symbol of fairseq's; allowed: labels "
+            "other than <s>, <pad>, </s>, <unk> and madeupwordNNNN"
         )
-    columns = files["train"][0].is_file() and _format(files["train"][0], form) in ("tsv", "csv")
-    at_first = first.where.endswith(" line 1") and not form.labels
-    if columns and at_first and counts[first.label] == 1:
+    at_first = first.where.endswith(" line 1") and not form.labels and counts[first.label] == 1
+    if at_first and path.is_file() and form.of(path) in ("tsv", "csv"):
         raise UserError(
             f"{first.where}: no other line has the label {short(first.label)}; allowed: a label "
             "that comes again, or --labels; is this a header? See --label-field and --text-fields"
         )
-    names = sorted(counts, key=lambda name: (int(name), "") if name.isdecimal() else (0, name))
-    return LabelledCorpus(
-        "text",
-        {name: name for name in names},
-        files,
-        read,
-        inputs=len(first.texts),
-        tokenised=form.tokenised,
-        apart=True,
-    )
 
 
 def _data(path: Path, option: str) -> tuple[Path, ...]:
-    """Return a file, or a folder of labels."""
     if not path.exists():
         raise bad_option(option, path, "a file, or a folder per label", "no such file or folder")
     return (path,)
 
 
 def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
-    """Return the files or folders of each split; without splits, all is of train."""
+    """The files or folders of each split; without splits, all is of train."""
     if not source.is_dir():
         return {"train": _data(source, "SOURCE")}
     entries = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
@@ -144,28 +153,36 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
         return {"train": (source,)}
     if files and not folders:
         return {"train": tuple(files)}
-    raise bad_option(
-        "SOURCE",
-        source,
-        f"files named train, valid and test ({' '.join(_READ)}), folders of these names, or a "
-        "folder per label",
-        f"{len(folders)} folder and {len(files)} files that could be data",
-    )
+    allowed = f"files named train, valid and test ({' '.join(_READ)}), folders of these names, "
+    problem = f"{len(folders)} folder and {len(files)} files that could be data"
+    raise bad_option("SOURCE", source, f"{allowed}or a folder per label", problem)
 
 
 def _suffix(path: Path) -> str:
-    """Return a file's suffix, without what says that it is packed."""
+    """A file's suffix, without what says that it is packed."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 
-def _read(files: Sequence[Path], *, form: FileFormat) -> Iterator[LabelledText]:
-    """Yield the examples of files, and of folders that hold a folder per label."""
+def _read(
+    files: Sequence[Path], *, form: FileFormat, places: Sequence[Path]
+) -> Iterator[LabelledText]:
+    """Yield the examples of files, and of folders that hold a folder per label; `places` are those
+    of all splits."""
+    with naming_all(chain.from_iterable(map(_files_in, places)), form.encoding, _REMEDY):
+        yield from _examples(files, form)
+
+
+def _files_in(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    files = (path for path in sorted(place.rglob("*")) if path.is_file())
+    return [path for path in files if not path.name.startswith(".")]
+
+
+def _examples(files: Sequence[Path], form: FileFormat) -> Iterator[LabelledText]:
+    readers = {"jsonl": _read_objects, "lines": _read_lines}
     for path in files:
-        if path.is_dir():
-            read = _read_folders
-        else:
-            format_ = _format(path, form)
-            read = {"jsonl": _read_objects, "lines": _read_lines}.get(format_, _read_table)
+        read = _read_folders if path.is_dir() else readers.get(form.of(path), _read_table)
         for example in read(path, form):
             label = " ".join(example.label.split())
             if not label:
@@ -174,22 +191,14 @@ def _read(files: Sequence[Path], *, form: FileFormat) -> Iterator[LabelledText]:
                 yield example._replace(label=label)
 
 
-def _format(path: Path, form: FileFormat) -> str:
-    if found := form.format or _SUFFIXES.get(_suffix(path)):
-        return found
-    first = next(read_lines(path, form.encoding), "")
-    return "tsv" if "\t" in first else "lines"
-
-
 def _read_folders(folder: Path, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of a folder per label; each file in it is a text."""
     for of_label in sorted(path for path in folder.iterdir() if path.is_dir()):
         if of_label.name.startswith(".") or (form.labels and of_label.name not in form.labels):
             continue
-        for path in sorted(of_label.rglob("*")):
-            if path.is_file() and not path.name.startswith("."):
-                text = "\n".join(read_lines(path, form.encoding))
-                yield LabelledText(of_label.name, (text,), str(path))
+        for path in _files_in(of_label):
+            text = "\n".join(read_lines(path, form.encoding))
+            yield LabelledText(of_label.name, (text,), str(path))
 
 
 def _read_lines(path: Path, form: FileFormat) -> Iterator[LabelledText]:
@@ -198,10 +207,10 @@ def _read_lines(path: Path, form: FileFormat) -> Iterator[LabelledText]:
 
 def _read_table(path: Path, form: FileFormat) -> Iterator[LabelledText]:
     """Yield the examples of TSV or CSV, with a header or without one."""
-    is_csv = _format(path, form) == "csv"
+    is_csv = form.of(path) == "csv"
     how = {"delimiter": "," if is_csv else "\t", "quoted": is_csv, "encoding": form.encoding}
     first = [cell.strip() for cell in next(read_rows(path, **how), (1, []))[1]]
-    names, texts = None, _texts_of(first, form)
+    names, texts = None, form.texts_among(first)
     if form.label not in first and not form.texts and form.label == "label":
         names = ("label", "text", "text2")[: max(2, len(first))]
         texts = names[1:]
@@ -213,11 +222,5 @@ def _read_objects(path: Path, form: FileFormat) -> Iterator[LabelledText]:
     first = {}
     with suppress(ValueError, RecursionError):
         first = json.loads(next(read_lines(path, form.encoding), ""))
-    texts = _texts_of(first if isinstance(first, dict) else {}, form)
+    texts = form.texts_among(first if isinstance(first, dict) else ())
     return read_objects([path], label=form.label, texts=texts, encoding=form.encoding)
-
-
-def _texts_of(names: Sequence[str] | Mapping[str, object], form: FileFormat) -> tuple[str, ...]:
-    """Return the names of the texts that are expected where there are these names."""
-    texts = (texts for texts in _TEXTS if all(name in names for name in texts))
-    return form.texts or next(texts, ("text",))

@@ -1,17 +1,17 @@
-"""Readers: from the file formats of labelled data to examples.
-
-Every reader yields the examples of a part's files. It refuses damaged data with file and line.
-"""
+"""One reader for each format of labelled data: it yields the examples of a part's files, and
+refuses damaged data with file and line."""
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_clusterformer.corpora.lines import aligned_lines, read_lines
 from fairseq_clusterformer.errors import UserError
+
+from ..lines import aligned_lines, members, read_lines
 
 _NAMES = {"\t": "tabs", ",": "commas"}
 
@@ -89,11 +89,8 @@ def read_table(
 def read_rows(
     path: Path, delimiter: str, *, quoted: bool, encoding: str = "utf-8"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line and its columns.
-
-    Args:
-        quoted: a column may stand in quotes, and then hold delimiters and line ends, as in CSV.
-    """
+    """Yield the number of each line and its columns, which may be `quoted` and then hold
+    delimiters and line ends, as in CSV."""
     if not quoted:
         for number, line in enumerate(read_lines(path, encoding), 1):
             yield number, line.split(delimiter)
@@ -140,13 +137,14 @@ def read_objects(
                     f"{some((label, *texts))}"
                 )
             name = json.dumps(name) if isinstance(name, bool) else str(name)
-            for text in (name, *found):
-                if _is_cut(text):
-                    problem = f"{short(text)} has half a character"
-                    raise UserError(f"{at(path, number)}: {problem}; allowed: valid Unicode")
-            yield LabelledText(
-                None if name == unlabelled else name, tuple(found), at(path, number)
-            )
+            try:
+                "".join((name, *found)).encode()
+            except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
+                problem = f"{error.object[error.start]!r} is half a character"
+                where = at(path, number)
+                raise UserError(f"{where}: {problem}; allowed: valid Unicode") from None
+            label_ = None if name == unlabelled else name
+            yield LabelledText(label_, tuple(found), at(path, number))
 
 
 def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
@@ -155,13 +153,34 @@ def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
         yield LabelledText(label, tuple(texts), at(files[0], number), group)
 
 
-def _is_cut(text: str) -> bool:
-    """Whether a text holds half of a surrogate pair, which JSON can escape on its own."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+GROUPS = tuple(
+    """
+    alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware
+    comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles
+    rec.sport.baseball rec.sport.hockey sci.crypt sci.electronics sci.med sci.space
+    soc.religion.christian talk.politics.guns talk.politics.mideast talk.politics.misc
+    talk.religion.misc
+    """.split()
+)
+
+
+def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
+    """Yield the posts of a part, sorted by group and number. Their headers, which give the group
+    away, are left out but for the subject's text. The part's folder may be in an archive:
+    ``20news.tar.gz/20news-train``."""
+    folder = files[0]
+    source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
+    posts = {}
+    for name, post in members(source, lambda name: f"/{before}" in f"/{name}"):
+        place = tuple(f"/{name}".split(f"/{before}", 1)[1].split("/"))
+        if len(place) != 2:
+            raise UserError(f"{source}: {name}; allowed: {before}GROUP/NUMBER")
+        posts[place] = post
+    for (group, number), post in sorted(posts.items()):
+        header, _, body = post.decode("latin-1").replace("\r\n", "\n").partition("\n\n")
+        subject = re.search(r"^Subject:(.*)", header, re.MULTILINE)
+        text = f"{subject[1].strip() if subject else ''}\n\n{body}"
+        yield LabelledText(group, (text,), f"{folder}/{group}/{number}")
 
 
 def short(value: object, most: int = 80) -> str:

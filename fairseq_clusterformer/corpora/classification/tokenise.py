@@ -1,33 +1,33 @@
 """Examples become files of tokens, one example per line."""
 
 import contextlib
-import hashlib
-import sys
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.classification.corpora import LabelledCorpus
-from fairseq_clusterformer.corpora.classification.readers import some
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
 from fairseq_clusterformer.errors import UserError
 
+from ..splits import key_of
+from .corpora import LabelledCorpus
+from .readers import some
+
 
 @dataclass
 class TokenisedPart:
-    """A part of a data set, whose tokens are in files with one example per line.
+    """A part of a data set, whose columns are in files with one example per line.
 
     Args:
-        files: one for the first texts, and one for the second texts of pairs.
+        files: of ``input0`` (and ``input1`` of pairs), ``group`` and ``label``.
         labels: the class of each example.
-        texts: a hash of each example's texts.
-        lengths: tokens of each text, ``</s>`` included, one array per file.
+        texts: 8 bytes that stand for each example's texts.
+        lengths: tokens of each text, ``</s>`` included, one array per input.
         counts: what was counted on the way.
     """
 
-    files: list[Path]
+    files: dict[str, Path]
     labels: list[str] = field(default_factory=list)
     texts: array = field(default_factory=lambda: array("Q"))
     lengths: list[array] = field(default_factory=list)
@@ -37,11 +37,8 @@ class TokenisedPart:
 def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[list[str], bool]:
     """Return the words of a text in lower case, and whether its end was cut off.
 
-    Preparation and ``clusterformer classify`` both use this function.
-
     Args:
-        tokenised: the words stand between blanks already. Otherwise each run of letters and
-            digits is a word, and so is every other visible character (`words_of`).
+        tokenised: the words stand between blanks already; otherwise see `words_of`.
         max_length: the most tokens, ``</s>`` included; None: any number.
     """
     text = composed(text).lower()
@@ -54,40 +51,35 @@ def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[
 def tokenise(
     corpus: LabelledCorpus, part: str, max_length: int | None, work: Path
 ) -> TokenisedPart:
-    """Write the tokens of a part's examples into files of the folder `work`.
-
-    Args:
-        max_length: see `split_words`.
-
-    Raises:
-        UserError: if a label is not in the data set, or if there is no example.
-    """
+    """Write the columns of a part's examples into files of the folder `work`; raises UserError if
+    a label is not in the data set, or if there is no example."""
     from tqdm import tqdm
 
-    files = [work / f"{part}.input{i}" for i in range(corpus.inputs)]
-    result = TokenisedPart(files, lengths=[array("L") for _ in files])
+    names = [*(f"input{i}" for i in range(corpus.inputs)), "group", "label"]
+    result = TokenisedPart({name: work / f"{part}.{name}" for name in names})
+    result.lengths = [array("L") for _ in range(corpus.inputs)]
     counts = result.counts
     with contextlib.ExitStack() as stack:
-        outs = [stack.enter_context(open(path, "w", encoding="utf-8")) for path in files]
-        groups = stack.enter_context(open(work / f"{part}.group", "w", encoding="utf-8"))
+        outs = [
+            stack.enter_context(open(path, "w", encoding="utf-8"))
+            for path in result.files.values()
+        ]
         examples = corpus.read(corpus.files[part])
-        for example in tqdm(
-            examples, desc=f"{part} tokens", unit=" examples", disable=None, leave=False
-        ):
+        how = {"unit": " examples", "disable": None, "leave": False}
+        for example in tqdm(examples, desc=f"{part} tokens", **how):
             if example.label is None:
                 counts["dropped: no gold label"] += 1
                 continue
             if example.label not in corpus.labels:
-                raise UserError(
-                    f"{example.where}: label is {example.label!r}; allowed: {some(corpus.labels)}"
-                )
+                problem = f"label is {example.label!r}; allowed: {some(corpus.labels)}"
+                raise UserError(f"{example.where}: {problem}")
             if len(example.texts) != corpus.inputs:
                 raise UserError(
                     f"{example.where}: {len(example.texts)} texts; allowed: {corpus.inputs}, as "
                     "in the first example"
                 )
             lines = []
-            for text, out, lengths in zip(example.texts, outs, result.lengths, strict=True):
+            for text, lengths in zip(example.texts, result.lengths, strict=True):
                 words, is_cut = split_words(
                     text, tokenised=corpus.tokenised, max_length=max_length
                 )
@@ -95,26 +87,13 @@ def tokenise(
                 counts["truncated texts"] += is_cut
                 lines.append(" ".join(words))
                 lengths.append(len(words) + 1)
-                out.write(lines[-1] + "\n")
-            groups.write(f"{example.group}\n")
             result.labels.append(corpus.labels[example.label])
-            result.texts.append(_hash("\n".join(lines)))
+            result.texts.append(key_of("\n".join(lines)))
+            row = *lines, example.group, result.labels[-1]
+            for out, cell in zip(outs, row, strict=True):
+                out.write(f"{cell}\n")
     if not result.labels:
         raise UserError(f"{corpus.files[part][0]}: no example; allowed: one or more")
     counts["examples"] = len(result.labels)
     counts["distinct"] = len(set(result.texts))
     return result
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def warn_of_counts(corpus: LabelledCorpus, parts: dict[str, TokenisedPart]) -> None:
-    """Say where a part has another size than the published one."""
-    for part, number in (corpus.published or {}).items():
-        if (found := len(parts[part].labels)) != number:
-            print(
-                f"{corpus.name}: warning: {part} has {found:,} examples; published: {number:,}",
-                file=sys.stderr,
-            )

@@ -1,7 +1,7 @@
 """enwik8, WikiText-103, and any folder of plain text, each prepared as a folder for fairseq.
 
-Functions import ``corpora.binarize``, not this module: it imports fairseq, which takes seconds.
-So a mistake, or that all is prepared already, is reported at once.
+``corpora.binarize`` is imported late: with fairseq it takes seconds, and mistakes are to show at
+once.
 """
 
 import codecs
@@ -10,10 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.download import Archive, checksum, obtain
-from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.language_modelling.text import (
+from fairseq_clusterformer.data.unicode import FORM
+from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SPLITS
+from ..download import Archive, checksum, obtain
+from ..folder import make_folder
+from ..lines import naming_all
+from ..vocabulary import Vocabulary, copy_model, sample_recipe
+from .text import (
     TextReader,
     by_document,
     by_sentence,
@@ -24,9 +29,6 @@ from fairseq_clusterformer.corpora.language_modelling.text import (
     split_files,
     write_splits,
 )
-from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
-from fairseq_clusterformer.data.unicode import FORM
-from fairseq_clusterformer.errors import UserError, bad_option
 
 ENWIK8 = Archive(
     url="http://mattmahoney.net/dc/enwik8.zip",
@@ -56,11 +58,8 @@ def prepare_enwik8(
     archive: Archive = ENWIK8,
     sizes: Sequence[int] = ENWIK8_SIZES,
 ) -> dict | None:
-    """Prepare enwik8 by bytes: its first `sizes` bytes are train, valid and test.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-    """
+    """Prepare enwik8 by bytes: its first `sizes` bytes are train, valid and test. Returns what
+    `make_folder` does."""
 
     def build(work: Path, out: Path) -> dict:
         (path,) = obtain([archive], source, work).values()
@@ -84,8 +83,9 @@ def prepare_wikitext103(
     form = "none"  # the published numbers are of its words as they are
 
     def build(work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
+
+        from .. import binarize
 
         texts = dict(zip(SPLITS, obtain([archive], source, work).values(), strict=True))
         words = binarize.count_words(texts["train"], form)
@@ -105,9 +105,8 @@ def prepare_text(
     source: Path,
     dest: Path,
     *,
-    sentencepiece: int | None = None,
-    words: bool = False,
     vocabulary: Vocabulary | None = None,
+    words: bool = False,
     sentences: bool = False,
     document_separator: str | None = None,
     split: str | None = None,
@@ -118,27 +117,22 @@ def prepare_text(
     allow_binary: bool = False,
     encoding: str = "utf-8",
 ) -> dict | None:
-    """Prepare the text files in `source`, and print which of them were taken.
-
-    The options are those of ``clusterformer prepare lm text``, whose help explains them;
-    ``vocabulary`` is of an existing model.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
-    """
+    """Prepare the text files in `source`, and print which of them were taken. The options are
+    those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
+    bytes."""
     source, dest = source.resolve(), dest.resolve()
+    encoding = codecs.lookup(encoding).name
+    by_bytes = not (words or vocabulary)
+    fractions = {"valid": valid_fraction, "test": test_fraction}
     if dest.is_relative_to(source):
         problem = "lies in SOURCE, where the next run would read it as text"
         raise bad_option("DEST", dest, "a folder outside SOURCE", problem)
-    by_bytes = not (sentencepiece or words or vocabulary)
     if allow_binary and not by_bytes:
         raise bad_option("--allow-binary", "given", "together with --bytes only")
-    encoding = codecs.lookup(encoding).name
     if allow_binary and encoding != "utf-8":
         raise bad_option("--encoding", encoding, "none together with --allow-binary")
     if sentences and by_bytes:
         raise bad_option("--sentences", "given", "together with subwords or --words")
-    fractions = {"valid": valid_fraction, "test": test_fraction}
     if sum(fractions.values()) >= 1:
         allowed = "a sum with --valid-fraction below 1"
         problem = f"--valid-fraction is {valid_fraction}, and nothing remains for train"
@@ -159,30 +153,30 @@ def prepare_text(
     reader = TextReader(document_separator and document_separator.encode(), allow_binary, encoding)
 
     def build(work: Path, out: Path) -> dict:
-        reader.check(texts)
         _report(texts, split, skipped)
         if split == "files":
             parts = ((name, lines) for name in SPLITS for lines in reader.documents(files[name]))
-        elif split == "documents":
-            parts = by_document(texts, reader, fractions)
         else:
-            parts = contiguous(texts, reader, fractions)
+            divide = by_document if split == "documents" else contiguous
+            parts = divide(texts, reader, fractions)
         if sentences:
             parts = by_sentence(parts)
-        counts = write_splits(parts, work, train_bytes=train_bytes)
+        with naming_all(texts, encoding, "--encoding NAME for another, or --pattern without it"):
+            counts = write_splits(parts, work, train_bytes=train_bytes)
         if document_separator and not reader.separators_seen:
             allowed = "a line that ends a document, in full"
             problem = f"SOURCE {source} has no such line"
             raise bad_option("--document-separator", document_separator, allowed, problem)
-        units = {"sentencepiece": sentencepiece, "words": words, "vocabulary": vocabulary}
-        return {"splits": _binarize(counts, work, out, lines=sentences, **units)}
+        return {"splits": _binarize(counts, work, out, vocabulary, words, sentences)}
 
+    trained = vocabulary.train if vocabulary else None
     recipe = {
         "corpus": "text",
         **({} if by_bytes else {"unicode": FORM}),
-        "sentencepiece": sentencepiece,
+        "sentencepiece": trained,
+        **(sample_recipe(vocabulary.sample) if trained else {}),
         **({"words": True} if words else {}),
-        **(vocabulary.recipe() if vocabulary else {}),
+        **(vocabulary.recipe() if vocabulary and not trained else {}),
         **({"sentences": True} if sentences else {}),
         **({} if encoding == "utf-8" else {"encoding": encoding}),
         "document_separator": document_separator,
@@ -207,28 +201,23 @@ def _binarize(
     counts: dict,
     work: Path,
     out: Path,
-    *,
-    sentencepiece: int | None = None,
-    words: bool = False,
     vocabulary: Vocabulary | None = None,
+    words: bool = False,
     lines: bool = False,
 ) -> dict:
-    """Binarise the texts in `work` by bytes, pieces or words; add tokens and items to `counts`.
-
-    Args:
-        lines: each line is an item, whatever the unit.
-    """
-    from fairseq_clusterformer.corpora import binarize
+    """Binarise the texts in `work`, and add tokens and items to `counts`; with `lines`, each line
+    is an item, whatever the unit."""
     from fairseq_clusterformer.data.coding import SUBWORD_MODEL, TextCoding
+
+    from .. import binarize
 
     texts = {split: work / f"{split}.txt" for split in counts}
     dictionary = None
-    if vocabulary:
+    if vocabulary and vocabulary.train:
+        vocabulary.train_model(texts["train"], out)
+        dictionary = binarize.piece_dictionary(out / SUBWORD_MODEL)
+    elif vocabulary:
         copy_model(vocabulary, out)
-    elif sentencepiece:
-        model = out / SUBWORD_MODEL
-        binarize.train_sentencepiece([texts["train"]], sentencepiece, model)
-        dictionary = binarize.piece_dictionary(model)
     elif words:
         dictionary = binarize.word_dictionary(binarize.count_words(texts["train"]))
     else:

@@ -1,8 +1,7 @@
 """Plain text: find the files of a corpus, read and check them, split them.
 
-A *document* is a file or, with a document separator, the text between two separator lines.
-Documents are iterators of their lines, and splits are a stream of ``(split, lines)`` pairs, so
-that memory holds no more than one line of the corpus.
+A *document* is a file, or the text between two separator lines: an iterator of lines. Splits are a
+stream of ``(split, lines)``, so that memory holds one line of the corpus.
 """
 
 import fnmatch
@@ -13,16 +12,17 @@ import math
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SPLITS
-from fairseq_clusterformer.corpora.lines import PACKED, WrongEncoding, raw_lines
 from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SPLITS
+from ..lines import PACKED, raw_lines
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
@@ -33,9 +33,8 @@ SplitLines = Iterable[tuple[str, Iterable[bytes]]]
 def find_texts(
     source: Path, patterns: Sequence[str] | None = None, *, allow_binary: bool = False
 ) -> tuple[list[Path], list[Path]]:
-    """Return the text files below `source` in order of their paths, and the files passed over.
-
-    Hidden files and folders, whose names start with a dot, are neither.
+    """Return the text files below `source` in order of their paths, and the files passed over;
+    hidden ones, whose names start with a dot, are neither.
 
     Args:
         source: a folder, searched recursively, or one text file, whatever its name is.
@@ -113,24 +112,6 @@ class TextReader:
                 if number is not None:
                     yield document
 
-    def check(self, texts: Iterable[Path]) -> None:
-        """Read all files once.
-
-        Raises:
-            UserError: if some have another encoding; it names them all.
-        """
-        wrong = []
-        for path in () if self.allow_binary else texts:
-            try:
-                deque(raw_lines(path, self.encoding), maxlen=0)
-            except WrongEncoding as error:
-                wrong.append(str(error).partition("; allowed: ")[0])
-            except UserError:
-                pass  # damaged: named when it is read for good
-        if wrong:
-            allowed = "text in this encoding, --encoding NAME for another, or --pattern without it"
-            raise UserError(f"{', '.join(wrong)}; allowed: {allowed}")
-
     def _document_number(self, line: bytes) -> int | None:
         if self.separator is not None and line.rstrip(b"\r\n") == self.separator:
             self.separators_seen += 1
@@ -145,14 +126,9 @@ def _without_mark(lines: Lines) -> Lines:
 
 
 def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the files of each split, if files or folders right in `source` are named so.
-
-    ``train.txt``, ``train-00.txt.xz`` and all below ``train/`` belong to train. The result is
-    empty if no file has such a name.
-
-    Raises:
-        UserError: if there are files for one split but not for another.
-    """
+    """Return the files of each split, if files or folders right in `source` are named so:
+    ``train.txt``, ``train-00.txt.xz``, all below ``train/``. Raises UserError if there are files
+    for one split but not for another."""
     files = defaultdict(list)
     for path in texts:
         if path != source and (name := _SPLIT_NAME.match(path.relative_to(source).parts[0])):
@@ -169,14 +145,12 @@ def split_files(source: Path, texts: Sequence[Path]) -> dict[str, list[Path]]:
 def by_document(
     texts: Sequence[Path], reader: TextReader, fractions: dict[str, float]
 ) -> SplitLines:
-    """Yield every document, whole, with a split that depends on the documents' texts alone.
+    """Yield every document, whole, with a split that depends on the documents' texts alone, so
+    that equal ones share it.
 
     Documents are ranked by the SHA-256 of their text. The first ones become valid and the next
-    ones test, within their fractions of the bytes; where the first is too long, only the shortest
-    document. All others become train. Equal documents come to the same split.
-
-    Args:
-        fractions: of all bytes, for "valid" and for "test".
+    ones test, within their `fractions` of all bytes; where the first is too long, only the
+    shortest document. All others become train.
     """
     sizes, digests = Counter(), []
     for document in reader.documents(texts):
@@ -239,16 +213,8 @@ def _sentences(lines: Iterable[bytes]) -> Lines:
 
 
 def write_splits(parts: SplitLines, folder: Path, *, train_bytes: int | None = None) -> dict:
-    """Write ``train.txt``, ``valid.txt`` and ``test.txt``: documents in order, nothing between.
-
-    Args:
-        train_bytes: keep only the first lines of train, at most this many bytes.
-
-    Returns:
-        for each split, the number of documents (parts of one count as one), lines and bytes.
-
-    Raises:
-        UserError: if a split comes out empty.
+    """Write ``train.txt``, ``valid.txt`` and ``test.txt``, of train the first lines up to
+    `train_bytes`; return the documents (parts of one count once), lines and bytes of each split.
     """
     counts = {split: dict.fromkeys(("documents", "lines", "bytes"), 0) for split in SPLITS}
     room = {"train": train_bytes or math.inf, "valid": math.inf, "test": math.inf}

@@ -1,8 +1,7 @@
 """From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes.
 
 The model of subwords and each file become a folder in ``DEST.partial/parts``. An interrupted run
-goes on with those that are complete. Modules that need fairseq are imported where they are used,
-so that mistakes are reported at once.
+goes on with those that are complete.
 """
 
 import functools
@@ -16,16 +15,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.question_answering.records import Drops, Record
-from fairseq_clusterformer.corpora.vocabulary import Vocabulary, copy_model
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import READ_FORM, composed
 from fairseq_clusterformer.errors import UserError
 
+from ..download import checksums
+from ..folder import make_folder
+from ..splits import SeenTexts
+from ..vocabulary import Vocabulary, copy_model
+from .records import Drops, Record
+
 if TYPE_CHECKING:
-    from fairseq_clusterformer.corpora.question_answering.encode import Reader
+    from .encode import Reader
 
 
 def prepare(
@@ -40,15 +41,12 @@ def prepare(
     workers: int = 1,
     force: bool = False,
 ) -> dict | None:
-    """Prepare the files of `splits`, each read by its split's reader, in the folder `dest`.
+    """Prepare the files of `splits` in the folder `dest`, as `make_folder` does.
 
     Args:
+        readers: of each split.
         options: of the corpus, for ``prepared.json``.
         titles: put each paragraph's title before its text.
-        force: replace a `dest` that was prepared before.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
         UserError: if a file is not what it must be, or has no question that can be used.
@@ -70,7 +68,7 @@ def prepare(
         return {}
 
     def build_part(split: str, path: Path, model: Path, _work: Path, out: Path) -> dict:
-        from fairseq_clusterformer.corpora.question_answering.encode import write_file
+        from .encode import write_file
 
         counts, drops = write_file(
             path, out, split, read=readers[split], model=model, titles=titles, workers=workers
@@ -107,9 +105,10 @@ def prepare(
 
 def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int], Drops]:
     """Write a split of all its parts, given with their records; return what is in it."""
-    from fairseq_clusterformer.corpora.question_answering.encode import COUNTS
     from fairseq_clusterformer.data.qa import QAWriter
     from fairseq_clusterformer.data.stored import load_dictionary
+
+    from .encode import COUNTS
 
     drops = Drops()
     with QAWriter(out, split, vocab_size=len(load_dictionary(out))) as writer:
@@ -138,27 +137,16 @@ def _check_ids(out: Path, split: str) -> None:
 
 def _train(records: Iterable[Record], vocabulary: Vocabulary, text: Path, out: Path) -> None:
     """Train a sentencepiece model on questions and paragraphs, each text once."""
-    from fairseq_clusterformer.corpora import binarize
-    from fairseq_clusterformer.data.subwords import MODEL
-
-    seen, words = set(), set()
+    seen, words = SeenTexts(), set()
     with open(text, "w", encoding="utf-8") as file:
         for line in chain.from_iterable(_lines(record) for record in records):
-            if (key := hash(line)) not in seen:
-                seen.add(key)
+            if seen.add(line):
                 file.write(line + "\n")
                 formed = composed(line, READ_FORM)
                 words.update(re.findall(r"\w+", formed) if vocabulary.whole_words else ())
-    if not seen:
+    if not text.stat().st_size:
         raise UserError("train has no question to learn subwords from; allowed: one or more")
-    binarize.train_sentencepiece(
-        [text],
-        vocabulary.train,
-        out / MODEL,
-        words=sorted(words),
-        at_most=vocabulary.at_most,
-        form=READ_FORM,
-    )
+    vocabulary.train_model(text, out, words=sorted(words), form=READ_FORM)
 
 
 def _lines(record: Record) -> Iterator[str]:

@@ -13,16 +13,11 @@ from pathlib import Path
 
 import regex
 
-from fairseq_clusterformer.corpora.language_modelling.text import TextReader
-from fairseq_clusterformer.corpora.question_answering.records import (
-    Drops,
-    GoldAnswer,
-    Paragraph,
-    Record,
-    convert,
-)
 from fairseq_clusterformer.data import words
 from fairseq_clusterformer.errors import bad_option
+
+from ..language_modelling.text import TextReader
+from .records import Drops, GoldAnswer, Paragraph, Record, convert
 
 MASK = "what"
 _SHORTEST, _LONGEST = 40, 200  # words of a passage

@@ -12,17 +12,13 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.corpora.parallel import parallel
-from fairseq_clusterformer.corpora.question_answering.records import (
-    Drops,
-    Record,
-    Unusable,
-    sentences_of,
-)
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.qa import Example, QAWriter
 from fairseq_clusterformer.data.stored import load_dictionary
 from fairseq_clusterformer.data.structure import Outline
+
+from ..parallel import parallel
+from .records import Drops, Record, Unusable, sentences_of
 
 Reader = Callable[[Path, Drops], Iterator[Record]]
 
@@ -54,18 +50,11 @@ def write_file(
     titles: bool,
     workers: int,
 ) -> tuple[dict[str, int], Drops]:
-    """Write the records of a corpus's file as a split in `out`.
-
-    Args:
-        model: a folder with a model of subwords and its ``dict.txt``.
-        titles: put each paragraph's title before its text.
-
-    Returns:
-        `COUNTS`, and what was dropped.
-    """
+    """Write the records of a corpus's file as a split in `out`, by the subwords in the folder
+    `model`; return `COUNTS`, and what was dropped."""
     dictionary, pieces = load_dictionary(model), subwords.load_prepared(model)
     to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
-    drops, counts = Drops(), dict.fromkeys(COUNTS, 0)
+    drops, counts = Drops(keep_unfound=split != "train"), dict.fromkeys(COUNTS, 0)
     encode = functools.partial(encode_record, model=pieces, titles=titles)
     label = f"{split} {path.name}"
     encoded = parallel(encode, read(path, drops), workers, label, batch=_BATCH, unit=" records")
@@ -97,44 +86,33 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
         paragraph_starts.append(position)
         position += len(led[0])
         texts.append((position - len(tokens), tokens))
-    answers = []
-    for answer in record.answers:
-        offset, tokens = texts[answer.paragraph]
-        try:
-            first, last = tokens.cover(answer.start, answer.end)
-        except ValueError as error:
-            return Unusable("answer in no token", f"question {record.id}: {error}")
-        answers.append((offset + first, offset + last))
-    mentions = []
-    for candidate, paragraph, start, end in record.mentions:
+
+    def covered(what: str, paragraph: int, start: int, end: int) -> tuple[int, int]:
         offset, tokens = texts[paragraph]
         try:
             first, last = tokens.cover(start, end)
         except ValueError as error:
-            return Unusable("mention in no token", f"question {record.id}: {error}")
-        mentions.append((candidate, offset + first, offset + last))
-    return Encoded(
-        question=encode(record.question).ids,
-        document=np.concatenate(ids),
-        characters=np.concatenate(characters, axis=1),
-        paragraph_starts=paragraph_starts,
-        answers=answers,
-        record=record,
-        sentences=_sentences(record, texts),
-        mentions=mentions,
-    )
+            detail = f"question {record.id}: {error}"
+            raise Unusable(f"{what} in no token", detail) from None
+        return offset + first, offset + last
 
-
-def _sentences(record: Record, texts: list[tuple[int, subwords.Tokens]]) -> list[tuple[int, int]]:
-    """Tokens [first, last) of each sentence; equal if it has none, within its paragraph.
-
-    Args:
-        texts: of each paragraph the first token, and all.
-    """
     sentences = record.sentences
     if sentences is None:
         sentences = sentences_of(record.paragraphs)
-    return [token_span(*texts[part.paragraph], part.start, part.end) for part in sentences]
+    try:
+        return Encoded(
+            question=encode(record.question).ids,
+            document=np.concatenate(ids),
+            characters=np.concatenate(characters, axis=1),
+            paragraph_starts=paragraph_starts,
+            answers=[covered("answer", a.paragraph, a.start, a.end) for a in record.answers],
+            record=record,
+            # a sentence without a token is a place within its paragraph
+            sentences=[token_span(*texts[p], start, end) for p, start, end in sentences],
+            mentions=[(m.candidate, *covered("mention", *m[1:])) for m in record.mentions],
+        )
+    except Unusable as error:
+        return error
 
 
 def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tuple[int, int]:
@@ -151,11 +129,8 @@ def token_span(offset: int, tokens: subwords.Tokens, start: int, end: int) -> tu
 def led_by_start(
     text: subwords.Tokens, title: subwords.Tokens | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n].
-
-    Args:
-        title: stands between both; None: there is none.
-    """
+    """Return a paragraph's ids [n], the first -1 for ``<s>``, and their characters [2, n]; with a
+    title between both."""
     head = np.full(1, -1, np.int32)
     if title is not None:
         head = np.concatenate([head, title.ids])
@@ -197,12 +172,8 @@ def _outline(item: Encoded) -> Outline:
 
 
 def symbols_of(ids: np.ndarray, to_index: np.ndarray, dictionary: Dictionary) -> np.ndarray:
-    """Return a document in symbols of the dictionary.
-
-    Args:
-        ids: the model's; -1 stands for ``<s>``.
-        to_index: of each id's symbol.
-    """
+    """Return a document in symbols of the dictionary, of the model's ids, where -1 stands for
+    ``<s>``; `to_index` has each id's symbol."""
     return np.where(ids < 0, dictionary.bos(), to_index[ids])
 
 

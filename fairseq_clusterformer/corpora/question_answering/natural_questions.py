@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from fairseq_clusterformer.corpora.question_answering.records import (
+from .records import (
     Drops,
     GoldAnswer,
     Paragraph,
@@ -22,6 +22,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     convert,
     get,
     json_lines,
+    spans_record,
 )
 
 # As <P>, </Table>, <Th_colspan="2">: the simplified data has it among the words.
@@ -117,13 +118,11 @@ def _record(item: Mapping) -> Record:
 
     has_long = is_answer(len(long), len(annotations))
     has_short = is_answer(len(short) + len(yes_no), len(annotations))
-    spans_of_all = list(chain.from_iterable(short)) if has_short else []
-    return Record(
-        id=str(get(item, "example_id", (int, str))),
-        question=get(item, "question_text"),
-        paragraphs=tuple(paragraphs),
-        answers=tuple(dict.fromkeys(spans_of_all)),
-        texts=tuple(dict.fromkeys(answer.text for answer in spans_of_all)),
+    return spans_record(
+        str(get(item, "example_id", (int, str))),
+        get(item, "question_text"),
+        paragraphs,
+        chain.from_iterable(short) if has_short else (),
         answerable=(has_long or has_short) if annotations else None,
         yes_no=max(yes_no, key=yes_no.count) if has_short and yes_no else None,
         long_answers=tuple(dict.fromkeys(long)) if has_long else (),

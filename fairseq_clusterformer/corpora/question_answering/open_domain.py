@@ -8,9 +8,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from fairseq_clusterformer.corpora.archives import members
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import distant_record
-from fairseq_clusterformer.corpora.question_answering.records import (
+from ..lines import members
+from .distant_supervision import distant_record
+from .records import (
     Drops,
     Items,
     Paragraph,
@@ -25,9 +25,7 @@ from fairseq_clusterformer.corpora.question_answering.records import (
 )
 
 
-def quasar_t(
-    path: Path, drops: Drops, *, contexts: str = "short", keep_unfound: bool = False
-) -> Iterator[Record]:
+def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[Record]:
     """Yield the records of a file ``questions/SPLIT_questions.json.gz``.
 
     The passages are read from the file ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``)
@@ -50,7 +48,7 @@ def quasar_t(
         used.add(id_)
         texts = [text for _score, text in get(item, "contexts", list)]
         passages = [Paragraph("", text) for text in texts if text.strip()]
-        return distant_record(id_, question, passages, [answer], keep_unfound=keep_unfound)
+        return distant_record(id_, question, passages, [answer])
 
     used = set()
     yield from convert(json_lines(passages, drops), to_record, drops)
@@ -58,7 +56,7 @@ def quasar_t(
         drops.add(f"{passages}: {id_}", "question without passages")
 
 
-def searchqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
+def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a split: one JSON file an item, in a folder, .tar(.gz) or .zip."""
 
     def to_record(data: bytes) -> Record:
@@ -70,7 +68,7 @@ def searchqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
         ]
         id_ = str(get(item, "id", (int, str)))
         question, answer = get(item, "question"), get(item, "answer")
-        return distant_record(id_, question, snippets, [answer], keep_unfound=keep_unfound)
+        return distant_record(id_, question, snippets, [answer])
 
     return convert(_json_members(path), to_record, drops)
 
@@ -85,14 +83,12 @@ def _json_members(path: Path) -> Items:
         raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
 
 
-def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[Record]:
+def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
 
-    Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is the path of such
-    a file. What is needed of the evidence is unpacked to a temporary folder. All documents of a
-    question follow each other; in the domain Web, whose script wants an answer from each,
-    each document is a record, with the id ``QUESTION--FILE``. Each line that is not blank is a
-    paragraph.
+    Both may be in an archive: ``triviaqa-rc.tar.gz/qa/wikipedia-train.json`` is such a path. All
+    documents of a question follow each other; in the domain Web, whose script wants an answer from
+    each, each document is a record, with the id ``QUESTION--FILE``. Each line is a paragraph.
     """
     archive = next((part for part in path.parents if part.is_file()), None)
     with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
@@ -104,7 +100,7 @@ def triviaqa(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterato
             raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
         if archive:
             _unpack_some(archive, _wanted(content["Data"]), folder)
-        yield from _triviaqa(path, folder, content, drops, keep_unfound)
+        yield from _triviaqa(path, folder, content, drops)
 
 
 def _unpack_some(archive: Path, names: set[str], folder: Path) -> None:
@@ -130,9 +126,7 @@ def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
             yield f"evidence/{folder}/{name}", str(page.get("Title") or "")
 
 
-def _triviaqa(
-    path: Path, folder: Path, content: Mapping, drops: Drops, keep_unfound: bool
-) -> Iterator[Record]:
+def _triviaqa(path: Path, folder: Path, content: Mapping, drops: Drops) -> Iterator[Record]:
     apart = content.get("Domain") == "Web"
 
     def to_record(item_and_number: tuple[Mapping, int]) -> Record:
@@ -154,9 +148,7 @@ def _triviaqa(
         human = answer.get("HumanAnswers") or []
         names = [get(answer, "Value"), *get(answer, "Aliases", list), *human]
         texts = [*get(answer, "NormalizedAliases", list), *human]
-        return distant_record(
-            id_, question, paragraphs, names, keep_unfound=keep_unfound, texts=texts
-        )
+        return distant_record(id_, question, paragraphs, names, texts=texts)
 
     items = (
         (f"{path}: Data {i}", (item, number))

@@ -10,55 +10,44 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.question_answering.corpora import squad_records
-from fairseq_clusterformer.corpora.question_answering.distant_supervision import (
-    distant_record,
-    mentions_of,
-)
-from fairseq_clusterformer.corpora.question_answering.records import (
+from fairseq_clusterformer.errors import UserError
+
+from ..splits import draw, key_of
+from .distant_supervision import distant_record, mentions_of
+from .records import (
     Drops,
     Paragraph,
     Record,
     Sentence,
     Unusable,
     convert,
-    foreign,
     get,
     gold_answer,
     json_file,
     json_lines,
+    list_items,
     sentences_of,
 )
-from fairseq_clusterformer.corpora.splits import draw
-from fairseq_clusterformer.errors import UserError
+from .squad import is_squad, squad_records
 
 FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
 
 
-def own_questions(
-    path: Path, drops: Drops, *, paragraphs: int = 1, keep_unfound: bool = False
-) -> Iterator[Record]:
-    """Yield the records of a user's file.
-
-    Args:
-        paragraphs: of SQuAD's JSON; see `squad`.
-        keep_unfound: keep questions whose answer is not found in the document.
-    """
+def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+    """Yield the records of a user's file; `paragraphs` are of SQuAD's JSON, see `squad`."""
     if any(suffix in _LINES for suffix in path.suffixes):
         items = json_lines(path, drops)
     else:
         content = json_file(path)
-        if isinstance(content, Mapping) and isinstance(content.get("data"), list):
+        if is_squad(content):
             return squad_records(path, content["data"], drops, paragraphs)
-        if not isinstance(content, list):
-            raise foreign(path, FORMATS)
-        items = ((f"{path}: item {i}", item) for i, item in enumerate(content))
+        items = list_items(path, content, FORMATS)
     numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
-    return convert(numbered, partial(_record, keep_unfound=keep_unfound, drops=drops), drops)
+    return convert(numbered, partial(_record, drops=drops), drops)
 
 
-def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool, drops: Drops) -> Record:
+def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
     """The record of an object with ``question``, ``context`` or ``paragraphs``, ``answers``.
 
     ``answers`` is a list of texts, which are searched in the document, or of objects ``{text,
@@ -71,21 +60,15 @@ def _record(item_and_number: tuple[str, Mapping], *, keep_unfound: bool, drops: 
     number, item = item_and_number
     id_ = str(get(item, "id", (str, int)) if "id" in item else number)
     paragraphs = _paragraphs(item)
-    structure = _structure(id_, item, paragraphs, keep_unfound)
-    keep_unfound = keep_unfound or bool(structure.get("candidates"))
-    record = _answered(id_, item, paragraphs, keep_unfound, drops)
-    if (
-        structure.get("candidates")
-        and record.texts
-        and not {*record.texts} & {*structure["candidates"]}
-    ):
+    structure = _structure(id_, item, paragraphs)
+    record = _answered(id_, item, paragraphs, drops)
+    candidates = structure.get("candidates")
+    if candidates and record.texts and not {*record.texts} & {*candidates}:
         raise Unusable("answer is no candidate", f"{record.texts[0]!r} of question {id_}")
     return replace(record, **structure) if structure else record
 
 
-def _structure(
-    id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], keep_unfound: bool
-) -> dict[str, tuple]:
+def _structure(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...]) -> dict[str, tuple]:
     found: dict[str, tuple] = {}
     if "sentences" in item:
         found["sentences"] = tuple(_sentence(part) for part in get(item, "sentences", list))
@@ -97,9 +80,7 @@ def _structure(
         found["supporting"] = tuple(sorted({*supporting}))
     if "candidates" in item:
         found["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
-        found["mentions"] = mentions_of(
-            id_, found["candidates"], paragraphs, keep_unfound=keep_unfound
-        )
+        found["mentions"] = mentions_of(id_, found["candidates"], paragraphs)
     return found
 
 
@@ -109,9 +90,7 @@ def _sentence(part: list) -> Sentence:
     return Sentence(*part)
 
 
-def _answered(
-    id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], keep_unfound: bool, drops: Drops
-) -> Record:
+def _answered(id_: str, item: Mapping, paragraphs: tuple[Paragraph, ...], drops: Drops) -> Record:
     question = get(item, "question")
     if "answers" not in item:
         return Record(id_, question, paragraphs, answerable=None)
@@ -123,14 +102,13 @@ def _answered(
     if texts in (("yes",), ("no",)) and places[0] is None:
         return Record(id_, question, paragraphs, (), texts, yes_no=texts[0])
     if None in places:
-        return distant_record(id_, question, paragraphs, texts, keep_unfound=keep_unfound)
+        return distant_record(id_, question, paragraphs, texts)
     gold = [gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
     if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
         raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
     long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
-    return Record(
-        id_, question, paragraphs, tuple(dict.fromkeys(gold)), texts, long_answers=tuple(long)
-    )
+    gold = tuple(dict.fromkeys(gold))
+    return Record(id_, question, paragraphs, gold, texts, long_answers=tuple(long))
 
 
 def _paragraphs(item: Mapping) -> tuple[Paragraph, ...]:
@@ -146,7 +124,7 @@ def _paragraphs(item: Mapping) -> tuple[Paragraph, ...]:
 
 
 def _entries(answers: list | dict) -> list:
-    """Return a list of answers, also of two lists in an object, as Hugging Face has them."""
+    """A list of answers, also of two lists in an object, as Hugging Face has them."""
     if isinstance(answers, list):
         return answers
     texts, starts = get(answers, "text", list), get(answers, "answer_start", list)
@@ -156,7 +134,7 @@ def _entries(answers: list | dict) -> list:
 
 
 def _answer(entry: str | Mapping) -> tuple[str, int, int | None]:
-    """Return an answer's text, its paragraph, and its first character or None."""
+    """An answer's text, its paragraph, and its first character or None."""
     if isinstance(entry, str):
         return entry, 0, None
     start = get(entry, "answer_start", int) if "answer_start" in entry else None
@@ -170,8 +148,7 @@ def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
     """Return a reader for train and for each split of `shares`, all of the same files.
-
-    No document is in two splits, by its title or its text; documents are drawn at random.
+    Documents are drawn at random, and none is in two splits, by its title or its text.
 
     Args:
         shares: of all questions.
@@ -190,20 +167,17 @@ def draw_documents(
             raise
         raise UserError(f"{error}; {unusable.summary()}") from None
 
-    def read(path: Path, drops: Drops, *, split: str, **options) -> Iterator[Record]:
+    def read(path: Path, drops: Drops, *, split: str) -> Iterator[Record]:
         # what is left out is reported once, with train
-        for record in reader(path, drops if split == "train" else Drops(), **options):
-            if drawn.get(document_of(record), "train") == split:
-                yield record
+        own = drops if split == "train" else Drops(keep_unfound=True)
+        return (r for r in reader(path, own) if drawn.get(document_of(r), "train") == split)
 
     return {split: partial(read, split=split) for split in ("train", *shares)}
 
 
 def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
-    """Return the questions of each document, and what names a record's document.
-
-    Records of one title or of equal texts have one document.
-    """
+    """The questions of each document, and what names a record's document: records of one title or
+    of equal texts have one."""
     questions: Counter[str] = Counter()
     other_name: dict[str, str] = {}
     first_of_text: dict[int, str] = {}
@@ -215,7 +189,7 @@ def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Recor
 
     for record in records:
         questions[name := _name(record)] += 1
-        text = hash("\n".join(paragraph.text for paragraph in record.paragraphs))
+        text = key_of("\n".join(paragraph.text for paragraph in record.paragraphs))
         other_name[root(name)] = root(first_of_text.setdefault(text, name))
     sizes: Counter[str] = Counter()
     for name, number in questions.items():
@@ -224,7 +198,7 @@ def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Recor
 
 
 def _name(record: Record) -> str:
-    """Return what a record says of its document: its title, or else its text."""
+    """What a record says of its document: its title, or else its text."""
     titles = {paragraph.title for paragraph in record.paragraphs}
     if record.document:
         return record.document

@@ -1,8 +1,7 @@
-"""Records: questions with their paragraphs and answers, which readers of all corpora yield.
+"""Records: questions with their paragraphs and answers, which the readers of all corpora yield.
 
-Records are checked: each answer is its paragraph's text from start to end, character for
-character. Whatever cannot be a record is dropped, and reported with file, place and reason. A
-whole file of another kind ends in a `UserError`.
+What cannot be a record is dropped, and reported with file, place and reason. A whole file of
+another kind ends in a `UserError`.
 """
 
 import json
@@ -11,13 +10,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_clusterformer.corpora.lines import raw_lines
+from fairseq_clusterformer.data.unicode import READ_FORM, composed, with_places
 from fairseq_clusterformer.data.words import sentences
 from fairseq_clusterformer.errors import UserError
+
+from ..lines import raw_lines
+from ..splits import SeenTexts
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,9 @@ class Record:
             None: unknown.
         candidates: of which one is the answer; none: it may be any text.
         mentions: places of the candidates.
+
+    Raises:
+        Unusable: if the parts do not fit together.
     """
 
     id: str
@@ -117,21 +123,19 @@ class Record:
         for answer in self.answers:
             text = self.paragraphs[answer.paragraph].text
             if not answer.text or not 0 <= answer.start < answer.end <= len(text):
-                raise Unusable("answer not in its context", f"{answer}")
+                place = f"is at [{answer.start}, {answer.end}) of {len(text):,} characters"
+                raise Unusable("answer not in its context", f"{answer.text!r} {place}")
             if (found := text[answer.start : answer.end]) != answer.text:
                 raise Unusable("answer not in its context", f"{answer.text!r} is {found!r} there")
         self._check_structure()
         strings = [self.id, self.question, *self.texts, *self.candidates]
         strings += [text for part in self.paragraphs for text in (part.title, part.text)]
-        try:
-            "".join(strings).encode()
-        except UnicodeEncodeError as error:
-            char = error.object[error.start]
-            raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+        check_unicode("".join(strings))
 
     def _check_structure(self) -> None:
-        for name, of_name in (("sentence", self.sentences or ()), ("mention", self.mentions)):
-            for number, (paragraph, start, end) in enumerate(part[-3:] for part in of_name):
+        placed = self.sentences or ()
+        for name, parts in (("sentence", placed), ("mention", self.mentions)):
+            for number, (paragraph, start, end) in enumerate(part[-3:] for part in parts):
                 known = 0 <= paragraph < len(self.paragraphs)
                 length = len(self.paragraphs[paragraph].text) if known else 0
                 # a sentence of HotpotQA may be empty
@@ -141,21 +145,31 @@ class Record:
                         f"{name} {number} is characters [{start}, {end}) of paragraph "
                         f"{paragraph}, which has {length:,}",
                     )
-        if list(self.sentences or ()) != sorted(self.sentences or (), key=lambda s: s[:2]):
-            raise Unusable("sentences not in their order")
-        for number, (one, other) in enumerate(pairwise(self.sentences or ()), 1):
+        for number, (one, other) in enumerate(pairwise(placed), 1):
+            if other[:2] < one[:2]:
+                raise Unusable("sentences not in their order")
             if one.paragraph == other.paragraph and other.start < one.end:
                 raise Unusable(
                     "overlapping sentences",
                     f"sentence {number} is characters [{other.start}, {other.end}) of paragraph "
                     f"{other.paragraph}; allowed: from {one.end}, where the one before ends",
                 )
-        known = range(len(self.sentences or ()))
-        if missing := [number for number in self.supporting or () if number not in known]:
-            raise Unusable("no such sentence", f"supporting fact {missing[0]} of {len(known)}")
+        if missing := [n for n in self.supporting or () if n not in range(len(placed))]:
+            raise Unusable("no such sentence", f"supporting fact {missing[0]} of {len(placed)}")
         for mention in self.mentions:
             if mention.candidate not in range(len(self.candidates)):
                 raise Unusable("no such candidate", f"{mention} of {len(self.candidates)}")
+
+    def check_found(self) -> None:
+        """Raise `Unusable` if the answer, or one of the candidates, stands nowhere."""
+        mentioned = {mention.candidate for mention in self.mentions}
+        for number, text in enumerate(self.candidates):
+            if number not in mentioned:
+                detail = f"{text!r} of question {self.id}"
+                raise Unusable("a candidate that no mention links", detail)
+        if self.texts and not (self.answers or self.yes_no or self.candidates):
+            detail = f"{self.texts[0]!r} is in no paragraph of question {self.id}"
+            raise Unusable("answer not found", detail)
 
 
 class Unusable(Exception):
@@ -166,14 +180,26 @@ class Unusable(Exception):
         self.reason, self.detail = reason, detail
 
 
+def check_unicode(text: str) -> None:
+    """Raise `Unusable` if a text holds half of a surrogate pair, which JSON can escape alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        char = error.object[error.start]
+        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+
+
 @dataclass
 class Drops:
     """What readers left out: a count for each reason, and the first few examples with places.
 
     Attributes:
+        keep_unfound: readers keep questions whose answer or candidate stands nowhere in the
+            document: to score predictions, not to train.
         moved: answers that were taken, but elsewhere than their offsets say.
     """
 
+    keep_unfound: bool = False
     most_examples: int = 5
     moved: int = 0
     counts: Counter = field(default_factory=Counter)
@@ -213,13 +239,27 @@ class Drops:
         return "\n".join(lines)
 
 
+def spans_record(
+    id_: str,
+    question: str,
+    paragraphs: Iterable[Paragraph],
+    answers: Iterable[GoldAnswer],
+    **more: Any,
+) -> Record:
+    """Return a record whose accepted texts are those of its spans, each once."""
+    answers = tuple(dict.fromkeys(answers))
+    texts = tuple(dict.fromkeys(answer.text for answer in answers))
+    return Record(id_, question, tuple(paragraphs), answers, texts, **more)
+
+
 def gold_answer(
     paragraphs: Sequence[Paragraph], number: int, start: int, text: str, drops: Drops
 ) -> GoldAnswer:
     """The answer at an offset of a paragraph.
 
-    If other text stands there, it is where the offset as one of UTF-16 points to, or up to two
-    characters before or behind either; this is counted in `drops`.
+    Text is compared in the form in which documents are read (NFKC). If other text stands there,
+    the answer is where the offset as one of UTF-16 points to, or up to two characters before or
+    behind either; this is counted in `drops`.
     """
     context = paragraphs[number].text if 0 <= number < len(paragraphs) else ""
     units = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
@@ -227,10 +267,33 @@ def gold_answer(
     if len(units) == 2 * start:
         bases.append(len(units.decode("utf-16-le", "replace")))
     for place in (*bases, *(base + off for off in (-1, 1, -2, 2) for base in bases)):
-        if text and place >= 0 and context.startswith(text, place):
+        if text and place >= 0 and (found := _text_at(context, place, text)):
             drops.moved += place != start
-            return GoldAnswer(number, place, place + len(text), text)
+            return GoldAnswer(number, place, place + len(found), found)
     return GoldAnswer(number, start, start + len(text), text)  # which no record takes
+
+
+def _text_at(context: str, place: int, text: str) -> str:
+    """What stands at a place, if it is a text but for its form of Unicode; else nothing."""
+    if context.startswith(text, place):
+        return text
+    if context.isascii() and text.isascii():
+        return ""
+    wanted, places = composed(text, READ_FORM), _read_places(context)
+    if places is None:
+        return wanted if context.startswith(wanted, place) else ""
+    read, starts, ends = places
+    first = int(starts.searchsorted(place))
+    if first == len(read) or starts[first] != place or not read.startswith(wanted, first):
+        return ""
+    last = first + len(wanted) - 1
+    # a ligature of which only a part is wanted is taken whole
+    return context[place : ends[last]]
+
+
+@lru_cache(8)  # questions on one paragraph follow each other
+def _read_places(context: str):
+    return with_places(context, READ_FORM)
 
 
 Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
@@ -238,22 +301,19 @@ Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
 
 def convert(items: Items, to_record: Callable[[Any], Record], drops: Drops) -> Iterator[Record]:
     """Yield the record of each item. Unusable items and repeated ids go to `drops`."""
-    ids = set()
+    ids = SeenTexts()
     for place, item in items:
         with drops.at(place):
             record = to_record(item)
-            if record.id in ids:
+            if isinstance(record, Record) and not drops.keep_unfound:
+                record.check_found()
+            if not ids.add(record.id):
                 raise Unusable("id seen before", record.id)
-            ids.add(record.id)
             yield record
 
 
 def get(item: Any, name: str, kind: type | tuple[type, ...] = str) -> Any:
-    """Return a field of a JSON object.
-
-    Raises:
-        Unusable: if it is missing or of another kind.
-    """
+    """Return a field of a JSON object; raises `Unusable` if it is missing or of another kind."""
     value = item.get(name) if isinstance(item, Mapping) else None
     kinds = kind if isinstance(kind, tuple) else (kind,)
     # JSON's true and false are no numbers, though Python's are
@@ -263,14 +323,12 @@ def get(item: Any, name: str, kind: type | tuple[type, ...] = str) -> Any:
     raise Unusable(f"no {name}", f"{name} is {json.dumps(value)[:80]}; allowed: {names}")
 
 
+# One reader for each form of JSON
+
+
 def json_lines(path: Path, drops: Drops) -> Items:
-    """Yield the JSON object of each line, unpacked; blank lines are passed over.
-
-    A line that is not UTF-8 or not JSON goes to `drops`.
-
-    Raises:
-        UserError: if the file cannot be read or unpacked to its end.
-    """
+    """Yield the JSON object of each line, unpacked; a line that is not UTF-8 or not JSON goes to
+    `drops`. Raises UserError if the file cannot be read to its end."""
     for number, line in enumerate(raw_lines(path, None), 1):
         with drops.at(place := f"{path}: line {number:,}"):
             if line.strip():
@@ -278,23 +336,27 @@ def json_lines(path: Path, drops: Drops) -> Items:
 
 
 def json_file(path: Path) -> Any:
-    """Return the content of a JSON file, unpacked.
-
-    Raises:
-        UserError: if it cannot be read, is not UTF-8 or not JSON.
-    """
+    """Return the content of a JSON file, unpacked; raises UserError if it is no such file."""
     try:
         return parse_json(b"".join(raw_lines(path, None)))
     except Unusable as error:
         raise UserError(f"{path}: {error.reason}: {error.detail}") from None
 
 
-def parse_json(data: bytes) -> Any:
-    """Return what JSON in UTF-8 (with or without a byte order mark) says.
+def json_list(path: Path, allowed: str) -> Items:
+    """Return the items of a JSON list; raises UserError for another file."""
+    return list_items(path, json_file(path), allowed)
 
-    Raises:
-        Unusable: if it is something else.
-    """
+
+def list_items(path: Path, content: Any, allowed: str) -> Items:
+    """As `json_list`, of what a file holds."""
+    if not isinstance(content, list):
+        raise foreign(path, allowed)
+    return ((f"{path}: item {i}", item) for i, item in enumerate(content))
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what JSON in UTF-8 (with or without a byte order mark) says, or raise `Unusable`."""
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -1,8 +1,7 @@
 """From a corpus of pairs to the folder that fairseq's ``translation`` task reads.
 
-There are three stages, each from files to files. Pairs are tokenised, split and cleaned. Subwords
-are learned and applied. The result is binarised. ``corpora.binarize`` is imported where it is
-used: it imports fairseq, which takes seconds, and a mistake should be reported at once.
+There are three stages, each from files to files: pairs are tokenised, split and cleaned; subwords
+are learned and applied; the result is binarised.
 """
 
 import contextlib
@@ -14,19 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fairseq_clusterformer.corpora import SUBWORDS
-from fairseq_clusterformer.corpora.download import checksums
-from fairseq_clusterformer.corpora.folder import make_folder
-from fairseq_clusterformer.corpora.lines import aligned_lines
-from fairseq_clusterformer.corpora.parallel import parallel
-from fairseq_clusterformer.corpora.translation.corpora import ParallelCorpus
-from fairseq_clusterformer.corpora.translation.pairs import (
-    Pair,
-    pair_files,
-    pairs_of,
-)
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from .. import SAMPLE, SUBWORDS
+from ..download import checksums
+from ..folder import make_folder
+from ..lines import aligned_lines
+from ..parallel import parallel
+from ..splits import SeenTexts
+from ..vocabulary import sample_recipe
+from .corpora import ParallelCorpus
+from .pairs import Pair, pair_files, pairs_of
 
 Counts = dict[str, dict[str, int]]
 
@@ -38,19 +36,18 @@ def prepare(
     bpe_operations: int | None = None,
     bpe: str = "subword_nmt",
     extra_train: Sequence[Path] = (),
+    sample: int = SAMPLE,
     workers: int = 1,
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`.
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
 
     Args:
         bpe_operations: merges to learn, or pieces with sentencepiece; None: `SUBWORDS`, or as many
             as the text gives.
         bpe: "subword_nmt", or "sentencepiece", which splits text that is not tokenised.
         extra_train: more training text; see `pair_files`. Columns are target and source.
+        sample: MB of text that sentencepiece learns from; of more, lines are drawn.
         workers: processes that tokenise and apply subwords.
-
-    Returns:
-        the content of ``prepared.json``, or None if `dest` has been prepared before.
 
     Raises:
         UserError: if a file or an option is not as it must be.
@@ -65,6 +62,7 @@ def prepare(
         "corpus": corpus.name,
         **pipeline.recipe(),
         "bpe_operations": bpe_operations,
+        **sample_recipe(sample),
         "test_sets": corpus.test_sets,
         "detokenised": not corpus.tokenised,
         "hold_out": corpus.hold_out,
@@ -78,7 +76,7 @@ def prepare(
 
         job = _Job(corpus, replace(pipeline, model=out / recipe["bpe_model"]), work, out, workers)
         job.tokenise(extra)
-        learn_subwords(job.files(work, "train"), bpe_operations, job.pipeline)
+        learn_subwords(job.files(work, "train"), bpe_operations, job.pipeline, sample)
         job.segment()
         job.binarise()
         packages = ("sacremoses", "subword-nmt", "sentencepiece")
@@ -96,17 +94,16 @@ def _check_moses(languages: Sequence[str]) -> None:
         raise bad_option("--vocabulary", "subword-nmt", "sentencepiece", problem)
 
 
-def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipeline) -> None:
-    """Learn the subwords of `texts` together and write the pipeline's model.
-
-    Raises:
-        UserError: if the texts do not give as many.
-    """
+def learn_subwords(
+    texts: Sequence[Path], number: int | None, pipeline: TextPipeline, sample: int
+) -> None:
+    """Learn the subwords of `texts` together and write the pipeline's model; raises UserError if
+    the texts do not give as many."""
     if pipeline.bpe == "sentencepiece":
-        from fairseq_clusterformer.corpora.binarize import train_sentencepiece
+        from ..binarize import train_sentencepiece
 
-        size, model = number or SUBWORDS, pipeline.model
-        train_sentencepiece(texts, size, model, "--bpe-operations", at_most=number is None)
+        how = {"at_most": number is None, "sample": sample}
+        train_sentencepiece(texts, number or SUBWORDS, pipeline.model, "--bpe-operations", **how)
         return
     from subword_nmt.learn_bpe import learn_bpe
 
@@ -123,13 +120,8 @@ def learn_subwords(texts: Sequence[Path], number: int | None, pipeline: TextPipe
 
 @dataclass
 class _Job:
-    """The preparation of one corpus: its stages, and the counts that they fill in.
-
-    Args:
-        pipeline: with the file of its model, which is there after `learn_subwords`.
-        work: where the stages leave their files, ``NAME.LANGUAGE``.
-        out: the folder that is made.
-    """
+    """The stages of a preparation, and the counts that they fill in. They leave their files,
+    ``NAME.LANGUAGE``, in `work`; `pipeline` has the file of its model after `learn_subwords`."""
 
     corpus: ParallelCorpus
     pipeline: TextPipeline
@@ -149,7 +141,7 @@ class _Job:
         """Write the tokens of each split, and the raw text of all but train; count the pairs."""
         corpus, languages = self.corpus, self.pipeline.languages
         clean = corpus.cleaning.keeps if corpus.cleaning.unit == "tokens" else lambda pair: True
-        held_out = [set(), set()]  # the lines of valid and test in each language
+        held_out = [SeenTexts(), SeenTexts()]  # the lines of valid and test in each language
         found = dict.fromkeys(self.counts, 0)
         train = self.counts["train"]
         train["dropped by length"] = 0
@@ -169,7 +161,7 @@ class _Job:
             def keeps(pair: Pair, disjoint: bool) -> bool:
                 if not clean(pair):
                     train["dropped by length"] += 1
-                elif disjoint and any(map(set.__contains__, held_out, pair)):
+                elif disjoint and any(map(SeenTexts.__contains__, held_out, pair)):
                     train["in valid or test"] += 1
                 else:
                     return True
@@ -239,8 +231,9 @@ class _Job:
 
     def binarise(self) -> None:
         """Write the one dictionary of both languages, and every split; count the tokens."""
-        from fairseq_clusterformer.corpora import binarize
         from fairseq_clusterformer.data.coding import WordCoding
+
+        from .. import binarize
 
         languages = self.pipeline.languages
         if self.pipeline.bpe == "sentencepiece":

@@ -1,27 +1,26 @@
-"""The corpora of translation: your own pairs, and Multi30k, IWSLT14 and WMT14 (German, English).
-
-Each is a function that returns a `ParallelCorpus`: where its pairs come from, and what is done to
-its text.
-"""
+"""The corpora of translation: your own pairs; Multi30k, IWSLT14 and WMT14 (German, English)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.download import Archive, checksums, obtain
-from fairseq_clusterformer.corpora.lines import aligned_lines
-from fairseq_clusterformer.corpora.translation.pairs import (
+from fairseq_clusterformer.data.text import TextPipeline
+from fairseq_clusterformer.errors import bad_option
+
+from .. import SPLITS
+from ..download import Archive, checksums, obtain
+from ..lines import aligned_lines, naming_all, read_lines
+from .pairs import (
     Pairs,
     draw_pairs,
     pair_files,
     pairs_of,
+    read_plain_segments,
     read_segments,
     read_talks,
 )
-from fairseq_clusterformer.data.text import TextPipeline
-from fairseq_clusterformer.errors import bad_option
 
 GERMAN_ENGLISH = ("de", "en")
 
@@ -56,9 +55,9 @@ class ParallelCorpus:
 
     Args:
         name: for ``prepared.json``.
-        read: takes a folder to work in, and returns the raw pairs of each split.
         pipeline: what is done to its text, and its languages; without a model.
         test_sets: the names of "test", "test1"...
+        read: takes a folder to work in, and returns the raw pairs of each split.
         tokenised: the text was tokenised before; `pipeline` says how.
         hold_out: every such pair of train becomes valid; None: `read` returns a "valid".
         drawn: the splits that come out of train, and are cleaned as train is.
@@ -70,9 +69,9 @@ class ParallelCorpus:
     """
 
     name: str
-    read: Callable[[Path], dict[str, Pairs]]
     pipeline: TextPipeline
     test_sets: dict[str, str]
+    read: Callable[[Path], dict[str, Pairs]] = lambda _: {}
     tokenised: bool = False
     hold_out: int | None = None
     drawn: tuple[str, ...] = ()
@@ -95,9 +94,6 @@ def own_pairs(
         files: what --train, --valid and --test give; see `pair_files`. Without files, valid and
             test are drawn from train.
         fractions: of train, for "valid" and "test"; see `draw_pairs`.
-
-    Raises:
-        UserError: if files are missing.
     """
     if languages[0] == languages[1]:
         raise bad_option("--target-lang", languages[1], "another language than --source-lang")
@@ -111,8 +107,12 @@ def own_pairs(
             problem = f"--{split} is given"
             raise bad_option(f"--{split}-fraction", fractions[split], "one of both", problem)
 
+    all_files = [path for parts in found.values() for path in chain.from_iterable(parts)]
+
     def pairs(split: str) -> Pairs:
-        return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
+        with naming_all(all_files):
+            for part in found[split]:
+                yield from pairs_of(part, languages, languages)
 
     def read(_work: Path) -> dict[str, Pairs]:
         given = {split: pairs(split) for split in (*fractions, "train")}
@@ -121,9 +121,9 @@ def own_pairs(
     sources = {split: checksums(chain.from_iterable(parts)) for split, parts in found.items()}
     return ParallelCorpus(
         "text",
-        read,
         TextPipeline(languages, lowercase=lowercase),
         {"test": "test"},
+        read,
         drawn=tuple(drawn),
         disjoint=True,
         cleaning=Cleaning("subwords", 250, 9),
@@ -131,7 +131,92 @@ def own_pairs(
     )
 
 
-# Multi30k
+# The known corpora
+
+Files = dict[str, list[Sequence[str]]]  # of each split, the names of pairs of files
+
+
+@dataclass(frozen=True)
+class KnownCorpus:
+    """What a known corpus consists of.
+
+    Args:
+        about: for the command's help.
+        archives: what it is offered as.
+        operations: merges of subwords that are usual.
+        files: in the archives.
+        corpus: all else that is known.
+        readers: of the files of a split, where they are not plain lines.
+        tokenised: returns the files of each split in --source, if they are tokenised text.
+        as_tokenised: what is different then.
+        places: what else --source may hold, for the command's help.
+    """
+
+    about: str
+    archives: Sequence[Archive]
+    operations: int
+    files: Files
+    corpus: ParallelCorpus
+    readers: dict[str, Callable[[Path], Iterator[str]]] = field(default_factory=dict)
+    tokenised: Callable[[Path], dict[str, list[Path]]] = lambda _: {}
+    as_tokenised: dict = field(default_factory=dict)
+    places: str = ""
+
+
+def known_corpus(known: KnownCorpus, source: Path | None) -> ParallelCorpus:
+    """Return a corpus, from the files in `source`, or downloaded."""
+    corpus = known.corpus
+    if source and (tokenised := known.tokenised(source)):
+        return replace(
+            corpus,
+            read=lambda _: {split: aligned_lines(files) for split, files in tokenised.items()},
+            tokenised=True,
+            hold_out=None,
+            expected={},
+            **known.as_tokenised,
+        )
+
+    def read(work: Path) -> dict[str, Pairs]:
+        files = obtain(known.archives, source, work)
+
+        def pairs(split: str) -> Pairs:
+            for names in known.files[split]:
+                reader = known.readers.get(split, read_lines)
+                yield from aligned_lines([files[name] for name in names], reader)
+
+        return {split: pairs(split) for split in known.files}
+
+    return replace(corpus, read=read, expected={} if source else corpus.expected)
+
+
+def _both(pattern: str) -> list[str]:
+    return [pattern.format(language) for language in GERMAN_ENGLISH]
+
+
+def _iwslt14_tokenised(source: Path) -> dict[str, list[Path]]:
+    """The pairs ``SPLIT.de-en.LANGUAGE`` or ``SPLIT.sample.de-en.LANGUAGE``."""
+
+    def files(split: str) -> list[Path]:
+        names = f"{split}.de-en", f"{split}.sample.de-en"
+        found = [name for name in names if any(source.glob(f"{name}.*"))]
+        if len(found) == 2:
+            raise bad_option("--source", source, f"one of {names[0]} and {names[1]}", "has both")
+        return pair_files(source / (found or names)[0], GERMAN_ENGLISH, "--source")
+
+    if any(source.glob("train.de-en.*")) or any(source.glob("train.sample.de-en.*")):
+        return {split: files(split) for split in SPLITS}
+    return {}
+
+
+def _wmt14_tokenised(source: Path) -> dict[str, list[Path]]:
+    names = {"train": "train", "valid": "val", "test": "test"}
+    if not (source / "src-train.txt").is_file():
+        return {}
+    return {
+        split: [source / f"{side}-{name}.txt" for side in ("tgt", "src")]
+        for split, name in names.items()
+    }
+
 
 _MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 _MULTI30K_SHA256 = {
@@ -144,147 +229,101 @@ _MULTI30K_SHA256 = {
     "test_2017_flickr.de.gz": "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee",
     "test_2017_flickr.en.gz": "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074",
 }
-MULTI30K = [
-    Archive(f"{_MULTI30K_URL}/{name}", f"sha256:{sum_}", {name: f"sha256:{sum_}"})
-    for name, sum_ in _MULTI30K_SHA256.items()
+_IWSLT14_TESTS = [
+    _both(f"IWSLT14.{test}.de-en.{{}}.xml")
+    for test in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 ]
-
-
-def multi30k(source: Path | None, archives: list[Archive] = MULTI30K) -> ParallelCorpus:
-    """Return Multi30k: lower case, tests 2016 and 2017."""
-    names = {"train": "train", "valid": "val"}
-    names |= {"test": "test_2016_flickr", "test1": "test_2017_flickr"}
-
-    def read(work: Path) -> dict[str, Pairs]:
-        files = obtain(archives, source, work)
-        return {
-            split: aligned_lines([files[f"{name}.{lang}.gz"] for lang in GERMAN_ENGLISH])
-            for split, name in names.items()
-        }
-
-    pipeline = TextPipeline(GERMAN_ENGLISH, normalize_punctuation=True, lowercase=True)
-    return ParallelCorpus("multi30k", read, pipeline, {"test": "test2016", "test1": "test2017"})
-
-
-# IWSLT14
-
-_IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-IWSLT14 = Archive(
-    "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
-    None,
-    {f"train.tags.de-en.{lang}": None for lang in GERMAN_ENGLISH}
-    | {f"IWSLT14.{t}.de-en.{lang}.xml": None for t in _IWSLT14_TESTS for lang in GERMAN_ENGLISH},
-)
-
-
-# What fairseq's recipe finds in the archive, whose checksum nobody publishes.
-IWSLT14_PAIRS = {"train": 174_443, "test": 6_750}
-
-
-def iwslt14(source: Path | None, archive: Archive = IWSLT14) -> ParallelCorpus:
-    """Return IWSLT14 as fairseq's recipe has it, or the split and tokenised files in `source`."""
-    corpus = partial(
-        ParallelCorpus,
-        "iwslt14",
-        pipeline=TextPipeline(GERMAN_ENGLISH, escape=True, lowercase=True),
-        test_sets={"test": "dev2010+dev2012+tst2010+tst2011+tst2012"},
-        cleaning=Cleaning("tokens", 175, 1.5),
-    )
-    if source and (any(source.glob("train.de-en.*")) or any(source.glob("train.sample.de-en.*"))):
-        splits = ("train", "valid", "test")
-        return corpus(
-            read=lambda _: {split: _tokenised_pairs(source, split) for split in splits},
-            tokenised=True,
-        )
-
-    def read(work: Path) -> dict[str, Pairs]:
-        files = obtain([archive], source, work)
-
-        def pairs(name: str, reader: Callable[[Path], Iterator[str]]) -> Pairs:
-            return aligned_lines([files[name.format(lang)] for lang in GERMAN_ENGLISH], reader)
-
-        def segments(path: Path) -> Iterator[str]:  # fairseq's recipe: plain apostrophes
-            return (line.replace("’", "'") for line in read_segments(path))
-
-        tests = [pairs(f"IWSLT14.{test}.de-en.{{}}.xml", segments) for test in _IWSLT14_TESTS]
-        return {
-            "train": pairs("train.tags.de-en.{}", read_talks),
-            "test": chain.from_iterable(tests),
-        }
-
-    expected = {} if source else IWSLT14_PAIRS
-    return corpus(read=read, hold_out=23, expected=expected)
-
-
-def _tokenised_pairs(source: Path, split: str) -> Pairs:
-    """Return the pairs of ``SPLIT.de-en.LANGUAGE`` or ``SPLIT.sample.de-en.LANGUAGE``."""
-    names = f"{split}.de-en", f"{split}.sample.de-en"
-    found = [name for name in names if any(source.glob(f"{name}.*"))]
-    if len(found) == 2:
-        raise bad_option("--source", source, f"one of {names[0]} and {names[1]}", "has both")
-    return aligned_lines(pair_files(source / (found or names)[0], GERMAN_ENGLISH, "--source"))
-
-
-# WMT14
-
-
-def _both(name: str) -> list[str]:
-    return [f"{name}.de-en.{lang}" for lang in GERMAN_ENGLISH]
-
-
-_STATMT = "https://www.statmt.org"
-_WMT14_TRAIN = ("europarl-v7", "commoncrawl", "news-commentary-v9")
-_WMT14_TEST = ("newstest2014-deen-ref.de.sgm", "newstest2014-deen-src.en.sgm")
+_IWSLT14_TRAIN = _both("train.tags.de-en.{}")
+_WMT14_TRAIN = [
+    _both(f"{name}.de-en.{{}}") for name in ("europarl-v7", "commoncrawl", "news-commentary-v9")
+]
+_WMT14_TEST = ["newstest2014-deen-ref.de.sgm", "newstest2014-deen-src.en.sgm"]
 # The checksums are those of TensorFlow Datasets (sha256) and sacreBLEU (md5).
-WMT14 = [
-    Archive(
-        f"{_STATMT}/wmt13/training-parallel-europarl-v7.tgz",
-        "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-        dict.fromkeys(_both(_WMT14_TRAIN[0])),
+_WMT14_ARCHIVES = {
+    "wmt13/training-parallel-europarl-v7.tgz": (
+        "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
     ),
-    Archive(
-        f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz",
-        "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-        dict.fromkeys(_both(_WMT14_TRAIN[1])),
+    "wmt13/training-parallel-commoncrawl.tgz": (
+        "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"
     ),
-    Archive(
-        f"{_STATMT}/wmt14/training-parallel-nc-v9.tgz",
-        "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-        dict.fromkeys(_both(_WMT14_TRAIN[2])),
+    "wmt14/training-parallel-nc-v9.tgz": (
+        "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"
     ),
-    Archive(
-        f"{_STATMT}/wmt14/test-full.tgz",
-        "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
-        dict.fromkeys(_WMT14_TEST),
+    "wmt14/test-full.tgz": "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
+}
+
+CORPORA = {
+    "multi30k": KnownCorpus(
+        about="29,000 captions of pictures, German and English",
+        archives=[
+            Archive(f"{_MULTI30K_URL}/{name}", f"sha256:{sum_}", {name: f"sha256:{sum_}"})
+            for name, sum_ in _MULTI30K_SHA256.items()
+        ],
+        operations=4_000,
+        files={
+            "train": [_both("train.{}.gz")],
+            "valid": [_both("val.{}.gz")],
+            "test": [_both("test_2016_flickr.{}.gz")],
+            "test1": [_both("test_2017_flickr.{}.gz")],
+        },
+        corpus=ParallelCorpus(
+            "multi30k",
+            TextPipeline(GERMAN_ENGLISH, normalize_punctuation=True, lowercase=True),
+            {"test": "test2016", "test1": "test2017"},
+        ),
     ),
-]
-
-
-def wmt14_en2de(source: Path | None, archives: list[Archive] = WMT14) -> ParallelCorpus:
-    """Return WMT14 as fairseq's recipe has it, or the tokenised files in `source`.
-
-    Unlike there, punctuation is normalised in the test set too, so that all text is treated alike.
-    """
-    corpus = partial(ParallelCorpus, "wmt14-en-de", cleaning=Cleaning("subwords", 250, 1.5))
-    tokenised = {"train": "train", "valid": "val", "test": "test"}
-    if source and (source / "src-train.txt").is_file():
-        return corpus(
-            read=lambda _: {
-                split: aligned_lines([source / f"{side}-{name}.txt" for side in ("tgt", "src")])
-                for split, name in tokenised.items()
-            },
-            pipeline=TextPipeline(GERMAN_ENGLISH, escape=True),
-            test_sets={"test": "newstest2014 as it is in --source"},
-            tokenised=True,
-        )
-
-    def read(work: Path) -> dict[str, Pairs]:
-        files = obtain(archives, source, work)
-        train = [aligned_lines([files[part] for part in _both(name)]) for name in _WMT14_TRAIN]
-        test = aligned_lines([files[name] for name in _WMT14_TEST], read_segments)
-        return {"train": chain.from_iterable(train), "test": test}
-
-    pipeline = TextPipeline(
-        GERMAN_ENGLISH, normalize_punctuation=True, dash_splits=True, escape=True
-    )
-    return corpus(read=read, pipeline=pipeline, test_sets={"test": "newstest2014"}, hold_out=100)
+    "iwslt14": KnownCorpus(  # as fairseq's recipe has it
+        about="160,000 pairs from TED talks, German and English",
+        archives=[
+            Archive(
+                "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
+                None,
+                dict.fromkeys(chain(_IWSLT14_TRAIN, *_IWSLT14_TESTS)),
+            )
+        ],
+        operations=10_000,
+        files={"train": [_IWSLT14_TRAIN], "test": _IWSLT14_TESTS},
+        readers={"train": read_talks, "test": read_plain_segments},
+        corpus=ParallelCorpus(
+            "iwslt14",
+            TextPipeline(GERMAN_ENGLISH, escape=True, lowercase=True),
+            {"test": "dev2010+dev2012+tst2010+tst2011+tst2012"},
+            hold_out=23,
+            cleaning=Cleaning("tokens", 175, 1.5),
+            # what the recipe finds in the archive, whose checksum nobody publishes
+            expected={"train": 174_443, "test": 6_750},
+        ),
+        tokenised=_iwslt14_tokenised,
+        places=", unpacked or not, or split and tokenised text: train.de-en.de, train.de-en.en, "
+        "valid... and test..., plain or .gz",
+    ),
+    # as fairseq's recipe has it, but for the test set's punctuation, which is normalised too
+    "wmt14-en-de": KnownCorpus(
+        about="4.5 million pairs, English and German",
+        archives=[
+            Archive(f"https://www.statmt.org/{name}", sum_, dict.fromkeys(members))
+            for (name, sum_), members in zip(
+                _WMT14_ARCHIVES.items(), [*_WMT14_TRAIN, _WMT14_TEST], strict=True
+            )
+        ],
+        operations=32_000,
+        files={"train": _WMT14_TRAIN, "test": [_WMT14_TEST]},
+        readers={"test": read_segments},
+        corpus=ParallelCorpus(
+            "wmt14-en-de",
+            TextPipeline(
+                GERMAN_ENGLISH, normalize_punctuation=True, dash_splits=True, escape=True
+            ),
+            {"test": "newstest2014"},
+            hold_out=100,
+            cleaning=Cleaning("subwords", 250, 1.5),
+        ),
+        tokenised=_wmt14_tokenised,
+        as_tokenised={
+            "pipeline": TextPipeline(GERMAN_ENGLISH, escape=True),
+            "test_sets": {"test": "newstest2014 as it is in --source"},
+        },
+        places=", unpacked or not, or tokenised text: src-train.txt (English), tgt-train.txt "
+        "(German), ...-val.txt and ...-test.txt",
+    ),
+}

@@ -1,29 +1,23 @@
 """Parallel text: pairs of lines from two files, from two columns, from the TED talks' markup."""
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from fairseq_clusterformer.corpora.lines import OPENERS, aligned_lines, read_lines
-from fairseq_clusterformer.corpora.splits import draw
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from ..lines import OPENERS, aligned_lines, read_lines
+from ..splits import draw, key_of
 
 Pair = tuple[str, str]
 Pairs = Iterator[Pair]
 
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
-    """Return the file of two columns, or the two files of lines, that an option's value means.
-
-    Args:
-        given: a file of two columns, or what the names of the two files have before ``.LANGUAGE``.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """Return the file of two columns, or the two files ``GIVEN.LANGUAGE`` of lines, that an
+    option's value means; raises UserError if there are none."""
     if given.is_file():
         return [given]
     files = []
@@ -39,13 +33,8 @@ def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]
 
 
 def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[str]) -> Pairs:
-    """Yield the pairs of what `pair_files` returned, in the order of `languages`.
-
-    Args:
-        columns: the languages of the columns, if it is one file; more columns are passed over.
-
-    Raises:
-        UserError: if lines or columns are missing.
+    """Yield the pairs of what `pair_files` returned, in the order of `languages`. The first
+    `columns` of one file are of these languages. Raises UserError if lines or columns are missing.
     """
     if len(files) == 2:
         yield from aligned_lines(files)
@@ -70,9 +59,6 @@ def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> di
 
     Returns:
         the pairs of train and of each split.
-
-    Raises:
-        UserError: if there are too few different pairs.
     """
     import numpy as np  # takes too long for --help
 
@@ -92,7 +78,7 @@ def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> di
 
 
 def _key(pair: Pair) -> int:
-    return int.from_bytes(hashlib.sha256("\t".join(pair).encode()).digest()[:8])
+    return key_of("\t".join(pair))
 
 
 # Markup of the TED talks (IWSLT14) and of WMT's test sets
@@ -114,3 +100,8 @@ def read_segments(path: Path) -> Iterator[str]:
     for line in read_lines(path):
         if found := _SEGMENT.search(line):
             yield found[1]
+
+
+def read_plain_segments(path: Path) -> Iterator[str]:
+    """Yield the segments with plain apostrophes, as fairseq's recipe of IWSLT14."""
+    return (line.replace("’", "'") for line in read_segments(path))

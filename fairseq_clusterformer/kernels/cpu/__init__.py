@@ -10,18 +10,13 @@ import os
 import torch
 from torch import Tensor
 
-from ..layout import Layout
+from ..layout import TENSORS, Layout
 from .library import functions, why_missing
 
-__all__ = ["can_attend", "cpu_attention", "obstacle"]
+__all__ = ["backward", "forward", "obstacle"]
 
-# Not a fork: the threads of OpenMP do not follow into one, and waiting for them would not end.
+# OpenMP threads do not survive fork(). A forked child runs on one thread, or it would deadlock.
 _PROCESS = os.getpid()
-
-
-def can_attend(q: Tensor) -> bool:
-    """Whether q is on a CPU, and the kernel can be built."""
-    return obstacle(q) is None
 
 
 def obstacle(q: Tensor) -> tuple[str, str] | None:
@@ -35,109 +30,109 @@ def obstacle(q: Tensor) -> tuple[str, str] | None:
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Not in float16, which not every compiler knows."""
+    """float16 is computed in float32: not every compiler knows it."""
     return torch.float32 if dtype == torch.float16 else dtype
-
-
-def cpu_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    *,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """See :func:`fairseq_clusterformer.kernels.ranged_attention`."""
-    dtype = q.dtype
-    q, k, v = (x.to(_computed_in(dtype)) for x in (q, k, v))
-    # One number from the global generator names this call's dropout masks, so that the backward
-    # pass draws them again and activation checkpointing replays them.
-    seed = int(torch.randint(1 << 62, ())) if dropout > 0.0 else 0
-    out, lse = _CPUAttention.apply(q, k, v, key_bias, layout, dropout, seed)
-    return out.to(dtype), lse
 
 
 class _Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
 
 
-_ORDERS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 _RESULTS = ("out", "lse", "peak", "total", "d_out", "d_lse", "d_q", "d_k", "d_v", "d_bias")
-_TENSORS = ("q", "k", "v", "key_bias", *_ORDERS, *_RESULTS)
-_NUMBERS = ("batch", "heads", "length", "slots", "earlier_only", "seed", "threads")
+_NUMBERS = ("batch", "heads", "length", "slots", "seed", "threads")
 
 
 class _Problem(ctypes.Structure):
     """Mirrors Problem in attention.cpp."""
 
     _fields_ = [
-        *((name, _Tensor) for name in _TENSORS),
+        *((name, _Tensor) for name in ("q", "k", "v", "key_bias", *TENSORS, *_RESULTS)),
         *((name, ctypes.c_int64) for name in _NUMBERS),
         ("dropout", ctypes.c_double),
     ]
 
 
-def _run(direction: str, layout: Layout, dropout: float, seed: int, **tensors: Tensor | None):
-    """Call attention.cpp; tensors of q's shape have numbers of a row next to each other."""
+def _run(direction: str, layout: Layout, dropout: float, seed: Tensor | None, **tensors):
+    """Call attention.cpp; the last dimension of tensors of q's shape has stride 1."""
     q = tensors["q"]
     batch, heads, length, width = q.shape
-    tensors.update({name: getattr(layout, name) for name in _ORDERS})
     problem = _Problem(
         batch=batch,
         heads=heads,
         length=length,
         slots=length if layout.key_order is None else layout.key_order.size(-1),
-        earlier_only=layout.earlier_only,
-        seed=seed,
+        seed=0 if seed is None else int(seed),
         threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1,
         dropout=dropout,
     )
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            strides = tensor.expand(batch, heads, *tensor.shape[2:]).stride()
-            strides = (ctypes.c_int64 * 3)(*strides[:3])
-            setattr(problem, name, _Tensor(tensor.data_ptr(), strides))
+    tensors |= {name: getattr(layout, name) for name in TENSORS}
+    for name, x in tensors.items():
+        if x is not None:  # broadcast over batch and heads by strides of 0
+            strides = x.expand(batch, heads, *x.shape[2:]).stride()[:3]
+            setattr(problem, name, _Tensor(x.data_ptr(), (ctypes.c_int64 * 3)(*strides)))
     getattr(functions(q.dtype, width), f"run_{direction}")(ctypes.byref(problem))
 
 
 def _in_rows(x: Tensor) -> Tensor:
+    """x as the kernel reads it."""
+    x = x.to(_computed_in(x.dtype))
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _like(x: Tensor) -> Tensor:
-    """New memory for as many heads, token by token as projections have them."""
+    """New memory of x's shape, with the heads of a token next to each other."""
     return x.new_empty(x.size(0), x.size(2), x.size(1), x.size(3)).transpose(1, 2)
 
 
-class _CPUAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, key_bias, layout, dropout, seed):
-        q, k, v = map(_in_rows, (q, k, v))
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        bias = None if key_bias is None else key_bias.to(dtype)
-        out = _like(q)
-        lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
-        tensors = {"q": q, "k": k, "v": v, "key_bias": bias, "out": out}
-        tensors.update(peak=peak, total=total)
-        _run("forward", layout, dropout, seed, lse=lse, **tensors)
-        ctx.save_for_backward(*tensors.values())
-        ctx.names = tuple(tensors)
-        ctx.of_bias = None if key_bias is None else (key_bias.shape, key_bias.dtype)
-        ctx.layout, ctx.dropout, ctx.seed = layout, dropout, seed
-        return out, lse
+def _inputs(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> dict[str, Tensor | None]:
+    q, k, v = map(_in_rows, (q, k, v))
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return {"q": q, "k": k, "v": v, "key_bias": None if key_bias is None else key_bias.to(dtype)}
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_out, d_lse):
-        tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        gradients = {f"d_{name}": _like(tensors[name]) for name in "qkv"}
-        tensors.update(gradients, d_out=_in_rows(d_out), d_lse=d_lse)
-        if ctx.of_bias is not None:
-            tensors["d_bias"] = torch.empty_like(tensors["total"])
-        _run("backward", ctx.layout, ctx.dropout, ctx.seed, **tensors)
-        d_bias = None
-        if ctx.of_bias is not None:
-            shape, dtype = ctx.of_bias
-            d_bias = tensors["d_bias"].sum_to_size(shape).to(dtype)
-        return *gradients.values(), d_bias, None, None, None
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    seed: Tensor | None,
+    layout: Layout,
+    dropout: float,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """See :mod:`..op`. Kept are each query's largest logit and its sum, which are rounded less
+    than the log-sum-exp."""
+    inputs = _inputs(q, k, v, key_bias)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = _like(inputs["q"])
+    lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
+    results = {"out": out, "lse": lse, "peak": peak, "total": total}
+    _run("forward", layout, dropout, seed, **inputs, **results)
+    return out.to(q.dtype), lse, (peak, total)
+
+
+def backward(
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    layout: Layout,
+    dropout: float,
+    kept: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """See :mod:`..op`."""
+    if kept is None:
+        *_, kept = forward(q, k, v, key_bias, seed, layout, dropout)
+    inputs = _inputs(q, k, v, key_bias)
+    gradients = {f"d_{name}": _like(inputs[name]) for name in "qkv"}
+    d_bias = None if key_bias is None else torch.empty_like(lse)
+    results = {"out": _in_rows(out), "peak": kept[0], "total": kept[1], "d_lse": d_lse}
+    results |= {"d_out": _in_rows(d_out), "d_bias": d_bias, **gradients}
+    _run("backward", layout, dropout, seed, **inputs, **results)
+    if d_bias is not None:
+        d_bias = d_bias.sum_to_size(key_bias.shape).to(key_bias.dtype)
+    return *(x.to(q.dtype) for x in gradients.values()), d_bias

@@ -41,7 +41,7 @@ struct Tensor {
 struct Problem {
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
-  int64_t batch, heads, length, slots, earlier_only, seed, threads;
+  int64_t batch, heads, length, slots, seed, threads;
   double dropout;
 };
 
@@ -272,7 +272,7 @@ struct Part {
 struct Attention {
   // Q queries: slots that follow each other.
   struct Strip {
-    alignas(64) Int lo[Q], hi[Q], token[Q];
+    alignas(64) Int lo[Q], hi[Q];
     alignas(64) Bits draw[2][Q];  // of dropout
     alignas(64) T peak[Q], total[Q], delta[Q];
     int64_t begin, end;          // keys that any of them sees
@@ -288,7 +288,6 @@ struct Attention {
   // Copied keys, slots [first, last).
   int64_t first = 0, last = 0;
   Buffer<T> keys, values, biases;
-  Buffer<Int> tokens;
   Ahead ahead;
   // Weights and their gradients, [keys][Q]; what the strips point to.
   Buffer<T> weights, d_logits, rows;
@@ -302,7 +301,6 @@ struct Attention {
         keys(KEPT * P),
         values(KEPT * P),
         biases(KEPT),
-        tokens(KEPT),
         weights(CHUNK * Q),
         d_logits(backward ? CHUNK * Q : 0),
         rows((backward ? 5 : 3) * TILE * P) {
@@ -352,13 +350,11 @@ struct Attention {
       std::memmove(keys, keys + moved * P, left * P * sizeof(T));
       std::memmove(values, values + moved * P, left * P * sizeof(T));
       std::memmove(biases, biases + moved, left * sizeof(T));
-      std::memmove(tokens, tokens + moved, left * sizeof(Int));
       first = begin;
     }
     int64_t used = count(p.num_keys, p.slots);
     for (; last < end; last++) {
       int64_t from = token(p.key_order, last), to = last - first;
-      tokens[to] = from;
       if (last < used) {
         copy_row(keys + to * P, p.k.at<S>(row, head, from), 1);
         copy_row(values + to * P, p.v.at<S>(row, head, from), 1);
@@ -382,7 +378,6 @@ struct Attention {
       int64_t from = there ? token(p.query_order, slot) : 0;
       int64_t lo = there ? *p.lo.at<int64_t>(row, head, slot) : 0;
       int64_t hi = there ? *p.hi.at<int64_t>(row, head, slot) : 0;
-      s.token[i] = from;
       bool sees = lo < hi;
       s.peak[i] = LOWEST, s.total[i] = 0;
       if (backward && sees) {  // weights are multiplied by 1 / total
@@ -407,7 +402,7 @@ struct Attention {
           copy_row(d_out, p.d_out.at<S>(row, head, from), 1);
           V delta = {};
           for (int e = 0; e < P; e += L) delta += vec(out + e) * vec(d_out + e);
-          s.delta[i] = -*p.d_lse.at<T>(row, head, from);
+          s.delta[i] = p.d_lse.data ? -*p.d_lse.at<T>(row, head, from) : 0;
           for (int n = 0; n < L; n++) s.delta[i] += delta[n];
         } else {
           std::memset(s.d_out + i * P, 0, E * sizeof(T));
@@ -433,12 +428,11 @@ struct Attention {
     if (p.key_bias.data)
       for (int r = 0; r < R; r++)
         for (int c = 0; c < 2; c++) logits[r][c] += biases[slot - first + r];
-    if (!p.earlier_only && slot >= s.all_begin && slot + R <= s.all_end) return;
+    if (slot >= s.all_begin && slot + R <= s.all_end) return;
     for (int r = 0; r < R; r++)
       for (int c = 0; c < 2; c++) {
         I key = I{} + Int(slot + r);
         I seen = (key >= vec(s.lo + c * L)) & (key < vec(s.hi + c * L));
-        if (p.earlier_only) seen &= I{} + tokens[slot - first + r] <= vec(s.token + c * L);
         logits[r][c] = seen ? logits[r][c] : V{} - INF;
       }
   }

@@ -1,7 +1,8 @@
 """Kernels in Triton: CUDA, or any machine under Triton's interpreter (``TRITON_INTERPRET=1``)."""
 
-from .attention import triton_attention
+from .backward import backward
 from .decode import triton_step
+from .forward import forward
 from .sorting import counting_sort
 
-__all__ = ["counting_sort", "triton_attention", "triton_step"]
+__all__ = ["backward", "counting_sort", "forward", "triton_step"]

@@ -64,7 +64,7 @@ def _backward_queries(
     heads, length, slots, work, dropout, seed,
     WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, PART: tl.constexpr,
     SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    EARLIER_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, tile = place_of(tl.cdiv(length, BLOCK_M))
     part = tl.program_id(1)
@@ -104,8 +104,8 @@ def _backward_queries(
             q, token, used, query, k, key_token, key_used, key, b, h, WIDTH, PART, ACC, PRECISION
         )
         logits = logits_of(
-            inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
-            SCALE, ACC, EARLIER_ONLY, QUERIES=0,
+            inner, bias, b, h, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, QUERIES=0,
         )  # fmt: skip
         weights = tl.exp2(logits - log_sum[:, None])
         d_weights = products(
@@ -129,7 +129,7 @@ def _backward_keys(
     heads, length, slots, work, dropout, seed, key_tiles, span_b, span_h,
     WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, PART: tl.constexpr,
     SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    EARLIER_ONLY: tl.constexpr, ONCE: tl.constexpr, SPAN: tl.constexpr,
+    ONCE: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, tile = place_of(tl.cdiv(slots, BLOCK_N))
@@ -161,8 +161,8 @@ def _backward_keys(
             k, key_token, key_used, key, q, token, used, query, b, h, WIDTH, PART, ACC, PRECISION
         )
         logits = logits_of(
-            inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
-            SCALE, ACC, EARLIER_ONLY, QUERIES=1,
+            inner, bias, b, h, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, QUERIES=1,
         )  # fmt: skip
         weights = tl.exp2(logits - log_sum[None, :])
         d_weights = products(
@@ -236,13 +236,14 @@ def backward(
     k: Tensor,
     v: Tensor,
     key_bias: Tensor | None,
+    seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    seed: Tensor | None,
     layout: Layout,
     dropout: float,
+    _kept: None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and key_bias, from those of what :func:`.forward.forward` returned."""
+    """See :mod:`..op`."""
     batch, heads, length, width = q.shape
     shared = arguments(q, seed, layout, dropout)
     slots = shared["slots"]

@@ -1,7 +1,13 @@
 """The forward kernel of ranged attention, and what the backward kernels share with it.
 
-Logits are in units of log 2, as the hardware's exponential is.
+A program attends a tile of query slots to the key slots between the lowest and the highest that
+any of them sees. Kernels read the orders and store results at their tokens' own positions: nothing
+is gathered or scattered in memory, and weights never leave the chip. The backward pass computes
+them again from the log-sum-exp. Each number is written once, by one program: no atomics, and the
+same bits every time for a choice of tiles (:func:`.launch.tuned`). Only where tokens stand in
+several key slots are dk and dv kept by slot, and added up afterwards.
 
+Logits are in units of log 2, as the hardware's exponential is.
 Shape letters: B batch, H heads, N tokens, M key slots, E head width.
 """
 
@@ -61,8 +67,8 @@ def load_keys(key_order, num_keys, b, h, slot, slots):
 
 @triton.jit
 def logits_of(
-    inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
-    SCALE: tl.constexpr, ACC: tl.constexpr, EARLIER_ONLY: tl.constexpr, QUERIES: tl.constexpr,
+    inner, bias, b, h, low, high, key_slot, key_token, key_used,
+    SCALE: tl.constexpr, ACC: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Logits of a tile in units of log 2, -inf where a key is not seen, from inner products:
     queries along the axis QUERIES, keys along the other."""
@@ -74,8 +80,6 @@ def logits_of(
         logits += tl.expand_dims(of_key, QUERIES)
     slot = tl.expand_dims(key_slot, QUERIES)
     seen = (slot >= tl.expand_dims(low, KEYS)) & (slot < tl.expand_dims(high, KEYS))
-    if EARLIER_ONLY:
-        seen = seen & (tl.expand_dims(key_token, QUERIES) <= tl.expand_dims(token, KEYS))
     return tl.where(seen, logits, float("-inf"))
 
 
@@ -97,7 +101,7 @@ def _forward(
     heads, length, slots, work, dropout, seed,
     WIDTH: tl.constexpr, NUMBER_BYTES: tl.constexpr, PART: tl.constexpr,
     SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    EARLIER_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, tile = place_of(tl.cdiv(length, BLOCK_M))
     part = tl.program_id(1)
@@ -123,8 +127,8 @@ def _forward(
             q, token, used, query, k, key_token, key_used, key, b, h, WIDTH, PART, ACC, PRECISION
         )
         logits = logits_of(
-            inner, bias, b, h, token, low, high, key_slot, key_token, key_used,
-            SCALE, ACC, EARLIER_ONLY, QUERIES=0,
+            inner, bias, b, h, low, high, key_slot, key_token, key_used,
+            SCALE, ACC, QUERIES=0,
         )  # fmt: skip
 
         new_peak = tl.maximum(peak, tl.max(logits, 1))
@@ -155,12 +159,8 @@ def forward(
     seed: Tensor | None,
     layout: Layout,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """Attended values [B, H, N, E], a token's heads side by side in memory, and the log-sum-exp.
-
-    Args:
-        seed: int64 scalar on q's device, which names the dropout masks; None: nothing is dropped.
-    """
+) -> tuple[Tensor, Tensor, None]:
+    """See :mod:`..op`; nothing is kept."""
     batch, heads, length, width = q.shape
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -170,7 +170,7 @@ def forward(
             rows_of(q), rows_of(k), rows_of(v), bias_rows(key_bias, q), rows_of(out), lse,
             **arguments(q, seed, layout, dropout),
         )  # fmt: skip
-    return out, lse
+    return out, lse, None
 
 
 def grid(q: Tensor, slots: int, block: str) -> Callable[[dict], tuple[int, int]]:
@@ -198,7 +198,6 @@ def arguments(q: Tensor, seed: Tensor | None, layout: Layout, dropout: float) ->
         "SCALE": width**-0.5,
         "ACC": tl.float64 if q.dtype == torch.float64 else tl.float32,
         "PRECISION": precision_of(q.dtype),
-        "EARLIER_ONLY": layout.earlier_only,
     }
 
 

@@ -86,7 +86,7 @@ def tuned(tiles: dict[tuple[int, int], list[tuple[int, int, int, int]]]) -> Call
 
     return triton.autotune(
         list(choices.values()),
-        key=["WIDTH", "NUMBER_BYTES", "PRECISION", "EARLIER_ONLY", "work"],
+        key=["WIDTH", "NUMBER_BYTES", "PRECISION", "work"],
         prune_configs_by={"early_config_prune": fitting},
         cache_results=True,
     )

@@ -1,0 +1,137 @@
+"""Options that the preparation of several tasks has: files of splits, subwords."""
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from fairseq_clusterformer.corpora import SAMPLE, SPLITS, SUBWORDS
+from fairseq_clusterformer.corpora.vocabulary import Vocabulary
+from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.ranges import Range
+
+from .. import common
+from ..common import PATH, Parser, number
+
+Files = dict[str, list[Path]]  # of each split
+
+
+def add_files(parser: Parser, source: str) -> None:
+    """The options of a split's files, to be used in the place of what is found in ``source``."""
+    for split in SPLITS:
+        about = f"the files of {split}, instead of those found in {source}"
+        common.add(parser, f"--{split}", about, **PATH, nargs="+")
+
+
+def check_folder(source: Path | None) -> None:
+    if source and not source.is_dir():
+        raise bad_option("--source", source, "a folder", "no such folder")
+
+
+def files_of_splits(
+    options: dict, found: Mapping[str, list[Path]], source: Path | None, patterns: Sequence[str]
+) -> Files:
+    """Take the files of each split out, or return what was found in --source by its patterns;
+    raises UserError if there are none, or one is missing."""
+    splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
+    splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
+    if not splits:
+        allowed = f"a folder with {', '.join(patterns)}; or --train, --valid or --test with files"
+        problem = "nothing found" if source else ""
+        raise bad_option("--source", source or "missing", allowed, problem)
+    for split, paths in splits.items():
+        for path in paths:  # which may lead into an archive
+            if not path.exists() and not any(part.is_file() for part in path.parents):
+                raise bad_option(f"--{split}", path, "files of the corpus", "no such file")
+    return splits
+
+
+def check_train(splits: Files, vocabulary: Vocabulary, shares: Collection[str] = ()) -> None:
+    """Raise UserError if train is needed, and is not among the splits."""
+    if "train" not in splits and (shares or vocabulary.train):
+        needs = "a share of train" if shares else "a sentencepiece model to train"
+        fractions = "or without --valid-fraction and --test-fraction and with "
+        raise UserError(
+            f"{needs}, but no train; allowed: --train with files, {fractions if shares else 'or '}"
+            "--gpt2-bpe or --sentencepiece-model"
+        )
+
+
+def add_subwords(parser: Parser) -> None:
+    """The options that :func:`take_vocabulary` takes."""
+    units = parser.add_mutually_exclusive_group()
+    about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
+    common.add(units, "--sentencepiece", about)
+    about = "the tokenizer.json of a pre-trained model, such as BERT's"
+    common.add(units, "--tokenizer", about, metavar="FILE", type=Path)
+    add_existing(parser, units)
+
+
+def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
+    """Those of an existing model, which exclude others in ``units``, and `add_sample`'s."""
+    add = partial(common.add, units)
+    add("--sentencepiece-model", "an existing sentencepiece model", metavar="FILE", type=Path)
+    add(
+        "--gpt2-bpe",
+        "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe",
+        metavar="DIR",
+        type=Path,
+    )
+    about = "the dictionary of a pretrained model (RoBERTa's dict.txt; default: all subwords)"
+    common.add(parser, "--dict", about, metavar="FILE", type=Path)
+    add_sample(parser)
+
+
+def add_sample(parser: Parser) -> None:
+    """The size of the text that a sentencepiece model learns from."""
+    about = (
+        "megabytes of train that a sentencepiece model learns from, which take 20 times as much "
+        f"memory; of a larger train, lines are drawn (default: {SAMPLE})"
+    )
+    how = {"metavar": "MB", "type": number(Range(1, 100_000, whole=True))}
+    common.add(parser, "--sentencepiece-sample", about, **how)
+
+
+def take_sample(options: dict, trains: bool) -> int:
+    """Take the size of the sample out; raises UserError if it is given and no model is trained."""
+    given = options.pop("sentencepiece_sample")
+    if given and not trains:
+        allowed = "where a sentencepiece model is trained"
+        raise bad_option("--sentencepiece-sample", given, allowed)
+    return given or SAMPLE
+
+
+def _existing(options: dict) -> Vocabulary | None:
+    """Take the options of an existing model out; None if none is given."""
+    gpt2_bpe, model, words = (
+        options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
+    )
+    tokenizer = options.pop("tokenizer", None)  # not of every command
+    if words and not (gpt2_bpe or model):
+        raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
+    if gpt2_bpe and not gpt2_bpe.is_dir():
+        allowed = "a folder with encoder.json and vocab.bpe"
+        raise bad_option("--gpt2-bpe", gpt2_bpe, allowed, "no such folder")
+    for option, path, what in (
+        ("--sentencepiece-model", model, "a sentencepiece model"),
+        ("--tokenizer", tokenizer, "a tokenizer.json"),
+        ("--dict", words, "a dictionary of fairseq's"),
+    ):
+        if path and not path.is_file():
+            raise bad_option(option, path, what, "no such file")
+    given = gpt2_bpe or model or tokenizer
+    return Vocabulary(given, dictionary=words) if given else None
+
+
+def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
+    """Take a model, or one to train, out of the options.
+
+    Args:
+        usual: pieces to train, or fewer, where no model is given; None: none is trained.
+    """
+    pieces, existing = options.pop("sentencepiece"), _existing(options)
+    trains = not existing and (pieces or usual)
+    sample = take_sample(options, bool(trains))
+    if not trains:
+        return existing
+    return Vocabulary(train=trains, at_most=pieces is None, sample=sample)

@@ -1,0 +1,107 @@
+"""What a command of fairseq's is given is looked at before anything is built or written."""
+
+import argparse
+import ast
+import functools
+from pathlib import Path
+
+import omegaconf
+import torch
+from fairseq import models, registry, tasks
+from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
+
+from fairseq_clusterformer.ranges import strays
+
+
+def check_numbers() -> None:
+    """Refuses options outside of their range wherever a task is set up.
+
+    Every program of fairseq's, hydra's and ours does that first. Of a checkpoint, only what its
+    model and its task need is checked.
+    """
+    setup = tasks.setup_task
+    if hasattr(setup, "__wrapped__"):
+        return
+
+    @functools.wraps(setup)
+    def setup_task(cfg, **kwargs):
+        root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
+        check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
+        return setup(cfg, **kwargs)
+
+    tasks.setup_task = setup_task
+
+
+def check(root, sections: tuple[str, ...]) -> None:
+    """Check the options of some sections.
+
+    Raises:
+        ValueError: the first that is outside of its range.
+    """
+    for name in sections:
+        section = root.get(name)
+        if isinstance(section, (omegaconf.DictConfig, argparse.Namespace)):
+            for problem in strays(section, dataclass_of(name, section)):
+                raise ValueError(problem)
+
+
+def check_training(cfg) -> None:
+    """Check what a training does before it sets up its task: it draws numbers and writes.
+
+    Raises:
+        ValueError: an option that cannot be, alone or with another.
+    """
+    check(cfg, ("common",))
+    _check_optimizer(cfg)
+    if cfg.common.fp16 and (cfg.common.cpu or not torch.cuda.is_available()):
+        raise ValueError("--fp16 is given: no GPU; allowed: with CUDA, and without --cpu")
+    if not cfg.checkpoint.no_save:
+        _check_save_dir(Path(cfg.checkpoint.save_dir))
+
+
+def _check_optimizer(cfg) -> None:
+    """Refuse what fairseq's optimizers and schedules would end in a traceback for."""
+    for name in ("adam_betas", "adamax_betas"):
+        betas = getattr(cfg.optimizer, name, None)
+        if isinstance(betas, str) and not _are_betas(betas):
+            option = name.replace("_", "-")
+            raise ValueError(f'--{option} is {betas}; allowed: two numbers below 1: "(0.9, 0.98)"')
+    schedule = getattr(cfg.lr_scheduler, "_name", None)
+    if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
+        raise ValueError(
+            "--warmup-updates is 0; allowed: 1 or more with --lr-scheduler inverse_sqrt"
+        )
+
+
+def _are_betas(written: str) -> bool:
+    try:
+        first, second = map(float, ast.literal_eval(written))
+    except (ValueError, TypeError, SyntaxError):
+        return False
+    return 0 <= first < 1 and 0 <= second < 1
+
+
+def _check_save_dir(folder: Path) -> None:
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        problem = "it is a file" if there == folder else f"{there} is a file"
+        raise ValueError(f"--save-dir is {folder}: {problem}; allowed: a folder to write to")
+    last = folder / CheckpointConfig.restore_file
+    if last.is_dir():
+        raise ValueError(
+            f"--save-dir is {folder}: {last} is a folder; allowed: a folder with checkpoints, or "
+            "a new one"
+        )
+
+
+def dataclass_of(section: str, options) -> type | None:
+    """The dataclass that declares a section's options; None: argparse does."""
+    if section in FairseqConfig.__dataclass_fields__ and section not in ("task", "model"):
+        if section in registry.REGISTRIES:
+            known = registry.REGISTRIES[section]["dataclass_registry"]
+            return known.get(getattr(options, "_name", None))
+        return FairseqConfig.__dataclass_fields__[section].type
+    if section == "task":
+        return tasks.TASK_DATACLASS_REGISTRY.get(getattr(options, "_name", None))
+    name = getattr(options, "_name", None)
+    return models.MODEL_DATACLASS_REGISTRY.get(models.ARCH_MODEL_NAME_REGISTRY.get(name, name))

@@ -1,0 +1,121 @@
+"""The text of other libraries' dense models: their files as those of a fairseq data folder.
+
+Each function takes the folder of a model, a new data folder and the configuration of the model.
+It returns the number that the model has for each of our symbols, -1 where it has none.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fairseq_clusterformer.data import RECORD
+from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
+
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def gpt2_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """Byte-level BPE whose one special symbol is the end of a text."""
+    words = _byte_pairs(folder, data, config)
+    return [-1, -1, config.eos_token_id, -1, *words]
+
+
+def roberta_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """Byte-level BPE with fairseq's special symbols, and ``<mask>`` last."""
+    words = _byte_pairs(folder, data, config, {"<unk>": 3, "<mask>": config.vocab_size - 1})
+    special = [config.bos_token_id, config.pad_token_id, config.eos_token_id, 3]
+    return [*special, *words, config.vocab_size - 1]
+
+
+def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """RoBERTa's, of both languages."""
+    numbers = roberta_text(folder, data, config)
+    with (data / "dict.txt").open("a", encoding="utf-8") as file:
+        file.write("<mask> 1\n")  # fairseq's task of translation adds none
+    _write_recipe(folder, data, bpe="gpt2")
+    return numbers
+
+
+def marian_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """A sentencepiece model for each language, and one list of pieces."""
+    pieces = _read_json(folder / "vocab.json")
+    _check_size(pieces, config)
+    special = [config.pad_token_id, config.eos_token_id, pieces["<unk>"]]
+    in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
+    _write_dictionary(data, [piece for _, piece in in_order])
+    shutil.copyfile(folder / "source.spm", data / VOCABULARIES["sentencepiece"])
+    shutil.copyfile(folder / "target.spm", data / TARGETS_OWN)
+    _write_recipe(folder, data, bpe="sentencepiece", normalize_punctuation=True)
+    return [-1, *special, *(number for number, _ in in_order)]
+
+
+def languages(folder: Path) -> tuple[str, str]:
+    """Source and target, as Marian's tokenizer names them; "source" and "target" otherwise."""
+    file = folder / "tokenizer_config.json"
+    found = _read_json(file) if file.is_file() else {}
+    first, second = found.get("source_lang"), found.get("target_lang")
+    return (first, second) if first and second and first != second else ("source", "target")
+
+
+def _byte_pairs(
+    folder: Path, data: Path, config: Any, fixed: dict[str, int] | None = None
+) -> list[int]:
+    """Write the files that GPT-2's coding is read from; return the model's numbers of the pieces.
+
+    Args:
+        fixed: symbols, and the numbers that they must have if they are there.
+
+    Raises:
+        ValueError: a symbol with another number.
+    """
+    pieces, merges = _vocabulary(folder)
+    if not isinstance(config.eos_token_id, int):
+        raise ValueError(f"its eos_token_id is {config.eos_token_id}, not a number")
+    _check_size(pieces, config)
+    for symbol, wanted in (fixed or {}).items():
+        if (found := pieces.get(symbol, wanted)) != wanted:
+            raise ValueError(f"its {symbol} is number {found}, not {wanted}")
+    special = {config.bos_token_id, config.eos_token_id, config.pad_token_id}
+    special |= {pieces[name] for name in (*_SPECIAL, "<mask>") if name in pieces}
+    in_order = sorted((number, piece) for piece, number in pieces.items() if number not in special)
+    encoder = {piece: i for i, (_, piece) in enumerate(in_order)}
+    (data / "encoder.json").write_text(json.dumps(encoder), encoding="utf-8")
+    text = "\n".join(["#version: 0.2", *merges, ""])
+    (data / "vocab.bpe").write_text(text, encoding="utf-8")
+    _write_dictionary(data, [str(i) for i in range(len(in_order))])
+    return [number for number, _ in in_order]
+
+
+def _vocabulary(folder: Path) -> tuple[dict[str, int], list[str]]:
+    """Pieces with their numbers, and merges, of byte-level BPE."""
+    if (folder / "tokenizer.json").is_file():
+        model = _read_json(folder / "tokenizer.json")["model"]
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        return model["vocab"], merges
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [line for line in lines if line and not line.startswith("#version")]
+    return _read_json(folder / "vocab.json"), merges
+
+
+def _check_size(pieces: dict[str, int], config: Any) -> None:
+    if (most := max(pieces.values(), default=0)) >= config.vocab_size:
+        raise ValueError(f"its tokenizer has number {most}, and the model {config.vocab_size}")
+
+
+def _write_dictionary(data: Path, symbols: list[str]) -> None:
+    text = "".join(f"{symbol} 1\n" for symbol in symbols)
+    (data / "dict.txt").write_text(text, encoding="utf-8")
+
+
+def _write_recipe(folder: Path, data: Path, **how: object) -> None:
+    """Name the dictionary of each language, and say how texts become subwords."""
+    pipeline = TextPipeline(languages=languages(folder), tokenizer="none", **how)
+    (data / RECORD).write_text(json.dumps({"recipe": pipeline.recipe()}), encoding="utf-8")
+    for language in pipeline.languages:
+        shutil.copyfile(data / "dict.txt", data / f"dict.{language}.txt")
+    (data / "dict.txt").unlink()
+
+
+def _read_json(file: Path) -> dict:
+    return json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,238 @@
+"""HotpotQA, 2WikiMultihopQA, bAbI and WikiHop: answers by way of several paragraphs or sentences.
+
+The first three give the answer's text, which is searched where the supporting facts are first, and
+the sentences that support it.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..lines import raw_lines
+from .distant_supervision import distant_record, find_answers, in_sentences, mentions_of
+from .records import (
+    Drops,
+    Items,
+    Paragraph,
+    Record,
+    Sentence,
+    Unusable,
+    convert,
+    foreign,
+    get,
+    json_file,
+    json_list,
+    sentences_of,
+)
+
+_YES_NO = ("yes", "no")
+
+
+def several_hops(
+    path: Path,
+    drops: Drops,
+    *,
+    corpus: Path | None = None,
+    distractors: int = 8,
+) -> Iterator[Record]:
+    """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions.
+
+    Args:
+        corpus: a JSON list of ``{title, text}``, where questions without a ``context`` find
+            their supporting paragraphs.
+        distractors: how many others of the corpus are put among these, in an order drawn for
+            each question by its id, always the same.
+    """
+    items = json_list(path, "HotpotQA's JSON, a list of questions")
+    pool = _read_corpus(corpus) if corpus else None
+
+    def to_record(item: Mapping) -> Record:
+        id_ = get(item, "_id")
+        # A test set has neither supporting facts nor answers.
+        facts = [_fact(fact) for fact in item.get("supporting_facts") or ()]
+        titles = [title for title, _ in facts]
+        supporting = None  # of a corpus: its sentences are numbered otherwise
+        if "context" in item:
+            paragraphs, sentences = _contexts(get(item, "context", list))
+            supporting = _supporting(facts, paragraphs, sentences) if facts else None
+        elif pool is not None:
+            paragraphs = _look_up(id_, list(dict.fromkeys(titles)), pool, distractors)
+            sentences = list(sentences_of(paragraphs))
+        else:
+            raise Unusable("no context", "look it up in a corpus")
+        long = tuple(i for i, part in enumerate(paragraphs) if part.title in titles)
+        if set(titles) - {part.title for part in paragraphs}:
+            raise Unusable("supporting paragraph missing", f"question {id_}: {titles}")
+        question, paragraphs = get(item, "question"), tuple(paragraphs)
+        structure = {"sentences": tuple(sentences), "supporting": supporting}
+        if "answer" not in item:
+            return Record(id_, question, paragraphs, answerable=None, **structure)
+        answer = get(item, "answer")
+        if answer in _YES_NO:
+            of_answer = {"texts": (answer,), "yes_no": answer, "long_answers": long}
+            return Record(id_, question, paragraphs, **of_answer, **structure)
+        record = distant_record(id_, question, paragraphs, [answer], supporting=long)
+        facts = [sentences[number] for number in supporting or ()]
+        return replace(record, answers=in_sentences(record.answers, facts), **structure)
+
+    return convert(items, to_record, drops)
+
+
+def _fact(fact: list) -> tuple[str, int]:
+    """The title of a supporting paragraph and the number of its sentence."""
+    if not isinstance(fact, list) or len(fact) != 2 or not isinstance(fact[1], int):
+        raise Unusable("no supporting fact", f"{str(fact)[:80]}; allowed: [title, number]")
+    return str(fact[0]), fact[1]
+
+
+def _supporting(
+    facts: Iterable[tuple[str, int]],
+    paragraphs: Sequence[Paragraph],
+    sentences: Sequence[Sentence],
+) -> tuple[int, ...] | None:
+    """The indices of the sentences that support an answer; None if a paragraph has no such
+    sentence, as in a few questions."""
+    found = set()
+    for title, fact in facts:
+        for number, part in enumerate(paragraphs):
+            if part.title == title:
+                own = [i for i, sentence in enumerate(sentences) if sentence.paragraph == number]
+                if not 0 <= fact < len(own):
+                    return None
+                found.add(own[fact])
+    return tuple(sorted(found))
+
+
+def _contexts(context: list) -> tuple[list[Paragraph], list[Sentence]]:
+    """The paragraphs that are not empty, their sentences separated by white space, and where each
+    sentence stands."""
+    paragraphs, places = [], []
+    for part in context:
+        sentences = part[1] if isinstance(part, list) and len(part) == 2 else None
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
+            raise Unusable("no context", f"{str(part)[:80]}; allowed: [title, [sentence, ...]]")
+        text, spans = "", []
+        for sentence in sentences:
+            blank = text and not text[-1].isspace() and not sentence[:1].isspace()
+            text += " " if blank else ""
+            spans.append((len(text), len(text) + len(sentence)))
+            text += sentence
+        if text.strip():
+            places += [Sentence(len(paragraphs), *span) for span in spans]
+            paragraphs.append(Paragraph(str(part[0]), text))
+    return paragraphs, places
+
+
+def _read_corpus(path: Path) -> dict[str, str]:
+    try:
+        return {passage["title"]: passage["text"] for passage in json_file(path)}
+    except (TypeError, KeyError):
+        raise foreign(path, "a JSON list of {title, text}") from None
+
+
+def _look_up(
+    id_: str, titles: list[str], pool: Mapping[str, str], distractors: int
+) -> list[Paragraph]:
+    draw = random.Random(id_)
+    if missing := [title for title in titles if title not in pool]:
+        raise Unusable("supporting paragraph missing", f"question {id_}: {missing}")
+    chosen = draw.sample(list(pool), min(len(pool), distractors + len(titles)))
+    titles += [title for title in chosen if title not in titles][:distractors]
+    draw.shuffle(titles)
+    return [Paragraph(title, pool[title]) for title in titles]
+
+
+_LINE = re.compile(r"(\d+) (.*)")
+
+
+def babi(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a task's file (Weston et al. 2015): each question with what its story
+    said before it.
+
+    A line is a number and a sentence, or a number, a question, its answer and the numbers of the
+    supporting lines, separated by tabs; number 1 begins a story. An answer is "yes", "no", or a
+    word, which is searched in the supporting sentences first, then in the whole story.
+    """
+
+    def to_record(item: Mapping) -> Record:
+        text, sentences, numbers = "", [], {}
+        for number, sentence in item["told"].items():
+            text += " " if text else ""
+            numbers[number] = len(sentences)
+            sentences.append(Sentence(0, len(text), len(text) + len(sentence)))
+            text += sentence
+        if missing := [number for number in item["facts"] if number not in numbers]:
+            raise Unusable("no such line", f"supporting line {missing[0]}")
+        supporting = sorted({numbers[number] for number in item["facts"]})
+        paragraphs, answer = (Paragraph("", text),), item["answer"]
+        found = () if answer in _YES_NO else find_answers([answer], paragraphs)
+        return Record(
+            item["id"],
+            item["question"],
+            paragraphs,
+            in_sentences(found, [sentences[number] for number in supporting]),
+            (answer,),
+            yes_no=answer if answer in _YES_NO else None,
+            document=item["story"],
+            sentences=tuple(sentences),
+            supporting=tuple(supporting),
+        )
+
+    return convert(_babi_questions(path), to_record, drops)
+
+
+def _babi_questions(path: Path) -> Items:
+    name, story, told, questions = path.name.partition(".")[0], 0, {}, 0
+    for line_number, line in enumerate(raw_lines(path), 1):
+        match = _LINE.fullmatch(line.decode().rstrip())
+        if not match:
+            raise foreign(path, "lines of bAbI, a number and a sentence")
+        number, (text, *rest) = match[1], match[2].split("\t")
+        if number == "1":
+            story, told = story + 1, {}
+        if not rest:
+            told[number] = text.strip()
+            continue
+        questions += 1
+        yield (
+            f"{path}: line {line_number:,}",
+            {
+                "id": f"{name}-{questions}",
+                "story": f"{name} story {story}",
+                "question": text.strip(),
+                "answer": rest[0].strip(),
+                "facts": rest[1].split() if rest[1:] else [],
+                "told": dict(told),
+            },
+        )
+
+
+def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
+    """Yield the records of a JSON list of queries, candidates and supporting paragraphs (Welbl et
+    al. 2018).
+
+    A query is a relation and what stands in it, such as "country sms braunschweig". Where
+    candidates stand in the paragraphs is found by search, as in the paper on ETC.
+    """
+
+    def to_record(item: Mapping) -> Record:
+        id_ = get(item, "id")
+        paragraphs = tuple(Paragraph("", t) for t in get(item, "supports", list) if t.strip())
+        candidates = tuple(dict.fromkeys(get(item, "candidates", list)))
+        mentions = mentions_of(id_, candidates, paragraphs)
+        known = "answer" in item
+        if known and get(item, "answer") not in candidates:
+            raise Unusable("answer is no candidate", f"{item['answer']!r} of question {id_}")
+        return Record(
+            id_,
+            get(item, "query").replace("_", " "),
+            paragraphs,
+            texts=(item["answer"],) if known else (),
+            answerable=True if known else None,
+            candidates=candidates,
+            mentions=mentions,
+        )
+
+    return convert(json_list(path, "WikiHop's JSON, a list of queries"), to_record, drops)

@@ -1,0 +1,215 @@
+"""Documents in sections: what a reader reads at once."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_clusterformer.corpora.question_answering.encode import (
+    led_by_start,
+    symbols_of,
+    token_span,
+)
+from fairseq_clusterformer.corpora.question_answering.records import Paragraph, sentences_of
+from fairseq_clusterformer.data.subwords import Subwords, Tokens
+
+from ..answers import Document
+from .documents import Source
+
+STRETCH = 100_000  # characters of a paragraph that become tokens together
+_KEPT = 32  # sections, and stretches, whose tokens stay in memory
+
+
+class Piece(NamedTuple):
+    """A paragraph of a section, or as much of a long one as fits.
+
+    Attributes:
+        number: of the paragraph, from 0.
+        stretch: its characters [start, end) that become tokens together.
+        first, last: tokens of the stretch, [first, last).
+        start, end: characters of the paragraph that these tokens show, [start, end).
+    """
+
+    number: int
+    stretch: tuple[int, int]
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Paragraphs of a document that a model reads at once.
+
+    Its tokens are made anew when they are used, so that a long document takes little memory.
+
+    Attributes:
+        source: the document.
+        pieces: of its paragraphs, in their order.
+        length: number of tokens.
+        encode: returns tokens, int64 [N], and what they stand for.
+    """
+
+    source: Source
+    pieces: tuple[Piece, ...]
+    length: int
+    encode: Callable[["Section"], tuple[Tensor, Document]] = field(repr=False)
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [N]."""
+        return self.encode(self)[0]
+
+    @property
+    def document(self) -> Document:
+        """What the tokens stand for."""
+        return self.encode(self)[1]
+
+    def paragraphs(self) -> Iterator[tuple[int, str, range]]:
+        """Yield the number, the text and the tokens of each paragraph."""
+        starts = [*self.document.starts.tolist(), self.length]
+        for piece, span in zip(self.pieces, pairwise(starts), strict=True):
+            yield piece.number, self.source.paragraphs[piece.number], range(*span)
+
+    def shown(self) -> list[str]:
+        """What each token shows: joined, it is the text of the paragraphs.
+
+        The first of several tokens that are bytes of one character shows it. ``<s>`` and titles
+        show nothing.
+        """
+        shown = [""] * self.length
+        starts, ends = self.document.characters.tolist()
+        for _, text, tokens in self.paragraphs():
+            place = next((starts[token] for token in tokens if starts[token] >= 0), 0)
+            for token in tokens:
+                if ends[token] > place:
+                    shown[token] = text[place : ends[token]]
+                    place = ends[token]
+        return shown
+
+
+class Splitter:
+    """Divides documents into sections.
+
+    Args:
+        pieces: the model's subwords.
+        dictionary: the model's.
+        titles: whether each paragraph begins with the document's title.
+        overlap: whether pieces of a long paragraph overlap by a quarter, so that an answer lies
+            whole in one of them.
+        sentences: whether a section's document names its sentences.
+    """
+
+    def __init__(
+        self,
+        pieces: Subwords,
+        dictionary: Dictionary,
+        *,
+        titles: bool,
+        overlap: bool,
+        sentences: bool,
+    ) -> None:
+        self._dictionary, self._titles = dictionary, titles
+        self._overlap, self._sentences = overlap, sentences
+        self._to_index = np.array([dictionary.index(symbol) for symbol in pieces.symbols])
+        self._tokens = functools.lru_cache(_KEPT)(pieces.encode)
+        self._encoded = functools.lru_cache(_KEPT)(self._encode)
+
+    def symbols(self, text: str) -> Tensor:
+        """The model's tokens of a text, int64 [N].
+
+        Raises:
+            UnicodeEncodeError: for what is not Unicode.
+        """
+        return torch.from_numpy(self._to_index[self._tokens(text).ids])
+
+    def sections(self, source: Source, most: int) -> list[Section]:
+        """Sections of whole paragraphs, and pieces of those that are too long.
+
+        Args:
+            most: tokens of a section.
+        """
+        found, pieces, length = [], [], 0
+        for piece, size in self._pieces(source, most):
+            if pieces and length + size > most:
+                found.append(Section(source, tuple(pieces), length, self._encoded))
+                pieces, length = [], 0
+            pieces.append(piece)
+            length += size
+        return [*found, Section(source, tuple(pieces), length, self._encoded)]
+
+    def _title(self, source: Source) -> Tokens | None:
+        return self._tokens(source.title) if self._titles else None
+
+    def _pieces(self, source: Source, most: int) -> Iterator[tuple[Piece, int]]:
+        """Each piece, and how many tokens it has with ``<s>`` and the title."""
+        head = 1 + len(self._title(source) or ())
+        room = max(1, most - head)
+        step = room - room // 4 if self._overlap else room
+        for number, text in enumerate(source.paragraphs):
+            for stretch in _stretches(text):
+                tokens = self._tokens(text[slice(*stretch)])
+                length = len(tokens)
+                for first in range(0, max(1, length - (room - step)), step):
+                    last = min(first + room, length)
+                    begin, end = (
+                        (0, 0) if first == last else (tokens.starts[first], tokens.ends[last - 1])
+                    )
+                    place = stretch[0] + int(begin), stretch[0] + int(end)
+                    yield Piece(number, stretch, first, last, *place), head + last - first
+
+    def _encode(self, section: Section) -> tuple[Tensor, Document]:
+        title = self._title(section.source)
+        texts = [section.source.paragraphs[piece.number] for piece in section.pieces]
+        ids, characters = [], []
+        for text, piece in zip(texts, section.pieces, strict=True):
+            start, end = piece.stretch
+            tokens, own = self._tokens(text[start:end]), slice(piece.first, piece.last)
+            tokens = Tokens(tokens.ids[own], tokens.starts[own] + start, tokens.ends[own] + start)
+            for found, part in zip((ids, characters), led_by_start(tokens, title), strict=True):
+                found.append(part)
+        starts = np.cumsum([0, *map(len, ids[:-1])])
+        document = Document(
+            texts=texts,
+            starts=torch.from_numpy(starts),
+            characters=torch.from_numpy(np.concatenate(characters, axis=1)),
+            sentences=_sentences(texts, starts, characters) if self._sentences else None,
+        )
+        symbols = symbols_of(np.concatenate(ids), self._to_index, self._dictionary)
+        return torch.from_numpy(symbols), document
+
+
+def _stretches(text: str) -> Iterator[tuple[int, int]]:
+    """A text's characters in stretches [start, end) that end with a sentence, or else a word."""
+    start = 0
+    while len(text) - start > STRETCH:
+        ends = [text.rfind(mark, start, start + STRETCH) + len(mark) for mark in (". ", " ", "")]
+        end = next(end for end in ends if end > start + 1)  # -1 + 2: there is no such mark
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+def _sentences(texts: Sequence[str], starts: np.ndarray, characters: Sequence) -> Tensor:
+    """Tokens [first, last) of the sentences of paragraphs or pieces of them, int64 [S, 2].
+
+    Args:
+        texts: of the paragraphs.
+        starts: the first token of each.
+        characters: of the tokens of each, [2, n]; -1 for ``<s>`` and titles.
+    """
+    found = []
+    for text, offset, (begin, end) in zip(texts, starts, characters, strict=True):
+        head = int((begin < 0).sum())
+        tokens = Tokens(begin[head:], begin[head:], end[head:])
+        for _, first, last in sentences_of([Paragraph("", text)]):
+            if len(tokens) and first < end[-1] and last > begin[head]:
+                found.append(token_span(int(offset) + head, tokens, first, last))
+    return torch.tensor(found, dtype=torch.int64).view(-1, 2)
