@@ -21,7 +21,7 @@ from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
-    of_places,
+    gather_tokens,
     routing_gain,
     routing_loss,
     scout_layouts,
@@ -191,7 +191,7 @@ def _tokens(pupil: Pupil, reading: Read) -> Tokens:
     q, k = (t[:, pupil.heads] for t in (reading.q, reading.k))
     batch = reading.batch
     impl = pupil.attention.impl
-    return Tokens(reading.x, lambda: (q, k), batch, lambda: batch.positions(reading.x), impl=impl)
+    return Tokens(reading.x, lambda: (q, k), batch, impl=impl)
 
 
 def fit(
@@ -241,7 +241,7 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     )
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
     of_queries, of_keys = routed
-    shares = router.shares(of_places(of_queries, drawn[1]), of_keys, batch.padding_mask)
+    shares = router.shares(gather_tokens(of_queries, drawn[1]), of_keys, batch.padding_mask)
     scouts = Scouts(*drawn, *shares)
     layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))

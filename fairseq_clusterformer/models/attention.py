@@ -5,7 +5,6 @@ from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
-from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.clustering import Report
 
 
@@ -50,10 +49,7 @@ class SelfAttention(MultiheadAttention):
             out, reports = super().forward(x, key_padding_mask, centroids)
         else:
             state = self.get_incremental_state(incremental_state, "attention") or {}
-            if x.size(1) == 1:
-                out, state = self.step(x, state, key_padding_mask)
-            else:
-                out, state = prefill(self, x, key_padding_mask, state)
+            out, state = self.step(x, state, key_padding_mask)
             self.set_incremental_state(incremental_state, "attention", state)
             reports = []
         return out.transpose(0, 1), reports

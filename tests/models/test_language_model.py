@@ -315,7 +315,7 @@ class TestBytes:
             assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
             (kind,) = attention.routers
             assert (kind.options.window, kind.options.clusters, kind.gap) == (32, 16, 32)
-            assert kind.reads_heads
+            assert kind.reads_qk
 
     def test_what_is_given_wins(self) -> None:
         model = self.make(short_convolution=2, decoder_learned_pos=True, attention="window(7)")
