@@ -3,11 +3,46 @@
 Shape letters: B batch, N tokens, C channels, H heads, E head width.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 from .batch import Batch
+
+
+class Projected(NamedTuple):
+    """A layer's input and its heads, without positions.
+
+    Attributes:
+        x: [B, N, D].
+        q: [B, H, N, E].
+        k, v: [B, J, N, E], J divides H.
+        exact: queries and keys in full float32; None: the others are.
+        detached: makes keys and values of x without its gradient.
+    """
+
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    exact: tuple[Tensor, Tensor] | None
+    detached: Callable[[], tuple[Tensor, Tensor]]
+
+    def apart(self, place: Tensor) -> "Projected":
+        """Of other rows, whose tokens stand at these places of the B * N, int64 [rows, M]."""
+
+        def moved(t: Tensor) -> Tensor:  # [B, H, N, E]
+            return t.transpose(1, 2).flatten(0, 1)[place].transpose(1, 2)
+
+        return Projected(
+            self.x.flatten(0, 1)[place],
+            *map(moved, (self.q, self.k, self.v)),
+            None if self.exact is None else tuple(map(moved, self.exact)),
+            lambda: tuple(map(moved, self.detached())),
+        )
 
 
 class ShortConvolution(nn.Module):
@@ -61,7 +96,9 @@ class ShortConvolution(nn.Module):
     def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
         """The same of rows whose real tokens are moved together."""
         mask = batch.padding_mask
-        order = batch.once("real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True))
+        order = batch.cached(
+            "real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True)
+        )
         documents = batch.documents
         moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
         if documents is not None:
@@ -69,40 +106,50 @@ class ShortConvolution(nn.Module):
         out = self(moved, Batch(documents=documents))
         return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
 
-    def step(
-        self, x: Tensor, before: Tensor | None, batch: Batch, restart: Tensor | None
+    def following(
+        self,
+        x: Tensor,
+        before: Tensor | None,
+        batch: Batch,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One more token [B, 1, C], and the ``width - 1`` before it, to the same."""
-        if batch.padding_mask is not None:
-            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0)
+        """Convolve tokens that stand behind others; causal.
+
+        Args:
+            x: [B, N, C].
+            before: the second result for the tokens before; None: there are none.
+            batch: of these tokens.
+            begins: rows in which a document begins with the only token, bool [B, 1].
+
+        Returns:
+            [B, N, C], and the ``width - 1`` latest real tokens of each row, after zeros if there
+            are fewer.
+        """
+        mask = batch.padding_mask
         if before is None:
-            before = x.new_zeros(x.size(0), self.width - 1, x.size(2))
-        if restart is not None:
-            before = before.masked_fill(restart.unsqueeze(-1), 0.0)
+            return self(x, batch), self._latest(x, mask)
+        if x.size(1) > 1:
+            if mask is not None:
+                mask = pad(mask, (before.size(1), 0))
+            x = torch.cat([before, x], dim=1)
+            return self(x, Batch(mask))[:, before.size(1) :], self._latest(x, mask)
+        # One token, as fast as may be.
+        if mask is not None:
+            x = x.masked_fill(mask.unsqueeze(-1), 0.0)
+        if begins is not None:
+            before = before.masked_fill(begins.unsqueeze(-1), 0.0)
         seen = torch.cat([before, x], dim=1)
         out = torch.einsum("bwc,cw->bc", seen, self.weight[:, 0].to(x.dtype)).unsqueeze(1)
-        if batch.padding_mask is None:
+        if mask is None:
             return out, seen[:, 1:]
-        return out, torch.where(batch.padding_mask.unsqueeze(-1), before, seen[:, 1:])
+        return out, torch.where(mask.unsqueeze(-1), before, seen[:, 1:])
 
-    def following(self, x: Tensor, before: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
-        """More tokens [B, N, C] behind those that :meth:`step` keeps, None: the first; and what it
-        keeps behind them."""
-        if before is None:
-            return self(x, batch), self.latest(x, batch)
-        if batch.padding_mask is not None:
-            batch = Batch(torch.nn.functional.pad(batch.padding_mask, (before.size(1), 0)))
-        x = torch.cat([before, x], dim=1)
-        return self(x, batch)[:, before.size(1) :], self.latest(x, batch)
-
-    def latest(self, x: Tensor, batch: Batch) -> Tensor:
-        """What :meth:`step` keeps behind the tokens [B, N, C]: the ``width - 1`` latest real ones
-        of each row, after zeros if there are fewer."""
-        if batch.padding_mask is not None:
-            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0)
-            order = (~batch.padding_mask).long().argsort(dim=1, stable=True)  # padding first
+    def _latest(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            x = x.masked_fill(mask.unsqueeze(-1), 0.0)
+            order = (~mask).long().argsort(dim=1, stable=True)  # padding first
             x = x.gather(1, order.unsqueeze(-1).expand_as(x))
-        x = nn.functional.pad(x, (0, 0, self.width - 1, 0))
+        x = pad(x, (0, 0, self.width - 1, 0))
         return x[:, x.size(1) - self.width + 1 :]
 
 
@@ -178,3 +225,31 @@ def _turns(positions: Tensor, half: int, base: float = 10_000.0) -> tuple[Tensor
     rate = base ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
     angle = positions[:, None, :, None] * rate
     return angle.sin(), angle.cos()
+
+
+@torch.no_grad()
+def start_copying(attention: nn.Module) -> None:
+    """Begin as heads that copy: a query looks for earlier places where its own token and the
+    one before stood, and adds half of what came next there to the residual stream.
+
+    W_q is a copy of W_k. The key convolution is shifted back by one token. W_o is the transpose
+    of W_v (with shared heads, divided by the heads that share it). From random projections,
+    training finds such heads (induction heads, Olsson et al. 2022) late and by
+    chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
+    2023). Rotary positions weaken it. So do kinds that put a key into the cluster of its own
+    token, not of the one before: those that cluster the layer's input, lsh and routing.
+    """
+    shape = attention.num_heads // attention.kv_heads, attention.head_dim, attention.embed_dim
+    of_keys = attention.k_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
+    attention.q_proj.weight.copy_(of_keys.flatten(0, 2))
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        nn.init.zeros_(projection.bias)
+    of_values = torch.empty(attention.v_proj.weight.shape, dtype=torch.float32)  # not by halves
+    attention.v_proj.weight.copy_(nn.init.orthogonal_(of_values, gain=2**-0.5))
+    back = attention.v_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
+    attention.out_proj.weight.copy_(back.flatten(0, 2).T / shape[0])
+    of_queries, of_keys = (attention.convolutions[name].weight[:, 0] for name in "qk")
+    of_keys[:, -1] -= 1.0
+    of_keys[:, -2] += 1.0
+    for taps, before in ((of_queries, -2), (of_keys, -3)):
+        taps[:, before] += 0.5

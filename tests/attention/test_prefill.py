@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch
-from fairseq_clusterformer.attention.prefill import prefill
+from fairseq_clusterformer.attention import Batch, prefill
 from tests.kinds import CAUSAL, WIDTH, build, every_causal_kind, every_causal_kind_once
 
 BATCH, AFTER = 3, 14
@@ -45,7 +44,7 @@ def check(module, length: int, padding: str, tolerance: float = 1e-12) -> None:
         found, filled = module.step(x[:, t : t + 1], filled)
         torch.testing.assert_close(found, wanted, **close)
     assert {n: t.shape[0] for n, t in filled.items()} == {n: BATCH for n in state}
-    if length + AFTER > 30 and module.routers[-1].by_cluster is not None:  # no more is kept
+    if length + AFTER > 30 and module.routers[-1].cluster_window is not None:  # no more is kept
         names = [n for n in state if n.endswith("kept.kept")]
         assert [filled[n].shape for n in names] == [state[n].shape for n in names]
 

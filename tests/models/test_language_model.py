@@ -135,7 +135,7 @@ def test_the_architecture_for_bytes_begins_as_what_copies() -> None:
         assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
         (kind,) = attention.routers
         assert (kind.options.window, kind.options.clusters, kind.gap) == (32, 16, 32)
-        assert kind.reads_heads
+        assert kind.reads_qk
 
 
 def test_what_is_given_wins_over_the_architecture() -> None:
