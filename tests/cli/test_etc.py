@@ -13,7 +13,9 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import last_line
 from tests.cli.in_process import HERE, assert_equal_states, load_state, train, validate
+from tests.cli.test_distributed import in_two_processes
 from tests.cli.topics import LINE
+from tests.conftest import RunCli
 from tests.corpora.commands import run
 
 PARTS_OF_TEXT = ("One two three.", "Red green.", "Iron gold tin lead.")
@@ -153,3 +155,17 @@ def test_text_without_documents(sentences: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no empty line, which ends a document") as caught:
         train(plain, LINE, tmp_path / "out")
     assert "--sentences" in last_line(caught.value)
+
+
+def test_two_workers_are_one_with_twice_the_batch(
+    sentences: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """Batches in order, so that two of 2 are one of 4. Adam with a large epsilon: it would turn
+    rounding of tiny gradients into steps of full size. Hidden parts are told from those of one
+    worker, so none is hidden."""
+    line = f"{LINE} --hide-parts 0 --curriculum 100 --adam-eps 1e-3 --max-update 6 --max-epoch 1"
+    train(sentences, line, tmp_path / "one")
+    line = line.replace("--cpu --distributed-world-size 1", "--cpu").replace("size 4", "size 2")
+    saved = in_two_processes(run_cli, sentences, line, tmp_path / "two")
+    states = [load_state(p)["model"] for p in (tmp_path / "one" / "checkpoint_last.pt", saved)]
+    assert_equal_states(*states, rtol=1e-5, atol=2e-6)
