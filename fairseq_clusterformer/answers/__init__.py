@@ -1,7 +1,6 @@
 """From a reader's logits to answers: spans, their order, what is scored of them; no fairseq."""
 
-from .natural_questions import natural_question
-from .ranking import (
+from .documents import (
     TYPES,
     Answer,
     AnswerLogits,
@@ -10,10 +9,9 @@ from .ranking import (
     Logits,
     StructureLogits,
     WordLogits,
-    ranked_answers,
     text_mask,
 )
-from .spans import best_spans
+from .ranking import best_spans, natural_question, ranked_answers
 
 __all__ = [
     "TYPES",

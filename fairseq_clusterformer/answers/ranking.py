@@ -1,235 +1,18 @@
-"""What a reader answers: short answers in their order, paragraphs in theirs, and of which type.
-
-Shape letters: B batch, N tokens of the longest document, P paragraphs of a document.
-"""
+"""From a reader's logits to answers in their order, and to Natural Questions' form of them."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .spans import best_spans
+from .documents import TYPES, Answer, Answers, Document, Logits, StructureLogits, WordLogits
 
-#: Types of answers. If several are equally likely, the first counts. All are equally likely to a
-#: reader whose data never named a type; so such a reader gives short answers.
-TYPES = ("short", "yes", "no", "long", "none")
-
-_CANDIDATES = 20  # spans for each that is wanted: most overlap a better one
-
-
-class AnswerLogits(NamedTuple):
-    """What a reader says of questions and their documents, in float32.
-
-    Attributes:
-        start: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and
-            what else is no text.
-        end: of each being its last, [B, N]; -inf likewise.
-        paragraph: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere.
-        type: of each of :data:`TYPES`, [B, 5].
-    """
-
-    start: Tensor
-    end: Tensor
-    paragraph: Tensor
-    type: Tensor
-
-
-class WordLogits(NamedTuple):
-    """What a reader of words says; the first four as in :class:`AnswerLogits`.
-
-    Attributes:
-        start: finite at the first token of a word of the text, -inf elsewhere.
-        end: finite at its last token, -inf elsewhere.
-        paragraph: as there.
-        type: the logits in sum of the best span of any length, and those of each slot, [B, 5].
-        slots: of places in front of the document, one for each of :data:`TYPES` but the first,
-            which share the softmaxes of starts and ends with the tokens, [B, 2, 4].
-        bounds: the first and the last token of each token's word, int64 [B, N, 2].
-    """
-
-    start: Tensor
-    end: Tensor
-    paragraph: Tensor
-    type: Tensor
-    slots: Tensor
-    bounds: Tensor
-
-
-class StructureLogits(NamedTuple):
-    """What a reader of structured documents says; the first four as in :class:`AnswerLogits`.
-
-    Attributes:
-        start, end, paragraph, type: as there.
-        sentences: of each supporting the answer, each on its own, [B, S]; -inf where there are no
-            more; None: it does not say.
-        candidates: of each being the answer, [B, C]; -inf where there are no more; None: no
-            question of the batch has candidates.
-    """
-
-    start: Tensor
-    end: Tensor
-    paragraph: Tensor
-    type: Tensor
-    sentences: Tensor | None = None
-    candidates: Tensor | None = None
-
-
-Logits = AnswerLogits | WordLogits | StructureLogits
-
-
-def text_mask(characters: Tensor) -> Tensor:
-    """The tokens that an answer can begin or end with, those of some character, bool [N].
-
-    Args:
-        characters: of the tokens, [2, N]; see :class:`Document`.
-    """
-    first, last = characters
-    return (first >= 0) & (last > first)
-
-
-@dataclass(frozen=True, eq=False)
-class Document:
-    """What the tokens of a document stand for.
-
-    Args:
-        texts: of its paragraphs.
-        starts: the position of each paragraph's ``<s>``, int64 [P].
-        characters: each token's first character in its paragraph's text, and the one after its
-            last, int32 or int64 [2, N]; -1 for ``<s>`` and titles.
-        sentences: tokens [first, last) of each, int64 [S, 2]; None: unknown.
-        candidates: of answers; none: it may be any text.
-        mentions: candidate, first and last token of its places, int64 [M, 3]; None: unknown.
-    """
-
-    texts: Sequence[str]
-    starts: Tensor
-    characters: Tensor
-    sentences: Tensor | None = None
-    candidates: Sequence[str] = ()
-    mentions: Tensor | None = None
-
-    def sentence_of(self, length: int) -> Tensor:
-        """The number of the sentence of each of the first tokens, -1 of none, int64 [length]."""
-        found = torch.full((length,), -1)
-        for number, (first, last) in enumerate(self.sentences.tolist()):
-            found[first:last] = number
-        return found
-
-    def sentence(self, number: int) -> tuple[int, int]:
-        """The paragraph of a sentence, and its number among those of that paragraph."""
-        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
-        return int(own[number]), int((own[:number] == own[number]).sum())
-
-    def sentence_text(self, number: int) -> str:
-        """The text of a sentence; "" of one without a token."""
-        first, last = self.sentences[number].tolist()
-        return self.answer(first, last).text if first < last else ""
-
-    def paragraph_of(self, length: int) -> Tensor:
-        """The number of the paragraph of each of the first tokens, int64 [length]."""
-        return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
-
-    def place(self, first: int, last: int) -> tuple[int, int, int]:
-        """The paragraph and its characters [start, end), of tokens [first, last).
-
-        Raises:
-            ValueError: if they are not tokens of the text of one paragraph.
-        """
-        starts, ends = self.characters
-        if not 0 <= first < last <= len(starts):
-            raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
-        if (starts[first:last] < 0).any():
-            raise ValueError(
-                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
-            )
-        paragraph = int(torch.searchsorted(self.starts, first, right=True)) - 1
-        return paragraph, int(starts[first]), int(ends[last - 1])
-
-    def answer(self, first: int, last: int, score: float = 0.0) -> "Answer":
-        """Tokens [first, last) as an answer, without blanks around it; raises as ``place``."""
-        paragraph, start, end = self.place(first, last)
-        text = self.texts[paragraph][start:end]
-        start += len(text) - len(text.lstrip())
-        text = text.strip()
-        return Answer(text, score, paragraph, (start, start + len(text)), (first, last))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A short answer.
-
-    Args:
-        text: the words of the document, unchanged; or "yes", "no".
-        score: the logarithm of its probability, in nats.
-        paragraph: the number of its paragraph; None of yes and no.
-        characters: [start, end) of the paragraph's text; None of yes and no.
-        tokens: [first, last) of the document; None of yes and no.
-        candidate: its number, where it is one.
-    """
-
-    text: str
-    score: float
-    paragraph: int | None = None
-    characters: tuple[int, int] | None = None
-    tokens: tuple[int, int] | None = None
-    candidate: int | None = None
-
-    @property
-    def type(self) -> str:
-        """Of :data:`TYPES`."""
-        return "short" if self.tokens or self.candidate is not None else self.text
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers to a question.
-
-    Args:
-        types: the probability of each of :data:`TYPES`.
-        short: best first: those of the likelier type (spans, yes, no), and of these the likelier.
-        long: paragraphs with the logarithm of their probability, in nats, best first.
-        evidence: the logarithm of exp(start logit + end logit), summed over all pairs of tokens:
-            unlike the probabilities, it can be compared with that of another document.
-        none: the score of "no answer" among the spans, in nats, where it has a place in their
-            softmaxes; else None.
-        supporting: the numbers of the sentences that support the answer, and the probability of
-            each; None: unknown.
-    """
-
-    types: dict[str, float]
-    short: list[Answer]
-    long: list[tuple[int, float]]
-    evidence: float = 0.0
-    none: float | None = None
-    supporting: list[tuple[int, float]] | None = None
-
-    @property
-    def type(self) -> str:
-        """The most likely type."""
-        return max(self.types, key=self.types.get)
-
-    @property
-    def text(self) -> str:
-        """The best of the most likely type; "" if that has no short answer."""
-        return next((answer.text for answer in self.short if answer.type == self.type), "")
-
-    def margin(self, type_: str, score: float) -> float:
-        """By how much an answer of a type is likelier than "no answer", in nats.
-
-        A span and "no answer" that share their softmaxes differ by their logits alone. So does
-        the margin, whatever else the document holds: it can be compared with one of another
-        document.
-        """
-        shared = type_ == "short" and self.none is not None
-        return score - (self.none if shared else _log(self.types["none"]))
-
-    @property
-    def no_short(self) -> float:
-        """The probability that there is no short answer."""
-        return self.types["long"] + self.types["none"]
+_SPANS = 20  # for each that is wanted: most overlap a better one
+_LEAST = -1e9  # JSON has no infinity
 
 
 @torch.no_grad()
@@ -279,7 +62,7 @@ def ranked_answers(
             start, end = (x.masked_fill(hidden, -torch.inf) for x in (start, end))
         if logits.candidates is not None:
             of_candidates = logits.candidates.log_softmax(-1).cpu()
-    spans = best_spans(start, end, within, max_length=max_answer_length, top=_CANDIDATES * top)
+    spans = best_spans(start, end, within, max_length=max_answer_length, top=_SPANS * top)
     nones = [None] * len(documents)
     if isinstance(logits, WordLogits):
         # the model's own best span may be too long to be an answer
@@ -352,10 +135,6 @@ def _candidates(document: Document, log_probs: Tensor, top: int) -> list[Answer]
     return found
 
 
-def _log(probability: float) -> float:
-    return math.log(max(probability, 1e-300))
-
-
 def _apart(document: Document, candidates: Iterable, log_prob: float, top: int) -> list[Answer]:
     """The first candidates (score, first, last) that overlap none before."""
     kept: list[Answer] = []
@@ -367,3 +146,73 @@ def _apart(document: Document, candidates: Iterable, log_prob: float, top: int) 
             if answer.text:
                 kept.append(answer)
     return kept
+
+
+def best_spans(
+    start: Tensor, end: Tensor, paragraph: Tensor, *, max_length: int, top: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The spans whose first token's start and last token's end are most in sum.
+
+    Spans lie in one paragraph; a token with a logit of -inf (or nan) begins or ends none.
+
+    Args:
+        start: of each token being an answer's first, [..., N].
+        end: of each being its last, [..., N].
+        paragraph: the number of each token's paragraph, 0 or more, int64 [..., N].
+        max_length: tokens of a span, 1 or more.
+        top: n, 1 or more; fewer where there are fewer pairs of tokens.
+
+    Returns:
+        Of spans [first, last), best first: their scores [..., n], -inf where there are no more;
+        first and last, int64 [..., n].
+    """
+    length = start.size(-1)
+    width = max(1, min(max_length, length))
+
+    def following(x: Tensor, fill: float) -> Tensor:
+        """Each token and those behind it, [..., N, width]."""
+        return pad(x, (0, width), value=fill).unfold(-1, width, 1)[..., :length, :]
+
+    score = start.unsqueeze(-1) + following(end, -torch.inf)
+    together = following(paragraph, -1) == paragraph.unsqueeze(-1)
+    score = score.masked_fill(~(together & (score > -torch.inf)), -torch.inf).flatten(-2)
+    best, places = score.topk(min(top, score.size(-1)))
+    first = places // width
+    return best, first, first + places % width + 1
+
+
+def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
+    """An entry of ``predictions``, in tokens of the whole document.
+
+    Both answers are given, whether or not the most likely type has them. Their scores, which are
+    logarithms of probabilities, say how sure they are, and a threshold decides. Where yes or no
+    is more likely than a span, it stands in the span's place.
+
+    Args:
+        paragraphs: [title, text, [start, end), words] of each; see ``data/qa.py``.
+    """
+    long, long_score = (-1, -1), _LEAST
+    if answers.long:
+        number, log_prob = answers.long[0]
+        long = paragraphs[number][2]
+        long_score = log_prob + math.log1p(-min(answers.types["none"], 1 - 1e-12))
+    best = answers.short[0]
+    spans = [] if best.tokens is None else [_words(paragraphs[best.paragraph], *best.characters)]
+    return {
+        "example_id": int(id_) if re.fullmatch(r"-?\d+", id_) else id_,
+        "long_answer": _span(*long),
+        "long_answer_score": long_score,
+        "short_answers": [_span(*span) for span in spans],
+        "short_answers_score": max(best.score, _LEAST),
+        "yes_no_answer": "NONE" if spans else best.text.upper(),
+    }
+
+
+def _words(paragraph: Sequence, start: int, end: int) -> tuple[int, int]:
+    """The document's tokens of a paragraph's characters [start, end); blanks part its words."""
+    _, text, _, tokens = paragraph
+    return tokens[text.count(" ", 0, start)], tokens[text.count(" ", 0, end)] + 1
+
+
+def _span(start: int, end: int) -> dict[str, int]:
+    return {"start_byte": -1, "end_byte": -1, "start_token": start, "end_token": end}

@@ -60,14 +60,14 @@ def read(model: nn.Module, inputs: dict[str, Tensor]) -> dict[Place, Read]:
 @contextmanager
 def _listening(model: nn.Module, found: dict[Place, Read]) -> Iterator[None]:
     def keep(place: Place) -> Callable:
-        def hook(attention: SelfAttention, args: tuple, named: dict) -> None:
-            batch = Batch.of(named["key_padding_mask"])
-            found[place] = _read(attention, named["query"].transpose(0, 1), batch)
+        def hook(attention: SelfAttention, args: tuple) -> None:
+            x, batch, *_ = args
+            found[place] = _read(attention, x.transpose(0, 1), Batch.of(batch))
 
         return hook
 
     hooks = [
-        attention.register_forward_pre_hook(keep((side, number)), with_kwargs=True)
+        attention.register_forward_pre_hook(keep((side, number)))
         for side, number, attention in attentions(model)
     ]
     try:
@@ -200,7 +200,7 @@ def recall(
         first = getattr(getattr(clustered, place[0]), "centroids", None)
         if first is not None:  # what the first layer is handed
             first = first.expand(x.size(1), -1, -1)
-        found = tokens_seen(theirs, query=x, key_padding_mask=read.batch, centroids=first).values()
+        found = tokens_seen(theirs, x, read.batch, centroids=first).values()
         size = theirs.num_heads // len(theirs.routers)
         seen = [part.expand(-1, size, -1, -1) for part in found]
         place_of = {head: at for at, head in enumerate(orders[place])}

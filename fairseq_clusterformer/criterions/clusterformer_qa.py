@@ -1,7 +1,7 @@
 """``--criterion clusterformer_qa``."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -13,13 +13,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from fairseq_clusterformer.answers import Logits, WordLogits, ranked_answers
 from fairseq_clusterformer.metrics import hotpotqa
 from fairseq_clusterformer.metrics.squad import evaluate_v2
+from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 
 PARTS = ("span", "long", "type", "support", "candidate")
 LONG = ("long_gold", "long_found", "long_right")
+ANSWERS = ("em", "f1", "answerable")
 FACTS = ("sp_em", "sp_f1", "joint_em", "joint_f1")
-SUMS = ("scored", "em", "f1", "answerable", *LONG, "facts_scored", *FACTS)
+SUMS = ("scored", *ANSWERS, *LONG, "facts_scored", *FACTS)
 MARGINALS = ("joint", "apart")
 
 
@@ -27,12 +29,11 @@ MARGINALS = ("joint", "apart")
 class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
     """Options of the answers, and the weights of CF22 eq. 17."""
 
-    span_marginal: str = field(
-        default="joint",
-        metadata={
-            "help": "what is summed over several gold spans: their probabilities (joint), or "
-            "those of their starts and of their ends (apart)"
-        },
+    span_marginal: str = option(
+        "joint",
+        "what is summed over several gold spans: their probabilities (joint), or those of their "
+        "starts and of their ends (apart)",
+        choices=MARGINALS,
     )
 
 
@@ -51,8 +52,7 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
     """- log of the probability that gold spans have together, in nats, [B]; 0 where none is.
 
     Args:
-        start: logits [B, N]; -inf where no span can start.
-        end: the same of ends.
+        start, end: logits [B, N]; -inf where no span can start or end.
         spans: first and last tokens, each pair once, int64 [B, A, 2]; -1: no more.
         marginal: "joint": a span has the probability of its start times that of its end; "apart":
             starts and ends are summed each by themselves (Clark and Gardner, 2018), which counts
@@ -73,12 +73,8 @@ def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor
 
 
 def support_nll(logits: Tensor, supporting: Tensor) -> Tensor:
-    """Binary cross-entropy of each sentence, summed over those of a question, in nats, [B].
-
-    Args:
-        logits: [B, S]; -inf where there are no more.
-        supporting: 1, 0, or -1 for unknown, int64 [B, S].
-    """
+    """Binary cross-entropy of sentences, logits [B, S], summed over those of a question, in nats,
+    [B]; ``supporting`` is 1, 0, or -1 for unknown or no sentence, int64 [B, S]."""
     known = supporting >= 0
     logits = logits.masked_fill(~known, 0.0)
     losses = binary_cross_entropy_with_logits(logits, supporting.to(logits), reduction="none")
@@ -86,23 +82,15 @@ def support_nll(logits: Tensor, supporting: Tensor) -> Tensor:
 
 
 def candidate_nll(logits: Tensor, right: Tensor) -> Tensor:
-    """- log of the probability of the right candidate, in nats, [B]; 0 where none is.
-
-    Args:
-        logits: [B, C]; -inf where there are no more.
-        right: int64 [B]; -1: none.
-    """
+    """- log of the probability of the right candidate, int64 [B], by logits [B, C], in nats, [B];
+    0 where none is right (-1)."""
     place = torch.arange(logits.size(1), device=logits.device)
     return marginal_nll(logits, place == right.unsqueeze(1))
 
 
 def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
-    """Spans of tokens as spans of whole words, each pair once.
-
-    Args:
-        spans: first and last tokens, int64 [B, A, 2]; -1: no more.
-        bounds: the first and the last token of each token's word, int64 [B, N, 2].
-    """
+    """Spans of tokens, int64 [B, A, 2], as spans of whole words, each pair once, by the first and
+    the last token of each token's word, int64 [B, N, 2]."""
     if not bounds.size(1):
         return spans
     places = spans.clamp(min=0)
@@ -113,15 +101,8 @@ def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
 
 
 def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans.
-
-    Args:
-        spans: first and last tokens, int64 [B, A, 2]; -1: no more.
-        types: that an answer may have, bool [B, 5]; all: that is unknown.
-
-    Returns:
-        Starts, ends, and spans int64 [B, A + 4, 2], those of slots last.
-    """
+    """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans, int64
+    [B, A + 4, 2], of which those of slots are last; ``types`` as a reader's targets have them."""
     number = logits.slots.size(-1)
     start = torch.cat([logits.slots[:, 0], logits.start], dim=1)
     end = torch.cat([logits.slots[:, 1], logits.end], dim=1)
@@ -143,12 +124,8 @@ class QACriterion(FairseqCriterion):
     start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
     logs HotpotQA's scores of these sentences, and those of the answer with its sentences.
 
-    Args:
-        task: ``clusterformer_qa``.
-        span_marginal: see :func:`span_nll`.
-
     Raises:
-        ValueError: another task, or another marginal.
+        ValueError: a task that is not ``clusterformer_qa``.
     """
 
     def __init__(self, task, span_marginal: str):
@@ -157,10 +134,6 @@ class QACriterion(FairseqCriterion):
             raise ValueError(
                 f"--criterion is clusterformer_qa, and --task {task.cfg._name}; allowed: "
                 "clusterformer_qa"
-            )
-        if span_marginal not in MARGINALS:
-            raise ValueError(
-                f"--span-marginal is {span_marginal}; allowed: {', '.join(MARGINALS)}"
             )
         self.span_marginal = span_marginal
 
@@ -241,7 +214,7 @@ class QACriterion(FairseqCriterion):
             sums["scored"] += 1
             sums["em"] += scores["exact"]
             sums["f1"] += scores["f1"]
-            sums["answerable"] += (answers.type != "none") is example.answerable
+            sums["answerable"] += 100 * ((answers.type != "none") is example.answerable)
             sums["long_gold"] += len(example.long_answers) > 0
             sums["long_found"] += long is not None
             sums["long_right"] += long in example.long_answers.tolist()
@@ -274,16 +247,12 @@ class QACriterion(FairseqCriterion):
         number = total("span_size")
         if number and any("nll" in log for log in logging_outputs):
             metrics.log_scalar("nll", total("nll") / number, number, round=3)
-        if scored := total("scored"):
-            metrics.log_scalar("em", total("em") / scored, scored, round=2)
-            metrics.log_scalar("f1", total("f1") / scored, scored, round=2)
-            answerable = 100 * total("answerable") / scored
-            metrics.log_scalar("answerable_accuracy", answerable, scored, round=2)
-            if facts := total("facts_scored"):
-                for name in FACTS:
-                    metrics.log_scalar(name, total(name) / facts, facts, round=2)
-            for name in LONG:
-                metrics.log_scalar_sum(f"_{name}", total(name))
+        for names, number in ((ANSWERS, total("scored")), (FACTS, total("facts_scored"))):
+            for name in names if number else ():
+                logged = "answerable_accuracy" if name == "answerable" else name
+                metrics.log_scalar(logged, total(name) / number, number, round=2)
+        for name in LONG if total("scored") else ():
+            metrics.log_scalar_sum(f"_{name}", total(name))
         if total("long_gold"):
             metrics.log_derived("long_f1", _long_f1)
 

@@ -1,7 +1,7 @@
 """``--criterion clusterformer_sentence_prediction``."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_clusterformer.metrics import RankingScores, ranking_scores
+from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 
@@ -20,20 +21,14 @@ from .clustering_losses import ClusteringLossConfig, ClusteringLosses
 class ClusterformerSentencePredictionConfig(ClusteringLossConfig, FairseqDataclass):
     """Options of the ranking, and the weights of CF22 eq. 17."""
 
-    relevant_label: str = field(
-        default="1", metadata={"help": "label of a right answer, if pairs are ranked"}
-    )
+    relevant_label: str = option("1", "label of a right answer, if pairs are ranked")
 
 
 @dataclass(repr=False)
 class _Candidates:
-    """Ranked pairs among what is logged; progress bars print what they are given.
+    """Ranked pairs among what is logged; progress bars print what they are given."""
 
-    Attributes:
-        rows: question, line, score and whether it is right, float64 [n, 4].
-    """
-
-    rows: Tensor
+    rows: Tensor  # question, line, score and whether it is right, float64 [n, 4]
 
     def __repr__(self) -> str:
         return str(len(self.rows))

@@ -1,11 +1,11 @@
 """The total loss of CF22 eq. 17, on top of any fairseq criterion."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq.logging import metrics
 
 from fairseq_clusterformer.clustering import LOSSES, summary
-from fairseq_clusterformer.ranges import Range, strays
+from fairseq_clusterformer.models.options import check_ranges, option, options_of
 
 STATISTICS = (
     *LOSSES,
@@ -18,7 +18,7 @@ STATISTICS = (
 
 def weight(default: float, meaning: str) -> float:
     """A dataclass field for a loss's weight."""
-    return field(default=default, metadata={"help": meaning, "range": Range(at_least=0)})
+    return option(default, meaning, at_least=0)
 
 
 @dataclass
@@ -49,18 +49,13 @@ class ClusteringLosses:
         """The criterion, whose own arguments fairseq takes from the options by their names.
 
         Raises:
-            ValueError: a weight outside of its range.
+            ValueError: an option outside of its range.
         """
+        check_ranges(cfg, options_of(cls))
         criterion = super().build_criterion(cfg, task)
-        criterion.set_weights(cfg)
+        for name in ClusteringLossConfig.__annotations__:
+            setattr(criterion, name, getattr(cfg, name))
         return criterion
-
-    def set_weights(self, config: ClusteringLossConfig) -> None:
-        """Take the weights from the options; raises ValueError for one outside of its range."""
-        weights = {name: getattr(config, name) for name in ClusteringLossConfig.__annotations__}
-        for problem in strays(weights, ClusteringLossConfig):
-            raise ValueError(problem)
-        vars(self).update(weights)
 
     def forward(self, model, sample, reduce=True):
         """As fairseq's: (loss to differentiate, sample size, what to log)."""

@@ -8,7 +8,6 @@ A line end is ``</s>`` for pieces and words. Bytes need none: a line end is a by
 """
 
 import codecs
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -46,25 +45,19 @@ class TextCoding(ABC):
 
     Attributes:
         unit: what a token is: "byte", "piece" or "word".
+        form: of Unicode, in which texts become tokens; bytes take texts as they are.
     """
 
     unit: ClassVar[str]
-    #: of Unicode, in which texts become tokens; bytes take texts as they are
-    form = "none"
+    form = FORM
 
     def __init__(self, dictionary) -> None:
         self.dictionary = dictionary
 
     @staticmethod
     def from_folder(folder: Path | str, dictionary=None) -> "TextCoding":
-        """Return the coding of a prepared folder, or of a bundle.
-
-        Args:
-            dictionary: default: the folder's ``dict.txt``.
-
-        Raises:
-            UserError: if the folder has no ``dict.txt``, and no dictionary is given.
-        """
+        """The coding of a prepared folder, or of a bundle, for a dictionary or the folder's own;
+        raises UserError if there is none."""
         folder = Path(folder)
         if dictionary is None:
             from fairseq.data import Dictionary
@@ -84,26 +77,31 @@ class TextCoding(ABC):
         coding.form = form_of(folder)
         return coding
 
-    @abstractmethod
     def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
         """Return the tokens of a text, int64 [N]; its first character begins a line.
 
-        Args:
-            name: what an error calls the text, such as ``--text is FILE``.
-
         Raises:
-            UserError: if the text is not UTF-8. `ByteCoding` takes every text.
+            UserError: if the text, which it calls ``name``, is not UTF-8. `ByteCoding` takes all.
         """
+        data = _utf8(text)
+        try:
+            tokens = self._encode(composed(data.decode(), self.form))
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{data[error.start]:02X}"
+            raise UserError(f"{name}: {byte} is not UTF-8; allowed: UTF-8 text") from None
+        return torch.tensor(tokens, dtype=torch.int64)
+
+    def _encode(self, text: str) -> list[int]:
+        """The tokens of a text in the form."""
+        raise NotImplementedError
 
     @abstractmethod
     def items(self, file: Path) -> Iterator[Tensor]:
-        """Yield the tokens of a text file, in the items that a prepared folder stores.
-
-        Items of pieces and words are lines with their ``</s>``, also where the file's last line
-        has no end.
+        """Yield the tokens of a text file, in the items that a prepared folder stores; those of
+        pieces and words are lines with their ``</s>``, which the last has, too.
 
         Raises:
-            UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes every text.
+            UnicodeDecodeError: if the text is not UTF-8. `ByteCoding` takes all.
         """
 
     def line_items(self, file: Path) -> Iterator[Tensor]:
@@ -115,11 +113,8 @@ class TextCoding(ABC):
 
     @abstractmethod
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        """Yield what each token stands for, in UTF-8 that may be cut anywhere.
-
-        Args:
-            after: the token before the first one; None: the first one begins a line.
-        """
+        """Yield what each token stands for, in UTF-8 that may be cut anywhere; ``after`` is the
+        token before the first one, or None where that begins a line."""
 
     def stream(self, tokens: Iterable[int], after: int | None = None) -> Iterator[str]:
         """Yield what each token adds to the text; joined, it is `decode`.
@@ -141,7 +136,7 @@ class TextCoding(ABC):
 class ByteCoding(TextCoding):
     """One token per byte; see `fairseq_clusterformer.data.bytes`."""
 
-    unit = "byte"
+    unit, form = "byte", "none"
 
     def __init__(self, dictionary) -> None:
         super().__init__(dictionary)
@@ -168,28 +163,47 @@ class ByteCoding(TextCoding):
             yield self._bytes[int(token)]
 
 
+class GPT2Coding(TextCoding):
+    """GPT-2's byte pairs, of which a line end is one like any other, from a folder's files."""
+
+    unit = "piece"
+
+    def __init__(self, dictionary, folder: Path) -> None:
+        super().__init__(dictionary)
+        self._model = GPT2Subwords(folder)
+        indices = map(dictionary.index, self._model.symbols)
+        self._bytes = dict(zip(indices, self._model.bytes, strict=True))
+
+    def _encode(self, text: str) -> list[int]:
+        return [self.dictionary.index(str(i)) for i in self._model.encode(text).ids]
+
+    def items(self, file: Path) -> Iterator[Tensor]:
+        with open(file, encoding="utf-8", newline="") as opened:
+            while lines := "".join(islice(opened, 1000)):
+                yield self.encode(lines)
+
+    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
+        for token in tokens:
+            end = int(token) == self.dictionary.eos()  # of a text, which is no line
+            yield b"" if end else self._bytes.get(int(token), UNREADABLE)
+
+
 class _LineCoding(TextCoding):
     """Codes one line at a time, each ended by ``</s>``."""
 
-    form = FORM
-
     @abstractmethod
     def _lines(self, lines: list[str]) -> list[list[int]]:
-        """Return the tokens of each line, without its end."""
+        """The tokens of each line, without its end."""
 
     @abstractmethod
     def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        """Return what a symbol stands for, with the blank before it."""
+        """What a symbol stands for, with the blank before it."""
 
-    def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
-        data = _utf8(text)
-        try:
-            first, *others = self._lines(composed(data.decode(), self.form).split("\n"))
-        except UnicodeDecodeError as error:
-            raise _not_utf8(data, error, name) from None
+    def _encode(self, text: str) -> list[int]:
+        first, *others = self._lines(text.split("\n"))
         for line in others:
             first += [self.dictionary.eos(), *line]
-        return torch.tensor(first, dtype=torch.int64)
+        return first
 
     def items(self, file: Path) -> Iterator[Tensor]:
         with open(file, encoding="utf-8", newline="\n") as opened:
@@ -209,11 +223,7 @@ class _LineCoding(TextCoding):
 
 
 class PieceCoding(_LineCoding):
-    """The pieces of a sentencepiece model that `train_sentencepiece` made.
-
-    Args:
-        model: its file.
-    """
+    """The pieces of a sentencepiece model, a file, that `train_sentencepiece` made."""
 
     unit = "piece"
 
@@ -236,47 +246,6 @@ class PieceCoding(_LineCoding):
         return symbol.replace(_BLANK, " ").encode()
 
 
-class GPT2Coding(TextCoding):
-    """GPT-2's byte pairs, of which a line end is one like any other.
-
-    Args:
-        folder: with its two files.
-    """
-
-    unit, form = "piece", FORM
-
-    def __init__(self, dictionary, folder: Path) -> None:
-        from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-
-        super().__init__(dictionary)
-        self._model = GPT2Subwords(folder)
-        letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
-        vocabulary = json.loads((folder / GPT2_FILES[0]).read_text(encoding="utf-8"))
-        self._bytes = {
-            dictionary.index(str(i)): bytes(letters[letter] for letter in piece)
-            for piece, i in vocabulary.items()
-            if letters.keys() >= set(piece)
-        }
-
-    def encode(self, text: str | bytes, name: str = "the text") -> Tensor:
-        data = _utf8(text)
-        try:
-            ids = self._model.encode(composed(data.decode(), self.form)).ids
-        except UnicodeDecodeError as error:
-            raise _not_utf8(data, error, name) from None
-        return torch.tensor([self.dictionary.index(str(i)) for i in ids], dtype=torch.int64)
-
-    def items(self, file: Path) -> Iterator[Tensor]:
-        with open(file, encoding="utf-8", newline="") as opened:
-            while lines := "".join(islice(opened, 1000)):
-                yield self.encode(lines)
-
-    def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        for token in tokens:
-            end = int(token) == self.dictionary.eos()  # of a text, which is no line
-            yield b"" if end else self._bytes.get(int(token), UNREADABLE)
-
-
 class WordCoding(_LineCoding):
     """Words with white space between them; what the dictionary lacks is ``<unk>``, and so is what
     a text writes like one of its special symbols, such as ``</s>``."""
@@ -294,10 +263,5 @@ class WordCoding(_LineCoding):
 
 
 def _utf8(text: str | bytes) -> bytes:
-    """Return the text's bytes; those that the command line could not read come back as given."""
+    """The text's bytes; those that the command line could not read come back as given."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
-
-
-def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> UserError:
-    byte = f"byte 0x{data[error.start]:02X}"
-    return UserError(f"{name}: {byte} is not UTF-8; allowed: UTF-8 text")

@@ -41,11 +41,7 @@ class ClusterformerTextConfig(FairseqDataclass):
 
 @register_bpe("clusterformer", dataclass=ClusterformerTextConfig)
 def text_of_folder(cfg: ClusterformerTextConfig) -> "LanguageModelText | TranslationText":
-    """Return what codes the text of a prepared folder.
-
-    Raises:
-        UserError: if the folder is not a prepared one.
-    """
+    """What codes the text of a prepared folder; raises UserError for another one."""
     folder = Path(utils.split_paths(cfg.clusterformer_data or cfg.task_data)[0])
     if (folder / "dict.txt").is_file():
         return LanguageModelText(TextCoding.from_folder(folder))
@@ -57,21 +53,13 @@ def text_of_folder(cfg: ClusterformerTextConfig) -> "LanguageModelText | Transla
 
 
 class LanguageModelText:
-    """Plain text to the symbols of a language model and back.
-
-    Args:
-        coding: of its prepared folder.
-    """
+    """Plain text to the symbols of a language model and back."""
 
     def __init__(self, coding: TextCoding) -> None:
         self.coding = coding
 
     def encode(self, text: str) -> str:
-        """Return the text's symbols with blanks between them.
-
-        Raises:
-            UserError: if the text is not UTF-8.
-        """
+        """The text's symbols with blanks between them; UserError: it is not UTF-8."""
         return " ".join(self.coding.dictionary[i] for i in self.coding.encode(text))
 
     def decode(self, symbols: str) -> str:
@@ -80,12 +68,7 @@ class LanguageModelText:
 
 
 class TranslationText:
-    """Raw text in one language to subwords, and subwords to raw text in the other.
-
-    Args:
-        pipeline: of the prepared folder.
-        source, target: the two languages.
-    """
+    """Raw text in one language to subwords, and subwords to raw text in the other."""
 
     def __init__(self, pipeline: TextPipeline, source: str, target: str) -> None:
         self.pipeline, self.source, self.target = pipeline, source, target

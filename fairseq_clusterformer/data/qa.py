@@ -23,7 +23,7 @@ one item per question, all in the same order:
                           answer is one of some, ``candidates`` has their texts.
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ``SPLIT.structure``       .bin, .idx (int32): sentences, supporting sentences, candidates and their
-                          mentions; see `Outline.item`. Older folders have none
+                          mentions; see `Outline.item`
 ========================  =====================================================================
 
 .bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
@@ -44,9 +44,8 @@ from fairseq_clusterformer.answers import Document
 from .stored import RecordData, RecordWriter
 from .structure import Outline
 
-PARTS = ("question", "document", "spans", "characters")
+PARTS = ("question", "document", "spans", "characters", "structure")
 YES_NO = (None, "yes", "no")
-_STRUCTURE = "structure"
 _ANSWERABLE = {True: 1, False: 0, None: -1}
 
 
@@ -74,7 +73,7 @@ class Example:
     yes_no: str | None
 
     def spans(self) -> np.ndarray:
-        """Return all but the tokens as an item of ``SPLIT.spans``."""
+        """All but the tokens as an item of ``SPLIT.spans``."""
         counts = [len(x) for x in (self.paragraph_starts, self.answers, self.long_answers)]
         head = [_ANSWERABLE[self.answerable], YES_NO.index(self.yes_no), *counts]
         tail = (self.paragraph_starts, self.answers.flatten(), self.long_answers)
@@ -82,7 +81,7 @@ class Example:
 
     @classmethod
     def of(cls, question: Tensor, document: Tensor, spans: Tensor) -> "Example":
-        """Return what the items of the three files say."""
+        """What the items of the three files say."""
         answerable, yes_no, *counts = spans[:5].tolist()
         starts, answers, long = spans[5:].split([counts[0], 2 * counts[1], counts[2]])
         return cls(
@@ -107,8 +106,8 @@ class QAWriter(RecordWriter):
 
     def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
         tokens = best_fitting_int_dtype(vocab_size)
-        dtypes = dict(zip(PARTS, (tokens, tokens, np.int32, np.int32), strict=True))
-        super().__init__(folder, split, {**dtypes, _STRUCTURE: np.int32})
+        dtypes = (tokens, tokens, np.int32, np.int32, np.int32)
+        super().__init__(folder, split, dict(zip(PARTS, dtypes, strict=True)))
 
     def add(
         self,
@@ -130,45 +129,27 @@ class QAWriter(RecordWriter):
     def append(self, folder: Path, split: str) -> None:
         """Add all questions of another split, written with the same ``dict.txt``."""
         prefix = folder / split
-        for part in PARTS:
-            self._builders[part].merge_file_(f"{prefix}.{part}")
-        structure = self._builders[_STRUCTURE]
-        if Path(f"{prefix}.{_STRUCTURE}.idx").is_file():
-            structure.merge_file_(f"{prefix}.{_STRUCTURE}")
-        else:  # of an older folder
-            for _ in np.load(f"{prefix}.lines.npy")[1:]:
-                structure.add_item(torch.from_numpy(Outline().item()))
+        for part, builder in self._builders.items():
+            builder.merge_file_(f"{prefix}.{part}")
         with open(f"{prefix}.jsonl", "rb") as texts:
             shutil.copyfileobj(texts, self._texts)
         self._lines += (np.load(f"{prefix}.lines.npy")[1:] + self._lines[-1]).tolist()
 
 
 class QAData(RecordData):
-    """The questions of a split; see :class:`RecordData`.
-
-    Attributes:
-        structure_file: of sentences and candidates, which older folders have not.
-    """
+    """The questions of a split; see :class:`RecordData`."""
 
     def __init__(self, folder: Path | str, split: str) -> None:
-        super().__init__(folder, split, PARTS, "clusterformer prepare qa", [_STRUCTURE])
-        self.structure_file = Path(folder) / f"{split}.{_STRUCTURE}.idx"
+        super().__init__(folder, split, PARTS, "clusterformer prepare qa")
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(f"question {index} of {len(self)}")
         return Example.of(*(self._parts[part][index].long() for part in PARTS[:3]))
 
-    @property
-    def has_structure(self) -> bool:
-        """Whether the folder has a file of it."""
-        return _STRUCTURE in self._parts
-
     def outline(self, index: int) -> Outline:
-        """Return the structure of a question's document; nothing, of an older folder."""
-        if not self.has_structure:
-            return Outline()
-        return Outline.of(self._parts[_STRUCTURE][index].long())
+        """The structure of a question's document."""
+        return Outline.of(self._parts["structure"][index].long())
 
     @property
     def question_sizes(self) -> np.ndarray:
@@ -176,7 +157,7 @@ class QAData(RecordData):
         return self._parts["question"].sizes
 
     def document(self, index: int) -> Document:
-        """Return what the tokens of a question's document stand for."""
+        """What the tokens of a question's document stand for."""
         texts, outline = self.texts(index), self.outline(index)
         return Document(
             texts=[paragraph[1] for paragraph in texts["paragraphs"]],
@@ -188,5 +169,5 @@ class QAData(RecordData):
         )
 
     def characters(self, index: int) -> Tensor:
-        """Return the characters of a document's tokens, int32 [2, N]; see above."""
+        """The characters of a document's tokens, int32 [2, N]; see above."""
         return torch.as_tensor(self._parts["characters"][index]).view(2, -1)

@@ -1,6 +1,6 @@
 """Questions and their documents as a reader's samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,36 +18,29 @@ from .structure import Outline
 
 
 def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tensor:
-    """Return ``<s> question </s>``, int64 [Q]; a question that is too long loses its end.
-
-    Args:
-        question: its tokens.
-        max_positions: the most that Q can be.
-    """
+    """``<s> question </s>``, int64 [Q]; of more than ``max_positions`` tokens it loses its end."""
     first, last = (torch.tensor([token]) for token in (dictionary.bos(), dictionary.eos()))
     return torch.cat([first, question[: max_positions - 2], last])
 
 
 class DocumentStructure(Protocol):
-    """What a reader of structured documents is given of them: see etc/global_tokens.py."""
+    """What a reader of structured documents is given of them, by etc/global_tokens.py."""
 
     supporting: bool
-    read: Callable[[Outline, int], Outline]
-    check: Callable[[Outline, int, int, int], None]
-    rows: Callable[[Tensor, Tensor, int, Outline, Dictionary], Any]
-    batch: Callable[[Sequence[Any], int], dict[str, Tensor]]
+
+    def read(self, outline: Outline, length: int) -> Outline: ...
+    def rows(self, question: Tensor, starts: Tensor, length: int, outline, words) -> Any: ...
+    def batch(self, rows: Sequence[Any], pad: int) -> dict[str, Tensor]: ...
+    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None: ...
 
 
 class QuestionDataset(BySize):
     """Samples of a question, its document and the right answers; long documents lose their end.
 
-    A sample's size is that of its document.
-
     Args:
-        data: of a split.
+        data, split: questions of a split, and its name, which is in each batch.
         dictionary: of questions and documents.
-        split: its name, which is in each batch.
-        max_positions: tokens of a document.
+        max_positions: tokens of a document, whose number is the sample's size.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
         shuffle: documents of one length come in a random order.
         structure: what batches have of the documents' structure; None: nothing.
@@ -99,11 +92,8 @@ class QuestionDataset(BySize):
         }
 
     def cut(self) -> tuple[int, int, int]:
-        """How many documents and questions are cut, and of how many all answers are lost.
-
-        Returns:
-            Documents, questions that lost their answers, questions.
-        """
+        """How many documents are cut, how many lose their answers by it, and how many questions
+        are cut."""
         (cut,) = np.nonzero(self.data.sizes > self.sizes)
         lost = 0
         for index in cut:
@@ -125,7 +115,7 @@ class QuestionDataset(BySize):
             linked: refuse candidates that no mention links.
 
         Returns:
-            The questions whose supporting sentences are known.
+            How many questions' supporting sentences are known.
 
         Raises:
             ValueError: naming the file and the question.
@@ -142,7 +132,7 @@ class QuestionDataset(BySize):
             except ValueError as error:
                 id_ = self.data.texts(index)["id"]
                 raise ValueError(
-                    f"{self.data.structure_file}: question {index} (id {id_}): {error}"
+                    f"{self.data.prefix}.structure.idx: question {index} (id {id_}): {error}"
                 ) from None
             known += outline.supporting is not None
         return known
@@ -163,16 +153,13 @@ class QuestionDataset(BySize):
         return torch.tensor([name in types or not types for name in TYPES])
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch.
+        """A batch: ``id``, the ``split`` that it counts in, and
 
-        Returns:
-            What the model reads as ``net_input``; what is right as ``target``: the first and the
-            last tokens of short answers, ``spans``, int64 [B, A, 2] (-1: no more), the ``<s>`` of
-            long answers' ``paragraphs``, bool [B, N], and possible ``types``, bool [B, 5]; and the
-            ``split`` that ``id`` counts in. Structured ones have global tokens as the
-            ``structure`` of ``net_input``; as targets ``supporting`` sentences, 1, 0 or -1 where
-            that is unknown or there are no more, int64 [B, S], and the right ``candidate``, int64
-            [B], -1 where there is none.
+        - ``net_input``: what the model reads;
+        - ``target``: ``spans``, first and last tokens of short answers, int64 [B, A, 2], -1: no
+          more; ``paragraphs``, the ``<s>`` of long answers, bool [B, N]; possible ``types``, bool
+          [B, 5]; of structured documents also ``supporting`` sentences, 1, 0 or -1 (unknown, or
+          no more), int64 [B, S], and the right ``candidate``, int64 [B], -1: none.
         """
         if not samples:
             return {}
@@ -204,13 +191,10 @@ class QuestionDataset(BySize):
             structure = self.structure.batch(globals_, self.dictionary.pad())
             batch["net_input"]["structure"] = structure
             outlines = [sample["outline"] for sample in samples]
+            right = [-1 if outline.right is None else outline.right for outline in outlines]
             batch["target"] |= {
-                "supporting": pad_sequence(
-                    [_supporting(outline) for outline in outlines], True, -1
-                ),
-                "candidate": torch.tensor(
-                    [-1 if outline.right is None else outline.right for outline in outlines]
-                ),
+                "supporting": pad_sequence(list(map(_supporting, outlines)), True, -1),
+                "candidate": torch.tensor(right),
             }
         return batch
 

@@ -14,11 +14,9 @@ PAIR_FORMS = ("joined", "siamese")
 
 
 class SentenceDataset(BySize):
-    """Labelled texts: a sample is one sequence, or the two sequences of a pair.
-
-    A text is ``<s> a </s>``. A pair is one sequence ``<s> a </s> b </s>`` in the form "joined",
-    and two sequences in the form "siamese". Long texts lose their end; in a joined pair, the
-    longer text does.
+    """Labelled texts ``<s> a </s>``, or pairs: one sequence ``<s> a </s> b </s>`` in the form
+    "joined", two in the form "siamese". Long texts lose their end; in a joined pair, the longer
+    text does.
 
     Args:
         texts: one binarised data set, or two of equal length; with ``</s>`` at the end or without.
@@ -62,21 +60,19 @@ class SentenceDataset(BySize):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        lengths = self._lengths[:, index].tolist()
-        if self.joined:
-            first, second = lengths
-            room = self.max_positions - 3
-            first = min(first, max(room - second, room - room // 2))
-            lengths = [first, min(second, room - first)]
-        else:
-            lengths = [min(length, self.max_positions - 2) for length in lengths]
         start, end = (torch.tensor([t]) for t in (self.dictionary.bos(), self.dictionary.eos()))
-        texts = [text[index][:n] for text, n in zip(self.texts, lengths, strict=True)]
-        if self.joined:
-            sequences = [torch.cat([start, texts[0], end, texts[1], end])]
-        else:
-            sequences = [torch.cat([start, text, end]) for text in texts]
-        return {"id": index, "sequences": sequences}
+        lengths = self._lengths[:, index].tolist()
+        if not self.joined:
+            texts = [text[index][:n] for text, n in zip(self.texts, lengths, strict=True)]
+            most = self.max_positions - 2
+            sequences = [torch.cat([start, text[:most], end]) for text in texts]
+            return {"id": index, "sequences": sequences}
+        first, second = lengths
+        room = self.max_positions - 3
+        first = min(first, max(room - second, room - room // 2))
+        second = min(second, room - first)
+        a, b = self.texts[0][index][:first], self.texts[1][index][:second]
+        return {"id": index, "sequences": [torch.cat([start, a, end, b, end])]}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch: ``src_tokens`` and of siamese pairs ``pair_tokens``, int64 [B, N]; ``target``

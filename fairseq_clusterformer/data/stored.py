@@ -1,7 +1,7 @@
-"""Records of a split on disk: tokens and numbers in fairseq's indexed files, texts as JSON lines.
+"""Records of a split on disk, and the folders that hold them.
 
-``SPLIT.PART``            .bin, .idx: an item for each record
-``SPLIT.jsonl``           a line for each record
+``SPLIT.PART``            .bin, .idx: fairseq's indexed files, an item for each record
+``SPLIT.jsonl``           a JSON line for each record
 ``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 """
 
@@ -18,13 +18,7 @@ from fairseq.utils import split_paths
 
 
 class RecordWriter(ExitStack):
-    """Writes the files of a split; used in a ``with`` statement.
-
-    Args:
-        folder: that holds ``dict.txt``.
-        split: their first name.
-        dtypes: of each part.
-    """
+    """Writes the files of a split, in a ``with`` statement; ``dtypes`` are those of each part."""
 
     def __init__(self, folder: Path, split: str, dtypes: Mapping[str, type]) -> None:
         super().__init__()
@@ -58,7 +52,6 @@ class RecordData(Sequence):
     Args:
         parts: that must be there.
         made_by: the command that makes them.
-        optional: parts that older folders lack.
 
     Raises:
         FileNotFoundError: if a file of the split is missing.
@@ -71,9 +64,8 @@ class RecordData(Sequence):
         split: str,
         parts: Sequence[str],
         made_by: str,
-        optional: Sequence[str] = (),
     ) -> None:
-        prefix = Path(folder) / split
+        self.prefix = prefix = Path(folder) / split
         names = [f"{part}.{end}" for part in parts for end in ("bin", "idx")]
         for name in (*names, "jsonl", "lines.npy"):
             if not Path(f"{prefix}.{name}").is_file():
@@ -81,8 +73,7 @@ class RecordData(Sequence):
                     f"{prefix}.{name}: no such file; allowed: a folder that `{made_by}` made, and "
                     "a split of it"
                 )
-        more = [part for part in optional if Path(f"{prefix}.{part}.idx").is_file()]
-        self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in (*parts, *more)}
+        self._parts = {part: MMapIndexedDataset(f"{prefix}.{part}") for part in parts}
         self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
         self._texts = Path(f"{prefix}.jsonl")
         counts = {part: len(data) for part, data in self._parts.items()}
@@ -99,30 +90,22 @@ class RecordData(Sequence):
         return self._parts["document"].sizes
 
     def texts(self, index: int) -> dict:
-        """Return the record's line of ``SPLIT.jsonl``."""
+        """The record's line of ``SPLIT.jsonl``."""
         with open(self._texts, "rb") as file:
             file.seek(self._lines[index])
             return json.loads(file.read(self._lines[index + 1] - self._lines[index]))
 
 
 def shard_of(data: str, epoch: int = 1) -> Path:
-    """The folder of an epoch, of folders that are joined by ``:``; they take turns.
-
-    fairseq validates on the first one, where also the dictionaries are.
-    """
+    """The folder of an epoch, of folders that are joined by ``:``; they take turns. fairseq
+    validates on the first one, where also the dictionaries are."""
     shards = split_paths(data)
     return Path(shards[(epoch - 1) % len(shards)])
 
 
 def check_shards(data: str, dictionary: str = "dict.txt") -> None:
-    """Refuse folders that are joined by ``:`` and number their symbols otherwise than the first.
-
-    Args:
-        dictionary: the file that says so, in each.
-
-    Raises:
-        ValueError: naming the shard.
-    """
+    """Raise ValueError for a folder, of some that are joined by ``:``, whose ``dictionary`` is
+    another than the first one's."""
     first, *others = (Path(shard, dictionary) for shard in split_paths(data))
     for other in others:
         if not other.is_file() or other.read_bytes() != first.read_bytes():
@@ -136,11 +119,8 @@ def check_shards(data: str, dictionary: str = "dict.txt") -> None:
 def load_dictionary(folder: Path | str, made_by: str = "clusterformer prepare") -> Dictionary:
     """The dictionary of a prepared folder, or of several whose paths a text joins by ``:``.
 
-    Args:
-        made_by: the command that makes such folders, for the error.
-
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is none; ``made_by`` is the command that makes such folders.
         ValueError: folders with different ones.
     """
     path = (shard_of(folder) if isinstance(folder, str) else folder) / "dict.txt"

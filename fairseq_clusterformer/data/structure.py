@@ -35,7 +35,7 @@ class Outline:
     mentions: Tensor = field(default_factory=lambda: nothing(0, 3))
 
     def item(self) -> np.ndarray:
-        """As an item of ``SPLIT.structure``, int32: the numbers S, F (-1: unknown), C, the right
+        """An item of ``SPLIT.structure``, int32: the numbers S, F (-1: unknown), C, the right
         candidate (-1: unknown) and M; then sentences, supporting ones and mentions."""
         supporting = nothing(0) if self.supporting is None else self.supporting
         head = [
@@ -62,15 +62,11 @@ class Outline:
         )
 
     def check(self, starts: Tensor, length: int, *, linked: bool) -> None:
-        """Refuse what a document cannot be made of.
+        """Raise ValueError for the first sentence, candidate or mention that a document of
+        ``length`` tokens and paragraphs at ``starts``, int64 [P], cannot have.
 
         Args:
-            starts: of its paragraphs, int64 [P].
-            length: N.
             linked: refuse candidates without a mention too.
-
-        Raises:
-            ValueError: naming the first sentence, candidate or mention that is wrong.
         """
         first, last = self.sentences.T.contiguous()
         place = torch.searchsorted(starts, first, right=True)
@@ -100,18 +96,17 @@ class Outline:
                     f"a mention is {mention}; allowed: within one of the paragraphs that begin "
                     f"at {_some(starts)}, behind its <s>"
                 )
-        if linked:
-            without = set(range(self.candidates)) - set(self.mentions[:, 0].tolist())
-            if without:
-                raise ValueError(
-                    f"no mention links candidate {min(without)}; allowed: one or more for each "
-                    f"of {self.candidates}"
-                )
+        without = set(range(self.candidates)) - set(self.mentions[:, 0].tolist())
+        if linked and without:
+            raise ValueError(
+                f"no mention links candidate {min(without)}; allowed: one or more for each of "
+                f"{self.candidates}"
+            )
 
     def within(self, length: int) -> "Outline":
-        """Of the first tokens of the document: sentences that begin there, and mentions that are
-        whole. What supports the answer is unknown if one of these sentences is not there, and so
-        is the right candidate if none of its mentions is."""
+        """The structure of the first tokens: sentences that begin there, and whole mentions. What
+        supports the answer is unknown if one of these sentences is gone, and so is the right
+        candidate if all its mentions are."""
         kept = int((self.sentences[:, 0] < length).sum())
         mentions = self.mentions[self.mentions[:, 2] <= length]
         supporting, right = self.supporting, self.right
@@ -132,11 +127,7 @@ class Outline:
         return replace(self, sentences=nothing(0, 2), supporting=None)
 
     def paragraph_of(self, starts: Tensor) -> Tensor:
-        """The number of each sentence's paragraph, int64 [S].
-
-        Args:
-            starts: of the paragraphs, int64 [P].
-        """
+        """The number of each sentence's paragraph, int64 [S], by where these start, int64 [P]."""
         return torch.searchsorted(starts, self.sentences[:, 0].contiguous(), right=True) - 1
 
 

@@ -5,10 +5,11 @@ A text is split by GPT-2's byte pair encoding, as RoBERTa reads it (``encoder.js
 given, whatever a model makes of it inside.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,13 +45,8 @@ class Tokens:
         return len(self.ids)
 
     def cover(self, start: int, end: int) -> tuple[int, int]:
-        """Return the fewest tokens [first, last) that hold the characters [start, end).
-
-        Blanks that the model drops are in no token.
-
-        Raises:
-            ValueError: if no token holds any of them.
-        """
+        """Return the fewest tokens [first, last) that hold the characters [start, end); ValueError
+        if none does, as of blanks that the model drops."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left"))
         (held,) = np.nonzero(self.starts[first:last] < self.ends[first:last])
@@ -68,33 +64,25 @@ class Tokens:
 
 
 def load_sentencepiece(path: Path):
-    """A sentencepiece model.
-
-    Raises:
-        UserError: a file that is missing or damaged.
-    """
+    """A sentencepiece model; raises UserError for a file that is missing or damaged."""
     from sentencepiece import SentencePieceProcessor
 
     with reading(path, "a sentencepiece model"):
         return SentencePieceProcessor(model_file=str(path))
 
 
-class Subwords(Protocol):
-    """A model of subwords."""
+class Subwords(ABC):
+    """A model of subwords, which reads texts in one form of Unicode.
+
+    Attributes:
+        symbols: each id's symbol in a fairseq dictionary.
+        texts: what each id stands for, led by a blank where a word begins; empty of a part of a
+            letter.
+        form: of Unicode; see :mod:`~fairseq_clusterformer.data.unicode`.
+    """
 
     symbols: Sequence[str]
-    """Each id's symbol in a fairseq dictionary."""
-
     texts: Sequence[str]
-    """What each id stands for, led by a blank where a word begins; empty of a part of a letter."""
-
-    def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text; raises ValueError for what is not Unicode."""
-
-
-class _Forming:
-    """Encodes texts in one form of Unicode, by the class's own ``_encode``."""
-
     form = "none"
 
     def encode(self, text: str) -> Tokens:
@@ -110,15 +98,15 @@ class _Forming:
         ends = np.where(tokens.ends > tokens.starts, last[tokens.ends - 1], starts)
         return Tokens(tokens.ids, starts.astype(np.int32), ends.astype(np.int32))
 
+    @abstractmethod
+    def _encode(self, text: str) -> Tokens:
+        """The tokens of a text in the form."""
 
-class GPT2Subwords(_Forming):
-    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``.
 
-    Its symbols are the ids as text, as in RoBERTa's ``dict.txt``.
-
-    Raises:
-        ValueError: if the files do not belong together.
-    """
+class GPT2Subwords(Subwords):
+    """GPT-2's byte pair encoding, from a folder with ``encoder.json`` and ``vocab.bpe``, or
+    ValueError if these do not belong together. Its symbols are the ids as text, as in RoBERTa's
+    ``dict.txt``; ``bytes`` are what each id stands for."""
 
     def __init__(self, folder: Path) -> None:
         from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
@@ -141,10 +129,13 @@ class GPT2Subwords(_Forming):
         if ids != list(range(len(ids))):
             raise ValueError(f"{files[0]}: its ids are not 0 to {len(ids) - 1:,}, each once")
         self.symbols = [str(id_) for id_ in ids]
+        # a piece is written in letters that stand for its bytes; 0xFF is in no UTF-8
         of_letter = {letter: byte for byte, letter in bytes_to_unicode().items()}
-        in_order = sorted(vocabulary, key=vocabulary.get)
-        raw = (bytes(of_letter.get(letter, 0xFF) for letter in piece) for piece in in_order)
-        self.texts = [text.decode(errors="ignore") for text in raw]
+        self.bytes = [
+            bytes(of_letter.get(letter, 0xFF) for letter in piece)
+            for piece in sorted(vocabulary, key=vocabulary.get)
+        ]
+        self.texts = [piece.decode(errors="ignore") for piece in self.bytes]
         self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
         self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
             add_prefix_space=False, trim_offsets=False
@@ -161,14 +152,11 @@ class GPT2Subwords(_Forming):
         return self._tokenizer.decode(list(ids))
 
 
-class SentencePieceSubwords(_Forming):
-    """A sentencepiece model; its symbols are the pieces.
+class SentencePieceSubwords(Subwords):
+    """A sentencepiece model, or ValueError; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
     character in a token. One that normalises drops some blanks.
-
-    Raises:
-        ValueError: if the file is no such model.
     """
 
     def __init__(self, model: Path) -> None:
@@ -202,17 +190,12 @@ class SentencePieceSubwords(_Forming):
 
 
 def load(path: Path) -> Subwords:
-    """Return the model of a folder (GPT-2's files) or a file (sentencepiece).
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """The model of a folder (GPT-2's files) or a file (sentencepiece); ValueError: neither."""
     return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)
 
 
 def load_prepared(folder: Path) -> Subwords:
-    """Return the model of a folder that ``clusterformer prepare qa`` has made; see `load`. It
-    reads texts in the form that the folder was prepared with."""
+    """The model of a folder that ``clusterformer prepare qa`` made, in the form of its texts."""
     model = folder / MODEL
     found = load(model if model.exists() else folder)
     found.form = form_of(folder, READ_FORM)
@@ -220,14 +203,8 @@ def load_prepared(folder: Path) -> Subwords:
 
 
 def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:
-    """What each symbol of a prepared folder's dictionary stands for; see `Subwords.texts`.
-
-    Of fairseq's own symbols it is empty. Where a folder holds a dictionary and no model of
-    subwords, each symbol is a word.
-
-    Raises:
-        ValueError: files that are no model of subwords.
-    """
+    """What each symbol of a prepared folder's dictionary stands for, see `Subwords`; empty of
+    fairseq's own. In a folder without a model of subwords, each symbol is a word."""
     has_model = (folder / MODEL).exists() or (folder / GPT2_FILES[0]).exists()
     own = dictionary.symbols[dictionary.nspecial :]
     if has_model:

@@ -7,12 +7,12 @@ text.decode("two m@@ en .", "en")    # 'two men.': what a person reads
 
 import json
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.data.unicode import FORM, composed
-from fairseq_clusterformer.errors import bad_option, reading
+from fairseq_clusterformer.errors import UserError, bad_option, reading
 
 TOKENIZERS = ("moses", "none")
 VOCABULARIES = {
@@ -58,29 +58,33 @@ class TextPipeline:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "TextPipeline":
-        """Return the pipeline of a folder that ``clusterformer prepare translation`` made.
-
-        Raises:
-            UserError: if it is another folder, or none.
-        """
+        """The pipeline of a folder that ``clusterformer prepare translation`` made; raises
+        UserError for another one."""
         folder = Path(folder)
         try:
             match json.loads((folder / RECORD).read_text()):
                 case {
-                    "recipe": {"languages": [_, _] as languages, "bpe_model": str(model), **recipe}
+                    "recipe": {
+                        "languages": [str(), str()] as languages,
+                        "bpe_model": str(model),
+                        **recipe,
+                    }
                 }:
                     names = {field.name for field in fields(cls)} - {"languages", "model"}
                     values = {name: ({"unicode": FORM} | recipe)[name] for name in names}
                 case _:
                     raise ValueError("no recipe of translation data")
-        except (OSError, ValueError, KeyError) as error:
+            for name, value in values.items():
+                if type(value) is not type(getattr(cls, name)):
+                    raise ValueError(f"{name} is {value!r}")
+            return cls(languages=tuple(languages), model=folder / model, **values)
+        except (OSError, ValueError, KeyError, UserError) as error:
             raise bad_option(
                 "the data folder",
                 folder,
                 "a folder that `clusterformer prepare translation` made",
                 f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})",
             ) from None
-        return cls(languages=tuple(languages), model=folder / model, **values)
 
     def recipe(self) -> dict:
         """Return the pipeline as ``prepared.json`` stores it; `from_folder` reads it."""
@@ -93,9 +97,9 @@ class TextPipeline:
         self._check(lang)
         line = composed(line, self.unicode)
         if self.normalize_punctuation:
-            line = self._normalizers[lang].normalize(line).strip()
+            line = _moses("MosesPunctNormalizer", lang).normalize(line).strip()
         if self.tokenizer == "moses":
-            line = self._tokenizers[lang].tokenize(
+            line = _moses("MosesTokenizer", lang).tokenize(
                 line,
                 aggressive_dash_splits=self.dash_splits,
                 escape=self.escape,
@@ -136,31 +140,13 @@ class TextPipeline:
         words = self.words(subwords, lang)
         if self.tokenizer == "none":
             return words
-        return self._detokenizers[lang].detokenize(words.split(), unescape=self.escape)
+        return _moses("MosesDetokenizer", lang).detokenize(words.split(), unescape=self.escape)
 
     def _check(self, lang: str) -> None:
         if lang not in self.languages:
             raise bad_option("the language", lang, " or ".join(self.languages))
 
-    # Made when first used: a process often reads one language only, and may need no model.
-
-    @cached_property
-    def _normalizers(self) -> dict:
-        from sacremoses import MosesPunctNormalizer
-
-        return {lang: MosesPunctNormalizer(lang=lang) for lang in self.languages}
-
-    @cached_property
-    def _tokenizers(self) -> dict:
-        from sacremoses import MosesTokenizer
-
-        return {lang: MosesTokenizer(lang=lang) for lang in self.languages}
-
-    @cached_property
-    def _detokenizers(self) -> dict:
-        from sacremoses import MosesDetokenizer
-
-        return {lang: MosesDetokenizer(lang=lang) for lang in self.languages}
+    # Models are read when first used: a process may need none.
 
     @cached_property
     def _subword_nmt(self):
@@ -173,6 +159,25 @@ class TextPipeline:
         ):
             return BPE(codes)
 
+    @cached_property
+    def _gpt2(self):
+        from fairseq_clusterformer.data.subwords import GPT2Subwords
+
+        return GPT2Subwords(self._model_file().parent)
+
+    @cached_property
+    def _sentencepieces(self) -> list:
+        """Of the first language and of the second."""
+        from fairseq_clusterformer.data.subwords import load_sentencepiece
+
+        first = self._model_file()
+        own = first.with_name(TARGETS_OWN)
+        models = [load_sentencepiece(first)]
+        return [*models, load_sentencepiece(own)] if own.is_file() else models * 2
+
+    def _pieces_of(self, lang: str | None):
+        return self._sentencepieces[lang == self.languages[1]]
+
     def _language_code(self, tokens: str) -> tuple[list[str], str]:
         """The symbol by which a text asks a Marian of several languages for one of them, such as
         ``>>fra<<``, as far as there is one; and the rest."""
@@ -183,30 +188,17 @@ class TextPipeline:
             return [code + end], rest
         return [], tokens
 
-    def _pieces_of(self, lang: str | None):
-        return self._sentencepieces[lang == self.languages[1]]
-
-    @cached_property
-    def _sentencepieces(self) -> list:
-        """Of the first language and of the second."""
-        from fairseq_clusterformer.data.subwords import load_sentencepiece
-
-        first = self._model_file()
-        own = first.with_name(TARGETS_OWN)
-        models = [load_sentencepiece(first)]
-        if own.is_file():
-            return [*models, load_sentencepiece(own)]
-        return models * 2
-
-    @cached_property
-    def _gpt2(self):
-        from fairseq_clusterformer.data.subwords import GPT2Subwords
-
-        return GPT2Subwords(self._model_file().parent)
-
     def _model_file(self) -> Path:
         if self.model is None or not self.model.is_file():
             raise bad_option(
                 "the subword model", self.model, f"the file of {self.bpe}'s model", "no such file"
             )
         return self.model
+
+
+@cache
+def _moses(tool: str, lang: str):
+    """One of sacremoses' classes for a language, made when first used."""
+    import sacremoses
+
+    return getattr(sacremoses, tool)(lang=lang)

@@ -1,7 +1,7 @@
 """One clear last line for a checkpoint that cannot be loaded.
 
-fairseq's trainer hides the reason behind "ensure that the architectures match". If the file of
-``--restore-file`` does not exist, it trains from scratch and does not say so.
+fairseq's trainer says "ensure that the architectures match", and trains from scratch if the file
+of ``--restore-file`` does not exist.
 """
 
 import functools
@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -33,27 +34,38 @@ class CheckpointError(ValueError):
 class ExplainedCheckpoints:
     """Mixin before a fairseq model: one line says what does not fit."""
 
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's.
+    @classmethod
+    def hub_models(cls):
+        return {}  # not those of fairseq's class
 
-        Raises:
-            CheckpointError: tensors of other shapes, or (if ``strict``) missing or unknown ones.
-        """
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; raises CheckpointError for tensors of other shapes, numbers that are not
+        finite, or (if ``strict``) missing or unknown tensors."""
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
-        self.upgrade_state_dict(state_dict)
-        given = self._prune(state_dict, model_cfg)
-        other_shapes = {
-            name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
+        wrong = [
+            name
             for name, tensor in self.state_dict().items()
-            if name in given and isinstance(tensor, Tensor) and given[name].shape != tensor.shape
-        }
-        fitting = {name: t for name, t in given.items() if name not in other_shapes}
-        result = nn.Module.load_state_dict(self, fitting, strict=False)
-        differences = {"of another shape": list(other_shapes.values())}
-        if strict:
-            missing = [name for name in result.missing_keys if name not in other_shapes]
-            differences |= {"missing": missing, "of another model": result.unexpected_keys}
+            if torch.is_tensor(tensor) and not torch.is_tensor(state_dict.get(name, tensor))
+        ]
+        differences = {"without numbers": wrong}
+        if not wrong:
+            self.upgrade_state_dict(state_dict)
+            given = self._prune(state_dict, model_cfg)
+            other_shapes = {
+                name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
+                for name, tensor in self.state_dict().items()  # which may have new sizes
+                if name in given and torch.is_tensor(tensor) and given[name].shape != tensor.shape
+            }
+            fitting = {name: t for name, t in given.items() if name not in other_shapes}
+            result = nn.Module.load_state_dict(self, fitting, strict=False)
+            differences["of another shape"] = list(other_shapes.values())
+            differences["that are not finite"] = [
+                name for name, p in self.named_parameters() if not p.isfinite().all()
+            ]
+            if strict:
+                missing = [name for name in result.missing_keys if name not in other_shapes]
+                differences |= {"missing": missing, "of another model": result.unexpected_keys}
         told = [
             f"tensors {what}: {len(names)}, such as {names[0]}"
             for what, names in differences.items()
@@ -65,10 +77,8 @@ class ExplainedCheckpoints:
 
     def _prune(self, state: dict[str, Tensor], cfg: DictConfig | Namespace | None):
         """The tensors of the layers that ``--encoder-layers-to-keep`` and its like keep, with
-        their new numbers. The options then say how deep the model is, as its checkpoints will.
-
-        fairseq's own function forgets that, and drops all layers of the side that is not pruned.
-        """
+        their new numbers. The options then say how deep the model is, as its checkpoints will:
+        fairseq forgets that, and drops all layers of a side that is not pruned."""
         for side in ("encoder", "decoder"):
             keep = getattr(cfg, f"{side}_layers_to_keep", None)
             if not keep:
@@ -95,18 +105,9 @@ class ExplainedCheckpoints:
         return state
 
 
-def read_model(option: str, path: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint that an option names; see :func:`read_checkpoint`."""
-    return read_checkpoint(option, path)["model"]
-
-
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
     """A checkpoint that an option names, on the CPU; "model" has its tensors, "cfg", where it is,
-    its options.
-
-    Raises:
-        CheckpointError: no such file, or one that fairseq cannot have written.
-    """
+    its options. Raises CheckpointError: no such file, or fairseq has not written it."""
     if not Path(path).is_file():
         raise CheckpointError(f"{option} is {path}: no such file; allowed: a checkpoint")
     try:
@@ -132,8 +133,11 @@ def explain_loading() -> None:
     def load_checkpoint(self: Trainer, filename: str, *args, **kwargs):
         explains = isinstance(self.get_model(), ExplainedCheckpoints)
         option, value = _option(self.cfg.checkpoint, filename)
-        if explains:
-            _check_exists(self.cfg.checkpoint, filename)
+        ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
+        # one of --save-dir may be missing: jobs are started anew with the same command
+        missing = option == "--restore-file" and not ours and not Path(filename).is_file()
+        if explains and missing:
+            raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")
         try:
             return load(self, filename, *args, **kwargs)
         except Exception as error:
@@ -185,11 +189,3 @@ def _option(cfg: CheckpointConfig, filename: str) -> tuple[str, str]:
     if cfg.restore_file != CheckpointConfig.restore_file:
         return "--restore-file", cfg.restore_file
     return "--save-dir", cfg.save_dir
-
-
-def _check_exists(cfg: CheckpointConfig, filename: str) -> None:
-    """A file of --save-dir may be missing: jobs are started anew with the same command."""
-    option, value = _option(cfg, filename)
-    ours = Path(filename).resolve().parent == Path(cfg.save_dir).resolve()
-    if option == "--restore-file" and not ours and not Path(filename).is_file():
-        raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")

@@ -31,6 +31,7 @@ from .options import (
     complete,
     option,
     set_defaults,
+    set_sizes,
 )
 
 _REFUSED = (
@@ -102,10 +103,6 @@ ClusterformerConfig = make_dataclass(
 @register_model("clusterformer", dataclass=ClusterformerConfig)
 class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
     """fairseq's Transformer over our encoder and decoder."""
-
-    @classmethod
-    def hub_models(cls):
-        return {}
 
     @classmethod
     def add_args(cls, parser):
@@ -192,31 +189,15 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 @register_model_architecture("clusterformer", "clusterformer_tiny")
 def clusterformer_tiny(args):
     """3 + 3 layers of 128, 1.6 million parameters with 4,000 subwords: Multi30k on a laptop."""
-    set_defaults(
-        args,
-        encoder_layers=3,
-        encoder_embed_dim=128,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=4,
-        decoder_layers=3,
-        decoder_attention_heads=4,
-    )
+    set_sizes(args, "encoder", layers=3, width=128, inner=256, heads=4)
+    set_defaults(args, decoder_layers=3, decoder_attention_heads=4)
     base_architecture(args)
 
 
-@register_model_architecture("clusterformer", "clusterformer_iwslt_de_en")
-def clusterformer_iwslt_de_en(args):
-    """CF22 section 4.1: 6 + 6 layers of 512, 4 heads, K = 3."""
-    transformer_iwslt_de_en(args)
-
-
-@register_model_architecture("clusterformer", "clusterformer_wmt_en_de")
-def clusterformer_wmt_en_de(args):
-    """CF22 section 4.1: 6 + 6 layers of 512, 8 heads, K = 3."""
-    transformer_wmt_en_de(args)
-
-
-@register_model_architecture("clusterformer", "clusterformer_wmt_en_de_big")
-def clusterformer_wmt_en_de_big(args):
-    """The same at fairseq's "big" size: 6 + 6 layers of 1,024, 16 heads."""
-    transformer_wmt_en_de_big(args)
+# CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
+for _name, _sizes in {
+    "iwslt_de_en": transformer_iwslt_de_en,
+    "wmt_en_de": transformer_wmt_en_de,
+    "wmt_en_de_big": transformer_wmt_en_de_big,
+}.items():
+    register_model_architecture("clusterformer", f"clusterformer_{_name}")(_sizes)

@@ -9,7 +9,7 @@ from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, masked_mean, tiny_encoder
-from .options import option, set_defaults
+from .options import option, set_sizes
 from .word_vectors import read_word_vectors
 
 logger = logging.getLogger(__name__)
@@ -155,14 +155,8 @@ class ClusterformerClassifier(EncoderOnlyModel):
 @register_model_architecture("clusterformer_classifier", "clusterformer_classifier_base")
 def clusterformer_classifier_base(args):
     """CF22 section 4.2: 2 layers of 300, 4 heads, all of them clustered."""
-    set_defaults(
-        args,
-        encoder_layers=2,
-        encoder_embed_dim=300,
-        encoder_ffn_embed_dim=1200,
-        encoder_attention_heads=4,
-        encoder_attention="neural",
-    )
+    sizes = {"layers": 2, "width": 300, "inner": 1200, "heads": 4}
+    set_sizes(args, "encoder", **sizes, encoder_attention="neural")
 
 
 register_model_architecture("clusterformer_classifier", "clusterformer_classifier_tiny")(

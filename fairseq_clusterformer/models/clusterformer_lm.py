@@ -22,6 +22,7 @@ from .options import (
     complete,
     option,
     set_defaults,
+    set_sizes,
 )
 
 
@@ -61,18 +62,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
     """fairseq's Transformer language model over :class:`ClusterformerDecoder`."""
 
     @classmethod
-    def hub_models(cls):
-        return {}
-
-    @classmethod
     def build_model(cls, args, task):
         """Build a model; raises ValueError for an option that is not allowed."""
         complete(args, LanguageModelOptions)
-        if args.cluster_rule == "chunk":
-            raise ValueError(
-                "--cluster-rule is chunk, which is not causal: where a chunk begins depends on "
-                "later tokens; allowed: recent, or leaking-chunk to compare with"
-            )
         plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
         if utils.safe_getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = utils.safe_getattr(
@@ -130,18 +122,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_tiny")
 def clusterformer_lm_tiny(args):
     """0.2 million parameters: learns bytes on a laptop's processor in minutes."""
-    set_defaults(
-        args,
-        attention_window=16,
-        num_clusters=8,
-        decoder_layers=3,
-        decoder_embed_dim=64,
-        decoder_ffn_embed_dim=256,
-        dropout=0.0,
-        decoder_attention_heads=4,
-        share_decoder_input_output_embed=True,
-        activation_fn="gelu",
-    )
+    set_sizes(args, "decoder", layers=3, width=64, inner=256, heads=4, dropout=0.0)
+    set_defaults(args, share_decoder_input_output_embed=True, activation_fn="gelu")
+    set_defaults(args, attention_window=16, num_clusters=8)
     base_lm_architecture(args)
 
 
@@ -153,33 +136,18 @@ def clusterformer_lm_bytes(args):
     if not getattr(args, "decoder_learned_pos", False):
         set_defaults(args, positions="none")
     set_defaults(args, short_convolution=4)
-    set_defaults(
-        args,
-        attention="taught",
-        attention_window=32,
-        num_clusters=16,
-        probes=2,
-        cluster_gap=32,
-        routes_by="heads",
-        copying_start=args.short_convolution >= 3,
-    )
+    set_defaults(args, attention="taught", probes=2, routes_by="heads")
+    set_defaults(args, attention_window=32, num_clusters=16, cluster_gap=32)
+    set_defaults(args, copying_start=args.short_convolution >= 3)
     clusterformer_lm_tiny(args)
 
 
 @register_model_architecture("clusterformer_lm", "clusterformer_lm_enwik8")
 def clusterformer_lm_enwik8(args):
     """12 layers, 512 wide, 38 million parameters, for contexts of 4,096 bytes (K = 2 N / W)."""
-    set_defaults(
-        args,
-        decoder_layers=12,
-        decoder_embed_dim=512,
-        decoder_ffn_embed_dim=2048,
-        decoder_attention_heads=8,
-        share_decoder_input_output_embed=True,
-        activation_fn="gelu",
-        attention_window=256,
-        num_clusters=32,
-    )
+    set_sizes(args, "decoder", layers=12, width=512, inner=2048, heads=8)
+    set_defaults(args, share_decoder_input_output_embed=True, activation_fn="gelu")
+    set_defaults(args, attention_window=256, num_clusters=32)
     base_lm_architecture(args)
 
 

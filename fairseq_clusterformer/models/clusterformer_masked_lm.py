@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_clusterformer.clustering import Report
 
 from .encoder_only import EncoderOnlyModel, EncoderOnlyOptions, tiny_encoder
-from .options import set_defaults
+from .options import set_sizes
 
 
 @dataclass
@@ -63,14 +63,8 @@ class ClusterformerMaskedLM(EncoderOnlyModel):
 @register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_small")
 def clusterformer_masked_lm_small(args):
     """CF22 appendix F: BERT-small's 4 layers of 512, 8 heads."""
-    set_defaults(
-        args,
-        encoder_layers=4,
-        encoder_embed_dim=512,
-        encoder_ffn_embed_dim=2048,
-        encoder_attention_heads=8,
-        activation_fn="gelu",
-    )
+    sizes = {"layers": 4, "width": 512, "inner": 2048, "heads": 8}
+    set_sizes(args, "encoder", **sizes, activation_fn="gelu")
 
 
 register_model_architecture("clusterformer_masked_lm", "clusterformer_masked_lm_tiny")(

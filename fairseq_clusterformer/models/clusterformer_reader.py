@@ -12,7 +12,14 @@ from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.precision import ExactLinear
 
 from .encoder_only import ACTIVATIONS, EncoderOptions, embed_words, masked_mean
-from .options import ClusteringOptions, attention_plan, option, set_defaults
+from .options import (
+    ClusteringOptions,
+    attention_plan,
+    layer_numbers,
+    option,
+    set_defaults,
+    set_sizes,
+)
 from .reader import ReaderEncoder, ReaderModel, Reading
 from .roberta import load_roberta
 
@@ -165,7 +172,9 @@ class ClusterformerReader(ReaderModel):
             embed_words(args, task.source_dictionary),
             size=args.window_size,
             stride=args.window_stride,
-            cluster_layers=_cluster_layers(args),
+            # The first layer has no window below it. CF20 counts from 0 as well: in its table 4,
+            # 24 is a multiple of 6 and yet no layer of 24.
+            cluster_layers=layer_numbers(args, "cluster_layers", args.encoder_layers, first=1),
             cluster_attention=args.cluster_attention,
             plan=plan,
         )
@@ -212,40 +221,12 @@ class ClusterformerReader(ReaderModel):
             load_roberta(self, self.args.roberta_checkpoint)
 
 
-def _cluster_layers(args) -> tuple[int, ...]:
-    """The numbers that ``--cluster-layers`` lists. CF20 counts from 0 as well: in its table 4,
-    24 is a multiple of 6 and yet no layer of 24.
-
-    Raises:
-        ValueError: a layer that there is not, or the first, which has no window below it.
-    """
-    try:
-        numbers = sorted({int(number) for number in args.cluster_layers.split(",") if number})
-    except ValueError:
-        numbers = [0]
-    if any(not 1 <= number < args.encoder_layers for number in numbers):
-        raise ValueError(
-            f"--cluster-layers is {args.cluster_layers}; allowed: layers 1 to "
-            f"{args.encoder_layers - 1}, counted from 0, separated by commas"
-        )
-    return tuple(numbers)
-
-
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_tiny")
 def clusterformer_reader_tiny(args):
     """4 layers of 64, 4 heads, windows of 64: learns on a laptop's processor."""
-    set_defaults(
-        args,
-        encoder_layers=4,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=4,
-        window_size=64,
-        window_stride=56,
-        window_positions=128,
-        cluster_layers="2",
-        num_clusters=16,
-    )
+    set_sizes(args, "encoder", layers=4, width=64, inner=256, heads=4)
+    set_defaults(args, window_size=64, window_stride=56, window_positions=128)
+    set_defaults(args, cluster_layers="2", num_clusters=16)
 
 
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_base")
@@ -256,12 +237,5 @@ def clusterformer_reader_base(args):
 @register_model_architecture("clusterformer_reader", "clusterformer_reader_large")
 def clusterformer_reader_large(args):
     """CF20 section 4.2: RoBERTa-large's 24 layers of 1,024, two of them across windows."""
-    set_defaults(
-        args,
-        encoder_layers=24,
-        encoder_embed_dim=1024,
-        encoder_ffn_embed_dim=4096,
-        encoder_attention_heads=16,
-        cluster_layers="15,20",
-        num_clusters=512,
-    )
+    set_sizes(args, "encoder", layers=24, width=1024, inner=4096, heads=16)
+    set_defaults(args, cluster_layers="15,20", num_clusters=512)

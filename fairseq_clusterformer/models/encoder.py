@@ -43,11 +43,8 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
             x = self.self_attn_layer_norm(x)
 
         at_once = at_once_in(self, x.device)
-        if at_once is None:
-            x = self._feed_forward(x)
-        else:
-            portions = x.split(max(1, at_once // x.size(1)))
-            x = torch.cat([self._feed_forward(portion) for portion in portions])
+        portions = [x] if at_once is None else x.split(max(1, at_once // x.size(1)))
+        x = torch.cat([self._feed_forward(portion) for portion in portions])
         return x, *pack(reports)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
@@ -63,8 +60,8 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
     """fairseq's encoder over :class:`ClusterformerEncoderLayer`.
 
-    Where centroids are handed on (CF22 section 3.1), the stack owns the first ones, so that they
-    reach the first clustering layer that runs, whichever layers LayerDrop leaves out.
+    Where centroids are handed on (CF22 section 3.1), the stack owns the first ones: they reach the
+    first clustering layer that runs, whichever layers LayerDrop leaves out.
     """
 
     def __init__(self, cfg: TransformerConfig, *args, **kwargs):
@@ -90,17 +87,14 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Any]]:
-        """Encode source sentences.
+        """Encode source sentences: fairseq's ``encoder_out`` [N, B, D] and its relatives, and the
+        layers' ``reports``.
 
         Args:
             src_tokens: int64 [B, N].
             src_lengths: ignored; padding is where the dictionary says so.
             return_all_hiddens: also return what each layer gives.
             token_embeddings: [B, N, D] instead of the embeddings of the tokens.
-
-        Returns:
-            As fairseq's: ``encoder_out`` [N, B, D] and its relatives; and ``reports`` of the
-            layers.
         """
         padding_mask = src_tokens.eq(self.padding_idx)
         batch = Batch(any_padding(padding_mask))

@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
-from .checkpoints import CheckpointError, ExplainedCheckpoints, read_model
+from .checkpoints import CheckpointError, ExplainedCheckpoints, read_checkpoint
 from .encoder import ClusterformerEncoder
 from .options import (
     EncoderClusteringOptions,
@@ -21,7 +21,7 @@ from .options import (
     complete,
     option,
     options_of,
-    set_defaults,
+    set_sizes,
 )
 
 logger = logging.getLogger(__name__)
@@ -117,23 +117,30 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def load_encoder(self, path: str) -> None:
-        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew.
+        """Start from the encoder of ``--pretrained-checkpoint``; the head starts anew."""
+        option = "--pretrained-checkpoint"
+        given = read_checkpoint(option, path)["model"]
+        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
+        anew = [name for name in self.state_dict() if not name.startswith(_PRETRAINED)]
+        allowed = "a clusterformer_masked_lm of the same sizes, attention and dictionary"
+        self.start_from(option, path, loaded, anew, allowed)
+        tell(path, self.state_dict(), loaded, [name for name in given if name not in loaded])
+
+    def start_from(
+        self, option: str, path: str, loaded: dict[str, Tensor], anew: Iterable[str], allowed: str
+    ) -> None:
+        """Start from the tensors of a checkpoint, but for those that may start anew.
 
         Raises:
-            CheckpointError: a file that cannot be read, or an encoder that does not fit.
+            CheckpointError: a file that does not fit; it names the option and what is allowed.
         """
-        given = read_model("--pretrained-checkpoint", path)
-        loaded = {name: t for name, t in given.items() if name.startswith(_PRETRAINED)}
-        mine = self.state_dict()
-        head = {name: t for name, t in mine.items() if not name.startswith(_PRETRAINED)}
+        own = self.state_dict()
         try:
-            self.load_state_dict(head | loaded)
+            self.load_state_dict({name: own[name] for name in anew} | loaded)
         except CheckpointError as error:
             raise CheckpointError(
-                f"--pretrained-checkpoint is {path}: it does not fit the model: {error}; "
-                "allowed: a clusterformer_masked_lm of the same sizes, attention and dictionary"
+                f"{option} is {path}: it does not fit the model: {error}; allowed: {allowed}"
             ) from None
-        tell(path, mine, loaded, [name for name in given if name not in loaded])
 
     def max_positions(self) -> int:
         """Tokens of the longest sequence."""
@@ -166,10 +173,4 @@ def fingerprint(dictionary: Dictionary) -> Tensor:
 
 def tiny_encoder(args) -> None:
     """2 layers of 64, 4 heads: learns on a laptop's processor in minutes."""
-    set_defaults(
-        args,
-        encoder_layers=2,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=128,
-        encoder_attention_heads=4,
-    )
+    set_sizes(args, "encoder", layers=2, width=64, inner=128, heads=4)

@@ -27,12 +27,8 @@ POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
-    """A field of a dataclass that fairseq turns into an option.
-
-    Args:
-        limits: of :class:`~fairseq_clusterformer.ranges.Range`; none: what fairseq's option of
-            this name has.
-    """
+    """A field of a dataclass that fairseq turns into an option; ``limits`` are those of a
+    :class:`~fairseq_clusterformer.ranges.Range`, or else of fairseq's option of this name."""
     limit = Range(**limits) if limits else None
     return field(default=default, metadata={"help": help, "range": limit})
 
@@ -161,9 +157,14 @@ def complete(args, options: type[FairseqDataclass]) -> None:
                 f"model._name is {args._name}: fairseq-hydra-train does not apply the sizes of a "
                 f"named architecture; allowed: {model}, with each size"
             )
-    defaults = defaults_of(options)
-    set_defaults(args, **defaults)
-    for problem in strays({name: getattr(args, name) for name in defaults}, options):
+    set_defaults(args, **defaults_of(options))
+    check_ranges(args, options)
+
+
+def check_ranges(args, options: type) -> None:
+    """Raise ValueError for a value that its declaration in a dataclass does not allow."""
+    given = {name: getattr(args, name) for name in defaults_of(options)}
+    for problem in strays(given, options):
         raise ValueError(problem)
 
 
@@ -173,6 +174,15 @@ def set_defaults(args, **values) -> None:
         for name, value in values.items():
             if not hasattr(args, name):
                 setattr(args, name, value)
+
+
+def set_sizes(
+    args, side: str, *, layers: int, width: int, inner: int, heads: int, **others
+) -> None:
+    """Set the sizes of an encoder or a decoder, and other options, as `set_defaults` does."""
+    sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": inner}
+    sizes["attention_heads"] = heads
+    set_defaults(args, **{f"{side}_{name}": size for name, size in sizes.items()}, **others)
 
 
 def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
@@ -186,11 +196,7 @@ def options_of(model: type) -> type[FairseqDataclass]:
 
 
 def check_heads(args: Namespace, side: str) -> None:
-    """Refuse heads that do not divide the width of the encoder or the decoder.
-
-    Raises:
-        ValueError: naming the options and their values.
-    """
+    """Raise ValueError for heads that do not divide the width of the encoder or the decoder."""
     heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
     if heads < 1 or width % heads:
         raise ValueError(
@@ -253,13 +259,8 @@ def attention_plan(
             f"{_flag(rule)} is {cluster_rule}; allowed: recent, for no kind of {_flag(spec)} has "
             "another"
         )
-    if keep := getattr(args, f"{side}_layers_to_keep", ""):
-        kept = sorted({int(number) for number in keep.split(",")})
-        if not 0 <= kept[0] <= kept[-1] < layers:
-            raise ValueError(
-                f"--{side}-layers-to-keep is {keep}; allowed: layers 0 to {layers - 1}"
-            )
-        kinds = [kinds[number] for number in kept]
+    if getattr(args, f"{side}_layers_to_keep", ""):
+        kinds = [kinds[number] for number in layer_numbers(args, f"{side}_layers_to_keep", layers)]
         setattr(args, spec, written(kinds))
         setattr(args, f"{side}_layers", len(kinds))
     kernel = args.attention_kernel
@@ -291,6 +292,21 @@ def attention_plan(
         copying_start=args.copying_start and side == "decoder",
         kernel=kernel,
     )
+
+
+def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
+    """The layers that an option lists, rising, of ``first`` to ``layers`` - 1, or ValueError."""
+    text = getattr(args, name)
+    try:
+        numbers = sorted({int(number) for number in text.split(",") if number})
+    except ValueError:
+        numbers = [-1]
+    if any(not first <= number < layers for number in numbers):
+        raise ValueError(
+            f"{_flag(name)} is {text}; allowed: layers {first} to {layers - 1}, counted from 0, "
+            "separated by commas"
+        )
+    return tuple(numbers)
 
 
 def _set_positions(args: Namespace, side: str) -> None:

@@ -60,11 +60,7 @@ class ReaderModel(EncoderOnlyModel):
 
 
 def check_padding(question_tokens: Tensor, document_tokens: Tensor, padding_idx: int) -> None:
-    """Refuse padding before a token.
-
-    Raises:
-        ValueError: naming what has it.
-    """
+    """Raise ValueError for padding before a token."""
     for name, tokens in (("question", question_tokens), ("document", document_tokens)):
         hidden = tokens.eq(padding_idx)
         if (hidden[:, :-1] & ~hidden[:, 1:]).any():
@@ -79,11 +75,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
     were (eq. 9). Positions are counted in each window anew.
 
     Args:
-        cfg: of fairseq's layers.
-        dictionary: of questions and documents.
-        embed_tokens: of its words.
-        size: L.
-        stride: M.
+        cfg, dictionary, embed_tokens: of fairseq's encoder.
+        size, stride: L and M.
         cluster_layers: their numbers, from 0; the first layer is none of them.
         cluster_attention: a kind of attention; "window": these layers are sliding-window layers
             too; "strided": they attend among the tokens that have the same place in their windows
@@ -118,9 +111,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
 
     def all_layers(self):
         """Those that route."""
-        return (
-            layer for layer in self.layers.children() if isinstance(layer.self_attn, SelfAttention)
-        )
+        layers = self.layers.children()
+        return (layer for layer in layers if isinstance(layer.self_attn, SelfAttention))
 
     def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
         """Encode documents, each with its question.
@@ -142,12 +134,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             )
         at_once = at_once_in(self, document_tokens.device)
         windows = Windows(
-            question_tokens,
-            document_tokens,
-            size=self.size,
-            stride=self.stride,
-            padding_idx=self.padding_idx,
-            at_once=at_once,
+            question_tokens, document_tokens, self.size, self.stride, self.padding_idx, at_once
         )
         places = None
         if self.same_place:
@@ -180,9 +167,8 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         if self.training:
             self.observe(by_layer)
         reports = [report for of_layer in by_layer.values() for report in of_layer]
-        return Reading(
-            question, document, windows.question_padding, windows.document_padding, reports
-        )
+        padding = windows.question_padding, windows.document_padding
+        return Reading(question, document, *padding, reports)
 
     def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
         """The cluster of each token of one document, int64 [N], for each layer (and head) that

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fairseq.data import Dictionary
 
-from .checkpoints import CheckpointError, read_model
+from .checkpoints import CheckpointError, read_checkpoint
 from .encoder_only import EncoderOnlyModel, tell
 
 _OPTION = "--roberta-checkpoint"
@@ -12,17 +12,14 @@ _HEADS = ("lm_head.", "classification_heads.")
 
 
 def load_roberta(model: EncoderOnlyModel, path: str) -> None:
-    """Start a model's encoder from a checkpoint. What RoBERTa does not have starts anew.
-
-    Args:
-        model: whose encoder has RoBERTa's names and sizes.
-        path: of the checkpoint. If its ``dict.txt`` is in the same folder, the words are
-            compared too.
+    """Start a model's encoder, of RoBERTa's names and sizes, from a checkpoint. What RoBERTa does
+    not have starts anew.
 
     Raises:
-        CheckpointError: a file that cannot be read, or that does not fit.
+        CheckpointError: a file that cannot be read, or that does not fit; or, where its
+            ``dict.txt`` is in the same folder, has other words.
     """
-    given = read_model(_OPTION, path)
+    given = read_checkpoint(_OPTION, path)["model"]
     loaded, left = {}, []
     for name, tensor in given.items():
         # as fairseq renamed them in time: decoder. to encoder., emb_layer_norm to this
@@ -42,32 +39,20 @@ def load_roberta(model: EncoderOnlyModel, path: str) -> None:
         # its task's last word, <mask>, stands in no dict.txt
         loaded["encoder.embed_tokens.weight"] = embeddings[:-1]
 
-    mine = model.state_dict()
-    started = {n: t for n, t in mine.items() if _starts_anew(n) and n not in loaded}
+    # what no RoBERTa has: clusters, heads of a reader, and the mark of its version
+    anew = [
+        name
+        for name in model.state_dict()
+        if not name.startswith("encoder.") or ".routers." in name or name == "encoder.version"
+    ]
     names = list(loaded)
-    try:
-        model.load_state_dict(started | loaded)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{_OPTION} is {path}: it does not fit the model: {error}; allowed: a RoBERTa of the "
-            "same sizes, positions and words"
-        ) from None
-    tell(path, mine, names, left)
-
-
-def _starts_anew(name: str) -> bool:
-    """What no RoBERTa has: clusters, heads of a reader, and the mark of its version."""
-    outside = not name.startswith("encoder.")
-    return outside or ".routers." in name or name == "encoder.version"
+    allowed = "a RoBERTa of the same sizes, positions and words"
+    model.start_from(_OPTION, path, loaded, [n for n in anew if n not in loaded], allowed)
+    tell(path, model.state_dict(), names, left)
 
 
 def check_words(option: str, path: str, words: Dictionary) -> None:
-    """Compare the dictionary with the one in the folder of the checkpoint that an option names, if
-    there is one.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Raise CheckpointError where the folder of a checkpoint has a dictionary of other words."""
     beside = Path(path).parent / "dict.txt"
     if not beside.is_file():
         return

@@ -25,15 +25,9 @@ AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
 
 
 class ClusteredLayer:
-    """Mixin before a fairseq Transformer layer: self-attention of given kinds.
+    """Mixin before a fairseq Transformer layer: self-attention as layer ``number`` of a plan, from
+    0, has it; ``causal`` in a decoder."""
 
-    Args:
-        cfg, *args: of the layer.
-        plan: of the attention.
-        number: of the layer in the plan, counted from 0.
-    """
-
-    #: of a decoder's layers
     causal: bool
 
     def __init__(self, cfg, *args, plan: AttentionPlan, number: int):
@@ -68,12 +62,7 @@ class ClusteredLayer:
 
 
 class ClusteredStack:
-    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`.
-
-    Args:
-        *args, **kwargs: of the encoder or decoder.
-        plan: of the attention of its clustered layers.
-    """
+    """Mixin before a fairseq encoder or decoder whose ``layers`` are :class:`ClusteredLayer`."""
 
     num_updates: int | None = None
 
@@ -100,11 +89,7 @@ class ClusteredStack:
         return self.layers.children()
 
     def observe(self, by_layer: dict[int, list[Report]]) -> None:
-        """Let the kinds remember what they observed in this batch.
-
-        Args:
-            by_layer: reports of the layers that ran, by their ``id``.
-        """
+        """Let the kinds remember this batch: reports of the layers that ran, by their ``id``."""
         for layer in self.all_layers():
             if id(layer) in by_layer:
                 layer.self_attn.observe(by_layer[id(layer)])
@@ -112,9 +97,8 @@ class ClusteredStack:
     def exchange(self) -> None:
         """Let each worker remember what all have observed since the last update.
 
-        Called by all of them at once: one exchange for all layers, of the same size everywhere,
-        whichever layers LayerDrop left out. What is remembered are sums, of which the learners
-        take means: exchanging again, with nothing observed in between, changes nothing.
+        One all-gather for all layers; its size does not depend on LayerDrop. Idempotent: workers
+        exchange sums, and learners use only ratios.
         """
         routers = [router for layer in self.all_layers() for router in layer.self_attn.routers]
         learners = [
@@ -179,16 +163,15 @@ def embed_places(module: nn.Embedding | Sinusoids, places: Tensor) -> Tensor:
 
 
 def at_once_in(module: nn.Module, device: torch.device) -> int | None:
-    """Tokens that a layer works on at once where it can go on portion by portion; None: all, in
-    training, which keeps everything anyway and draws dropout in one order."""
+    """Chunk size (tokens) for what treats tokens one by one in inference; None in training:
+    activations are kept anyway, and chunks would change the order of dropout draws."""
     if module.training or torch.is_grad_enabled():
         return None
     return AT_ONCE_CPU if device.type == "cpu" else AT_ONCE_GPU
 
 
 def pack(reports: list[Report]) -> list[Tensor | None]:
-    """The reports' fields one after another: an activation checkpoint can return a flat tuple of
-    tensors with gradients."""
+    """The reports' fields in a flat list: what an activation checkpoint can return."""
     return [field for report in reports for field in report]
 
 
@@ -199,7 +182,6 @@ def unpack(fields: list[Tensor | None]) -> list[Report]:
 
 
 def workers() -> int:
-    """How many processes train the model."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -26,13 +26,11 @@ def count_windows(length: int, stride: int) -> int:
 def cut(
     document: Tensor, *, size: int, stride: int, fill: int = 0, part: slice = slice(None)
 ) -> Tensor:
-    """Windows of a document (CF20 eq. 1): [B, N, ...] to [B, V, L, ...].
+    """Windows of a document (CF20 eq. 1): [B, N, ...] to [B, V, L, ...], or ``part`` of the V.
 
     Args:
-        size: L, at least the stride.
-        stride: M.
+        size, stride: L, and M, which is at most L.
         fill: what stands where a window reaches beyond the document.
-        part: of the V windows, those to cut.
     """
     first, last, _ = part.indices(count_windows(document.size(1), stride))
     beyond = (last - 1 - first) * stride + size
@@ -41,16 +39,14 @@ def cut(
 
 
 def merge_overlaps(portions: Iterable[Tensor], *, stride: int, length: int) -> Tensor:
-    """Each token's mean over the windows that hold it (CF20 eq. 3): [B, V, L, D] to [B, N, D].
+    """Each token's mean over the windows that hold it (CF20 eq. 3): [B, N, D].
 
-    The paper writes two sums of two windows, one after the other; here the mean is over all that
-    meet, of which there are more than two where L > 2 M. The sums are made without scattering, so
-    that they are the same in every run on every device.
+    The paper adds two windows at a time; here the mean is over all that meet, which are more than
+    two where L > 2 M. Nothing is scattered, so sums are the same in every run on every device.
 
     Args:
         portions: of the windows, in their order, [B, some of V, L, D] each.
-        stride: M.
-        length: N.
+        stride, length: M and N.
     """
     total, first = None, 0
     for windows in portions:
@@ -67,29 +63,15 @@ def merge_overlaps(portions: Iterable[Tensor], *, stride: int, length: int) -> T
 
 
 def drop_overlaps(question: Tensor, document: Tensor, *, stride: int, fill: int = 0) -> Tensor:
-    """Each window's question and first M tokens (CF20 eq. 4), [B, V (Q + M), ...].
-
-    Args:
-        question: [B, V, Q, ...].
-        document: [B, N, ...].
-        stride: M.
-        fill: what stands behind the last window's tokens.
-    """
+    """Each window's question and first M tokens (CF20 eq. 4), [B, V (Q + M), ...], of questions
+    [B, V, Q, ...] and documents [B, N, ...]; ``fill`` stands behind the last window's tokens."""
     windows = question.size(1)
     blocks = _lengthened(document, windows * stride, fill).unflatten(1, (windows, stride))
     return torch.cat([question, blocks], dim=2).flatten(1, 2)
 
 
 def put_back(states: Tensor, *, windows: int, stride: int, length: int) -> tuple[Tensor, Tensor]:
-    """The inverse of :func:`drop_overlaps`: the question [B, V, Q, ...] and the document
-    [B, N, ...].
-
-    Args:
-        states: [B, V (Q + M), ...].
-        windows: V.
-        stride: M.
-        length: N.
-    """
+    """The inverse of :func:`drop_overlaps`, for V windows, stride M and length N."""
     blocks = states.unflatten(1, (windows, -1))
     question, document = blocks.split([blocks.size(2) - stride, stride], dim=2)
     return question, document.flatten(1, 2)[:, :length]
@@ -99,10 +81,8 @@ class Windows:
     """The windows of a batch, and what of them is padding.
 
     Args:
-        question_tokens: int64 [B, Q].
-        document_tokens: int64 [B, N].
-        size: L.
-        stride: M.
+        question_tokens, document_tokens: int64 [B, Q] and [B, N].
+        size, stride: L and M.
         padding_idx: of the dictionary.
         at_once: tokens that a layer is given at once, see :class:`Rows`.
 
@@ -115,7 +95,6 @@ class Windows:
         self,
         question_tokens: Tensor,
         document_tokens: Tensor,
-        *,
         size: int,
         stride: int,
         padding_idx: int,
@@ -140,11 +119,10 @@ class Windows:
     def through(
         self, layer: nn.Module, windows: Callable[[slice], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """A sliding-window layer: the question [B, V, Q, D] and the document [B, N, D], each
-        token with its mean over the windows that hold it (eq. 2 and 3).
+        """A sliding-window layer of fairseq's: the question [B, V, Q, D] and the document
+        [B, N, D], each token with its mean over the windows that hold it (eq. 2 and 3).
 
         Args:
-            layer: of fairseq's.
             windows: makes some of the windows, [B, some of V, Q + L, D].
         """
         questions = []
@@ -199,15 +177,8 @@ class Rows:
     def through(
         self, layer: nn.Module, rows: Callable[[slice], Tensor]
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield, portion by portion, which rows, and these [B, some of R, T, D] after a layer.
-
-        Args:
-            layer: of fairseq's.
-            rows: makes some of the rows, [B, some of R, T, D].
-
-        Yields:
-            0 where a row is left out.
-        """
+        """Yield, portion by portion, which rows, and these [B, some of R, T, D] after a layer of
+        fairseq's, 0 where one is left out; ``rows`` makes them."""
         for part, some, hidden in self._portions:
             out = layer(rows(part)[some].transpose(0, 1), encoder_padding_mask=hidden)
             x = out.new_zeros(*some.shape, *out.transpose(0, 1).shape[1:])

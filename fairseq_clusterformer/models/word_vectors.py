@@ -11,18 +11,10 @@ from torch import Tensor
 
 
 def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Tensor, Tensor]:
-    """The vectors of a dictionary's words, spelt as they are there.
+    """The vectors of a dictionary's words: places, int64 [n], and vectors, float32 [n, width].
 
     A line is a word and its numbers, separated by spaces. Of a word that comes twice the first
     counts. word2vec's first line, the numbers of words and of dimensions, is passed over.
-
-    Args:
-        path: of the file, in UTF-8.
-        dictionary: whose words are looked for.
-        width: numbers of a vector.
-
-    Returns:
-        Places in the dictionary, int64 [n], and vectors, float32 [n, width].
 
     Raises:
         ValueError: no such file; a line that is no vector of this width; none of the words; or
@@ -39,18 +31,8 @@ def read_word_vectors(path: str, dictionary: Dictionary, width: int) -> tuple[Te
 
 
 def first_word_vectors(path: str, width: int, most: int) -> tuple[list[str], Tensor]:
-    """The first words of a file, frequent ones in most files, and their vectors.
-
-    Args:
-        path, width: as above.
-        most: words to read.
-
-    Returns:
-        Words, each once, and their vectors, float32 [n, width].
-
-    Raises:
-        ValueError: as above.
-    """
+    """The words of a file's first ``most`` lines, each once, and their vectors, float32
+    [n, width]; raises as `read_word_vectors`."""
     found: dict[str, list[float]] = {}
     for word, numbers in islice(_lines(path, width, "--word-dim"), most):
         if word not in found:

@@ -122,13 +122,7 @@ class ClusterformerQATask(OwnModels):
     def _check_structure(self, dataset: QuestionDataset, in_training: bool) -> None:
         """Raise ValueError for a structure that is none or too large, or no facts to learn."""
         split = dataset.split
-        if not dataset.data.has_structure:
-            logger.warning(
-                f"{split}: {dataset.data.structure_file} is missing, so sentences have no global "
-                "tokens; prepare the data again"
-            )
-        most = self.cfg.max_global_positions
-        known = dataset.check_structure(most, linked=in_training)
+        known = dataset.check_structure(self.cfg.max_global_positions, linked=in_training)
         logger.info(f"{split}: supporting sentences of {known} of {len(dataset)} questions")
         if in_training and self.structure.supporting and not known:
             raise ValueError(

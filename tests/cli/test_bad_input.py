@@ -22,7 +22,7 @@ BAD_OPTIONS = {
     "--attention-window 0": "--attention-window is 0; allowed: 1 or more",
     "--num-clusters 0": "--num-clusters is 0; allowed: 1 or more",
     "--num-clusters -3": "--num-clusters is -3; allowed: 1 or more",
-    "--cluster-rule chunk": "--cluster-rule is chunk, which is not causal",
+    "--cluster-rule chunk": "--cluster-rule is chunk; allowed: recent, leaking-chunk",
     "--cluster-rule newest": "--cluster-rule is newest; allowed: recent, leaking-chunk",
     "--cluster-similarity l2": "--cluster-similarity is l2; allowed: dot, scaled-dot, cosine",
     "--cluster-normalizer none": "--cluster-normalizer is none; allowed: average, running",

@@ -77,7 +77,7 @@ class TestTrain:
         [
             "--update-freq 2 --checkpoint-activations --dropout 0.2",
             "--max-tokens 200 --batch-size 100 --no-shuffle --num-workers 2",
-            "--max-positions 0 --max-positions-inference 9999999999 --max-answer-length 5",
+            "--max-positions 0 --max-positions-inference 2000000000 --max-answer-length 5",
             "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4",
             "--amp --span-marginal apart",
         ],

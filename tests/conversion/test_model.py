@@ -120,7 +120,7 @@ class Model(torch.nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         x = x.transpose(0, 1)
         of = self.decoder.layers[0].self_attn
-        return of(query=x, key_padding_mask=padding_mask)[0].transpose(0, 1)
+        return of(x, padding_mask)[0].transpose(0, 1)
 
 
 def pairs(batch: int, length: int, number: int = 8) -> Tensor:

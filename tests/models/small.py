@@ -7,7 +7,21 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_clusterformer.models.clusterformer_lm import (
+    ClusterformerLanguageModel,
+    ClusterformerLanguageModelConfig,
+)
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
+
+#: attention of encoders
+ENCODERS = {
+    "full": {"encoder_attention": "full"},
+    "window": {"encoder_attention": "window"},
+    "chunk, handed on": {"encoder_attention": "neural"},
+    "chunk, own centroids": {"encoder_attention": "neural", "own_centroids": True},
+    "recent": {"encoder_attention": "neural", "encoder_cluster_rule": "recent"},
+    "mixed": {"encoder_attention": "window+neural,full"},
+}
 
 
 def make_task(form: str = "text") -> SimpleNamespace:
@@ -16,6 +30,7 @@ def make_task(form: str = "text") -> SimpleNamespace:
         dictionary.add_symbol(letter)
     return SimpleNamespace(
         source_dictionary=dictionary,
+        target_dictionary=dictionary,
         classes=["x", "y", "z"],
         is_pair=form != "text",
         is_siamese=form == "siamese",
@@ -32,6 +47,32 @@ def sentences(task, lengths: list[int], side: str) -> Tensor:
         tokens[-1] = dictionary.eos()
         row[slice(-length, None) if side == "left" else slice(length)] = tokens
     return rows
+
+
+def make_lm(task=None, width: int = 32, **options) -> ClusterformerLanguageModel:
+    values = {
+        **{f"decoder_{name}_dim": width for name in ("embed", "input", "output")},
+        **{"decoder_layers": 2, "decoder_ffn_embed_dim": 64, "decoder_attention_heads": 4},
+        **{"decoder_normalize_before": True, "share_decoder_input_output_embed": True},
+        **{"attention": "window+neural", "attention_window": 5, "num_clusters": 4},
+        **{"max_target_positions": 128, "dropout": 0.0},
+    }
+    config = ClusterformerLanguageModelConfig(**{**values, **options})
+    return ClusterformerLanguageModel.build_model(config, task or make_task())
+
+
+def lm_sample(lengths: tuple[int, ...] = (40,) * 4) -> dict:
+    """A batch of random rows, padded on the right, as fairseq hands it to a criterion."""
+    rows = letters(len(lengths), max(lengths) + 1)
+    padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    return {
+        "net_input": {
+            "src_tokens": rows[:, :-1].masked_fill(padding, 1),
+            "src_lengths": torch.tensor(lengths),
+        },
+        "target": rows[:, 1:].masked_fill(padding, 1),
+        "ntokens": sum(lengths),
+    }
 
 
 LETTERS = (4, 24)  # of the task's dictionary

@@ -11,28 +11,16 @@ from torch import Tensor
 from fairseq_clusterformer.data.sentences import SentenceDataset
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from tests.models.small import make_task, sentences
+from tests.models.small import ENCODERS, make_task, sentences
 
-ENCODERS = {
-    "full": {"encoder_attention": "full"},
-    "window": {"encoder_attention": "window"},
-    "chunk, handed on": {"encoder_attention": "neural"},
-    "chunk, own centroids": {"encoder_attention": "neural", "own_centroids": True},
-    "recent": {"encoder_attention": "neural", "encoder_cluster_rule": "recent"},
-    "mixed": {"encoder_attention": "window+neural,full"},
-}
 FORMS = ("text", "joined", "siamese")
 LENGTHS = (9, 2, 17, 12)
 
 
 def make_model(task, model=ClusterformerClassifier, **changes):
     values = {
-        "encoder_layers": 2,
-        "encoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 64,
-        "encoder_attention_heads": 4,
-        "attention_window": 5,
-        "dropout": 0.0,
+        **{"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64},
+        **{"encoder_attention_heads": 4, "attention_window": 5, "dropout": 0.0},
     }
     return model.build_model(Namespace(**{**values, **changes}), task).double().eval()
 

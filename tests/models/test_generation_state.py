@@ -1,18 +1,13 @@
 """Step by step a clustered decoder computes what it computes in parallel, from a bounded state."""
 
-from argparse import Namespace
-
 import pytest
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import summary
-from fairseq_clusterformer.models.clusterformer_lm import (
-    ClusterformerLanguageModel,
-    ClusterformerLanguageModelConfig,
-)
+from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
+from tests.models.small import letters, make_lm
 
 BOUNDED = ("window", "neural", "window+neural")
 RIVALS = ("lsh,strided", "window+routing")
@@ -45,7 +40,7 @@ def stored_numbers(
 def test_state_does_not_grow() -> None:
     """W keys and values of E numbers for each ring, and a count where there are several; here of
     one head each."""
-    early, late = stored_numbers("window+neural", steps=(1_000, 10_000))
+    early, late = stored_numbers("window+neural", steps=(500, 2_000))
     assert early == late == {"window": 2 * 4 * 2, "neural": 3 * (2 * 4 * 2 + 1)}
 
 
@@ -63,20 +58,12 @@ def test_state_of_full_attention_grows() -> None:
     assert late["full"] > 2 * early["full"]
 
 
-SYMBOLS, LENGTH = 12, 40
-
-
-@pytest.fixture(scope="module")
-def dictionary() -> Dictionary:
-    dictionary = Dictionary()
-    for i in range(SYMBOLS):
-        dictionary.add_symbol(str(i))
-    return dictionary
+SYMBOLS, LENGTH = 20, 40
 
 
 def rows(number: int) -> Tensor:
     """Texts in which each symbol depends on the two before it, after ``</s>``."""
-    tokens = torch.randint(4, 4 + SYMBOLS, (number, LENGTH))
+    tokens = letters(number, LENGTH)
     for i in range(2, LENGTH):
         known = (tokens[:, i - 1] + 3 * tokens[:, i - 2]) % SYMBOLS + 4
         tokens[:, i] = torch.where(torch.rand(number) < 0.8, known, tokens[:, i])
@@ -85,26 +72,14 @@ def rows(number: int) -> Tensor:
 
 
 @pytest.fixture(scope="module", params=[*BOUNDED, *RIVALS, "full", "neural,window", "running"])
-def model(request: pytest.FixtureRequest, dictionary: Dictionary) -> ClusterformerLanguageModel:
+def model(request: pytest.FixtureRequest) -> ClusterformerLanguageModel:
     """A model that has learned something."""
     torch.manual_seed(0)
     running = request.param == "running"
-    config = ClusterformerLanguageModelConfig(
+    model = make_lm(
         attention="neural" if running else request.param,
         cluster_normalizer="running" if running else "average",
-        decoder_layers=2,
-        decoder_embed_dim=32,
-        decoder_input_dim=32,
-        decoder_output_dim=32,
-        decoder_ffn_embed_dim=32,
-        decoder_attention_heads=4,
-        decoder_normalize_before=True,
-        attention_window=5,
-        num_clusters=4,
-        **{"add_bos_token": False, "max_target_positions": 64, "tokens_per_sample": 64},
-    )
-    task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    model = ClusterformerLanguageModel.build_model(config, task).train()
+    ).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for update in range(30):

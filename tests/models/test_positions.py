@@ -5,12 +5,9 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 
 from fairseq_clusterformer.models import options as attention_options
-from fairseq_clusterformer.models.clusterformer_lm import (
-    ClusterformerLanguageModel,
-    ClusterformerLanguageModelConfig,
-)
+from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 from fairseq_clusterformer.models.options import POSITIONS
-from tests.models.small import make_task
+from tests.models.small import letters, make_lm
 
 LENGTHS = (9, 1, 7)
 EOS = 2
@@ -18,26 +15,13 @@ EOS = 2
 
 def make_model(**options) -> ClusterformerLanguageModel:
     """In float64 and evaluation."""
-    values = {
-        "decoder_layers": 2,
-        "decoder_embed_dim": 16,
-        "decoder_input_dim": 16,
-        "decoder_output_dim": 16,
-        "decoder_ffn_embed_dim": 16,
-        "decoder_attention_heads": 4,
-        "attention": "window(3)+neural(4,clusters=3),gated(4,clusters=3,gap=2)",
-        "max_target_positions": 64,
-        **options,
-    }
-    task = make_task()
-    task.target_dictionary = task.source_dictionary
-    config = ClusterformerLanguageModelConfig(**values)
-    return ClusterformerLanguageModel.build_model(config, task).double().eval()
+    spec = "window(3)+neural(4,clusters=3),gated(4,clusters=3,gap=2)"
+    return make_lm(**{"width": 16, "attention": spec, **options}).double().eval()
 
 
 def texts() -> list[torch.Tensor]:
     """As fairseq hands them to a model: an end-of-sentence symbol in front of each."""
-    found = [torch.randint(4, 24, (1, length + 1)) for length in LENGTHS]
+    found = [letters(1, length + 1) for length in LENGTHS]
     for text in found:
         text[:, 0] = EOS
     return found
@@ -93,15 +77,11 @@ def test_what_stands_for_positions():
     assert isinstance(embeddings["learned"], LearnedPositionalEmbedding)
     assert embeddings["rotary"] is None
     assert embeddings["none"] is None
-    tokens = torch.randint(4, 24, (1, 12))
+    tokens = letters(1, 12)
     swapped = tokens.clone()
     swapped[0, [1, 2]] = tokens[0, [2, 1]]
     for positions, knows in (("rotary", True), ("relative", True), ("none", False)):
-        model = make_model(
-            positions=positions,
-            attention="full",
-            decoder_layers=1,
-        )
+        model = make_model(positions=positions, attention="full", decoder_layers=1)
         same = torch.allclose(model(tokens)[0][:, -1], model(swapped)[0][:, -1], atol=1e-9)
         assert same != knows
 
@@ -114,7 +94,7 @@ def test_fewer_heads_of_keys_and_values():
         assert layer.self_attn.v_proj.weight.shape == (8, 16)
     dense = make_model(attention="full")
     model.load_state_dict(dense.state_dict())
-    tokens = torch.randint(4, 24, (2, 12))
+    tokens = letters(2, 12)
     state: dict = {}
     steps = [model.decoder(tokens[:, : t + 1], incremental_state=state)[0] for t in range(12)]
     torch.testing.assert_close(torch.cat(steps, dim=1), model(tokens)[0], rtol=0, atol=1e-12)
@@ -123,7 +103,10 @@ def test_fewer_heads_of_keys_and_values():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"positions": "relative", "attention_kernel": "triton"}, ""),
+        (
+            {"width": 320, "positions": "relative", "attention_kernel": "triton"},
+            "makes a head 384 wide; allowed: up to 256",
+        ),
         (
             {"positions": "relative", "decoder_attention_heads": 1},
             "is 325; allowed: an even width",
@@ -133,15 +116,11 @@ def test_fewer_heads_of_keys_and_values():
     ],
 )
 def test_refuses(options: dict, message: str) -> None:
-    widths = {f"decoder_{name}_dim": 325 for name in ("embed", "input", "output")}
-    more = {"decoder_attention_heads": 5, "attention": "window"}
-    if "triton" in str(options):
-        widths, message = dict.fromkeys(widths, 320), "makes a head 384 wide; allowed: up to 256"
+    small = {"width": 325, "decoder_attention_heads": 5, "attention": "window"}
     with pytest.raises(ValueError, match=message):
-        make_model(**widths, **{**more, **options})
+        make_model(**{**small, **options})
 
 
 def test_wide_heads_leave_the_kernel_to_the_device() -> None:
-    widths = {f"decoder_{name}_dim": 256 for name in ("embed", "input", "output")}
-    layer = make_model(positions="relative", **widths).decoder.layers[0].self_attn
+    layer = make_model(positions="relative", width=256).decoder.layers[0].self_attn
     assert layer.impl == "auto"

@@ -128,13 +128,3 @@ def test_overlaps_are_dropped_and_states_put_back(
     hidden = drop_overlaps(mask.new_zeros(2, number, question), mask, stride=stride, fill=True)
     assert (~hidden).sum(1).tolist() == [question * number + length] * 2
     assert (sequence[hidden] == 7).all()
-
-
-@every_shape
-def test_windows_of_merged_states_are_equal_where_they_meet(
-    length: int, size: int, stride: int
-) -> None:
-    x = states(1, length)
-    windows = cut(x, size=size, stride=stride)
-    merged = merge_overlaps([windows], stride=stride, length=length)
-    torch.testing.assert_close(merged, x, rtol=0, atol=1e-12)

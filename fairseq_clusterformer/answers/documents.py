@@ -1,0 +1,221 @@
+"""What a reader says, what its tokens stand for, and what an answer is.
+
+Shape letters: B batch, N tokens of the longest document, P paragraphs of a document.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Types of answers. If several are equally likely, the first counts. All are equally likely to a
+#: reader whose data never named a type; so such a reader gives short answers.
+TYPES = ("short", "yes", "no", "long", "none")
+
+
+class AnswerLogits(NamedTuple):
+    """What a reader says of questions and their documents, in float32.
+
+    Attributes:
+        start: of each token being a short answer's first, [B, N]; -inf for padding, ``<s>`` and
+            what else is no text.
+        end: of each being its last, [B, N]; -inf likewise.
+        paragraph: at each ``<s>``, of its paragraph being the long answer, [B, N]; -inf elsewhere.
+        type: of each of :data:`TYPES`, [B, 5].
+    """
+
+    start: Tensor
+    end: Tensor
+    paragraph: Tensor
+    type: Tensor
+
+
+class WordLogits(NamedTuple):
+    """What a reader of words says; see :class:`AnswerLogits`.
+
+    Attributes:
+        start, end: finite at the first and at the last token of a word of the text.
+        type: the logits in sum of the best span of any length, and those of each slot, [B, 5].
+        slots: of places in front of the document, one for each of :data:`TYPES` but the first,
+            which share the softmaxes of starts and ends with the tokens, [B, 2, 4].
+        bounds: the first and the last token of each token's word, int64 [B, N, 2].
+    """
+
+    start: Tensor
+    end: Tensor
+    paragraph: Tensor
+    type: Tensor
+    slots: Tensor
+    bounds: Tensor
+
+
+class StructureLogits(NamedTuple):
+    """What a reader of structured documents says; see :class:`AnswerLogits`.
+
+    Attributes:
+        sentences: of each supporting the answer, each on its own, [B, S]; -inf where there are no
+            more; None: it does not say.
+        candidates: of each being the answer, [B, C]; -inf where there are no more; None: no
+            question of the batch has candidates.
+    """
+
+    start: Tensor
+    end: Tensor
+    paragraph: Tensor
+    type: Tensor
+    sentences: Tensor | None = None
+    candidates: Tensor | None = None
+
+
+Logits = AnswerLogits | WordLogits | StructureLogits
+
+
+def text_mask(characters: Tensor) -> Tensor:
+    """The tokens that an answer can begin or end with, those of some character, bool [N], by the
+    ``characters`` of a :class:`Document`."""
+    first, last = characters
+    return (first >= 0) & (last > first)
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """What the tokens of a document stand for.
+
+    Args:
+        texts: of its paragraphs.
+        starts: the position of each paragraph's ``<s>``, int64 [P].
+        characters: each token's first character in its paragraph's text, and the one after its
+            last, int32 or int64 [2, N]; -1 for ``<s>`` and titles.
+        sentences: tokens [first, last) of each, int64 [S, 2]; None: unknown.
+        candidates: of answers; none: it may be any text.
+        mentions: candidate, first and last token of its places, int64 [M, 3]; None: unknown.
+    """
+
+    texts: Sequence[str]
+    starts: Tensor
+    characters: Tensor
+    sentences: Tensor | None = None
+    candidates: Sequence[str] = ()
+    mentions: Tensor | None = None
+
+    def sentence_of(self, length: int) -> Tensor:
+        """The number of the sentence of each of the first tokens, -1 of none, int64 [length]."""
+        found = torch.full((length,), -1)
+        for number, (first, last) in enumerate(self.sentences.tolist()):
+            found[first:last] = number
+        return found
+
+    def sentence(self, number: int) -> tuple[int, int]:
+        """The paragraph of a sentence, and its number among those of that paragraph."""
+        own = torch.searchsorted(self.starts, self.sentences[:, 0].contiguous(), right=True) - 1
+        return int(own[number]), int((own[:number] == own[number]).sum())
+
+    def sentence_text(self, number: int) -> str:
+        """The text of a sentence; "" of one without a token."""
+        first, last = self.sentences[number].tolist()
+        return self.answer(first, last).text if first < last else ""
+
+    def paragraph_of(self, length: int) -> Tensor:
+        """The number of the paragraph of each of the first tokens, int64 [length]."""
+        return torch.searchsorted(self.starts, torch.arange(length), right=True) - 1
+
+    def place(self, first: int, last: int) -> tuple[int, int, int]:
+        """The paragraph and its characters [start, end), of tokens [first, last).
+
+        Raises:
+            ValueError: if they are not tokens of the text of one paragraph.
+        """
+        starts, ends = self.characters
+        if not 0 <= first < last <= len(starts):
+            raise ValueError(f"tokens [{first}, {last}) of {len(starts)}; allowed: 1 or more")
+        if (starts[first:last] < 0).any():
+            raise ValueError(
+                f"tokens [{first}, {last}) hold <s> or a title; allowed: tokens of one text"
+            )
+        paragraph = int(torch.searchsorted(self.starts, first, right=True)) - 1
+        return paragraph, int(starts[first]), int(ends[last - 1])
+
+    def answer(self, first: int, last: int, score: float = 0.0) -> "Answer":
+        """Tokens [first, last) as an answer, without blanks around it; raises as ``place``."""
+        paragraph, start, end = self.place(first, last)
+        text = self.texts[paragraph][start:end]
+        start += len(text) - len(text.lstrip())
+        text = text.strip()
+        return Answer(text, score, paragraph, (start, start + len(text)), (first, last))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A short answer: a span, a candidate, yes or no. The last two have no place.
+
+    Args:
+        text: the words of the document, unchanged; or "yes", "no".
+        score: the logarithm of its probability, in nats.
+        paragraph: the number of its paragraph.
+        characters: [start, end) of the paragraph's text.
+        tokens: [first, last) of the document.
+        candidate: its number, where it is one.
+    """
+
+    text: str
+    score: float
+    paragraph: int | None = None
+    characters: tuple[int, int] | None = None
+    tokens: tuple[int, int] | None = None
+    candidate: int | None = None
+
+    @property
+    def type(self) -> str:
+        """Of :data:`TYPES`."""
+        return "short" if self.tokens or self.candidate is not None else self.text
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a question.
+
+    Args:
+        types: the probability of each of :data:`TYPES`.
+        short: best first: those of the likelier type (spans, yes, no), and of these the likelier.
+        long: paragraphs with the logarithm of their probability, in nats, best first.
+        evidence: the logarithm of exp(start logit + end logit), summed over all pairs of tokens:
+            unlike the probabilities, it can be compared with that of another document.
+        none: the score of "no answer" among the spans, in nats, where it has a place in their
+            softmaxes; else None.
+        supporting: the numbers of the sentences that support the answer, and the probability of
+            each; None: unknown.
+    """
+
+    types: dict[str, float]
+    short: list[Answer]
+    long: list[tuple[int, float]]
+    evidence: float = 0.0
+    none: float | None = None
+    supporting: list[tuple[int, float]] | None = None
+
+    @property
+    def type(self) -> str:
+        """The most likely type."""
+        return max(self.types, key=self.types.get)
+
+    @property
+    def text(self) -> str:
+        """The best of the most likely type; "" if that has no short answer."""
+        return next((answer.text for answer in self.short if answer.type == self.type), "")
+
+    def margin(self, type_: str, score: float) -> float:
+        """By how much an answer of a type is likelier than "no answer", in nats.
+
+        A span and "no answer" that share their softmaxes differ by their logits alone, whatever
+        else the document holds: such a margin can be compared with one of another document.
+        """
+        shared = type_ == "short" and self.none is not None
+        return score - (self.none if shared else math.log(max(self.types["none"], 1e-300)))
+
+    @property
+    def no_short(self) -> float:
+        """The probability that there is no short answer."""
+        return self.types["long"] + self.types["none"]
