@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
-from fairseq_clusterformer.models.options import set_defaults
+from fairseq_clusterformer.models.options import set_sizes
 from fairseq_clusterformer.models.roberta import check_words
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
@@ -28,7 +28,8 @@ def register_etc(name: str, options: type[ETCOptions]):
     def register(model: type) -> type:
         model = register_model(name, dataclass=options)(model)
         for size, values in SIZES.items():
-            register_model_architecture(name, f"{name}_{size}")(partial(set_defaults, **values))
+            named = partial(set_sizes, side="encoder", **values)
+            register_model_architecture(name, f"{name}_{size}")(named)
         return model
 
     return register

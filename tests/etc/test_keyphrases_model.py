@@ -19,8 +19,7 @@ from fairseq_clusterformer.etc.keyphrases_model import (
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.page_dataset import batch_of_pages
 from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
-from fairseq_clusterformer.models.options import defaults_of
-from tests.etc.models import CLOSE, assert_all_have_gradients, build, write
+from tests.etc.models import CLOSE, assert_all_have_gradients, build, of_size, write
 from tests.web_pages import HEADING, PLAIN
 
 OPTIONS = [
@@ -194,7 +193,7 @@ def test_starts_from_another_of_its_kind(tmp_path: Path) -> None:
 
 def test_parameters_of_the_papers_base() -> None:
     """166 million of the encoder, of BERT's words; what is new has 10 million."""
-    args = Namespace(**defaults_of(ETCKeyphrasesConfig) | etc.SIZES["base"])
+    args = of_size("base", ETCKeyphrasesConfig)
     with torch.device("meta"):
         built = ETCKeyphrases(args, Namespace(source_dictionary=Dictionary()))
     width = args.encoder_embed_dim
