@@ -197,7 +197,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **_: object,
     ) -> Tensor:
-        """Cross-entropy of logits [B, N, V] at labels [B, N] but -100, and the clusters' losses."""
+        """Cross-entropy of logits [B, N, V] at labels [B, N] but -100, and the clusters'."""
         items = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
         loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
         return self._with_clustering(loss / items, reports, share_of(labels, num_items_in_batch))
