@@ -42,19 +42,12 @@ TINY = 1e-30  # of a head that was pruned, all is 0
 
 
 class Pupil(NamedTuple):
-    """A router to fit.
-
-    Attributes:
-        place: its layer.
-        router: of the clustered model.
-        heads: which heads of the dense model it routes.
-        attention: of the dense model.
-    """
+    """A router of the clustered model to fit."""
 
     place: Place
     router: Taught
-    heads: list[int]
-    attention: SelfAttention
+    heads: list[int]  # of the dense model, which it routes
+    attention: SelfAttention  # of the dense model
 
     def routed(self, reading: Read) -> Tensor:
         """What the routing projections read, [B, N, D]."""

@@ -39,8 +39,8 @@ class ClusterformerForCausalLM(GeneratingModel):
 
         Args:
             input_ids: int64 [B, N]; with ``cache`` the tokens after those it holds.
-            attention_mask: 1 at real tokens, [B, N] or, with ``cache``, of all tokens so
-                far; None: all but the padding symbol are real.
+            attention_mask: 1 at real tokens, [B, N], with ``cache`` of all tokens so far; None:
+                all but the padding symbol are real.
             position_ids: int64 [1 or B, N], each row's from 0; those of packed documents begin
                 again at each, which is then read as a row of its own. Anything at padding.
             cache: what an earlier call returned, which is used up.
@@ -95,11 +95,7 @@ def _carried(x: Tensor, padding: Tensor) -> Tensor:
 
 
 def _newest(mask: Tensor | None, tokens: Tensor, cache: ClusterformerCache) -> Tensor | None:
-    """The part of a mask that is of the tokens.
-
-    Raises:
-        ValueError: a mask that does not cover all tokens so far.
-    """
+    """The part of a mask over all tokens so far that is of the tokens."""
     if mask is None:
         return None
     if mask.size(1) != cache.tokens + tokens.size(1):

@@ -16,21 +16,13 @@ from .cache import ClusterformerCache
 
 @dataclass
 class EncoderOutput(BaseModelOutput):
-    """As of transformers, and which tokens are real.
-
-    Attributes:
-        attention_mask: 1 at real tokens, bool [B, S].
-    """
+    """As of transformers, and which tokens are real, bool [B, S]."""
 
     attention_mask: Tensor | None = None
 
 
 class Encoder:
-    """fairseq's encoder as transformers' generation calls it, which reads its signature.
-
-    Args:
-        model: which it belongs to.
-    """
+    """fairseq's encoder as transformers' generation calls it, which reads its signature."""
 
     def __init__(self, model: "ClusterformerForConditionalGeneration"):
         self.model = model
