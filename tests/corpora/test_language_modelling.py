@@ -243,6 +243,12 @@ def test_few_documents_leave_the_longest_to_train(tmp_path, sizes):
     assert found == sorted([("valid", 1), ("test", 2), *(("train", size) for size in others)])
 
 
+def test_each_split_gets_a_document_whatever_the_fractions(tmp_path):
+    texts = [write(tmp_path / f"{i}.txt", f"{i}\n") for i in range(3)]
+    parts = by_document(texts, TextReader(), {"valid": 0.9, "test": 0.9})
+    assert sorted(split for split, _ in parts) == ["test", "train", "valid"]
+
+
 def test_equal_documents_come_to_one_split(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"".join(b"%d\n#\n" % (i % 4) for i in range(100)))
     parts = by_document([tmp_path / "a.txt"], TextReader(b"#"), {"valid": 0.2, "test": 0.2})
@@ -278,6 +284,8 @@ def test_train_bytes_keeps_whole_lines(source, tmp_path, limit, kept):
     options = f"--document-separator <end> --train-bytes {limit}"
     assert run("prepare lm text", source, tmp_path / "dest", options) == 0
     assert bytes_of(tmp_path / "dest", "train") == TEXTS["train"][:kept]
+    documents = record_of(tmp_path / "dest")["splits"]["train"]["documents"]
+    assert documents == (3 if kept == 48 else 2)
     assert bytes_of(tmp_path / "dest", "test") == TEXTS["test"]
 
 
