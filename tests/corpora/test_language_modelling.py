@@ -420,7 +420,7 @@ MISTAKES = {
     "blank {dest}": r"SOURCE has no text for train; allowed: a line",
     "equal {dest} --split documents": r"--split is documents: SOURCE has 1; allowed: 3 .*",
     "good {dest} --document-separator ##": r"--document-separator is ##: SOURCE .*no such line; ",
-    "notext/b.png {dest}": r"SOURCE is .*b\.png: not a text file; allowed: text",
+    "notext/b.png {dest}": r"SOURCE is .*b\.png: not a text file; allowed: text, plain or as .xz",
     "latin {dest}": r"a\.txt: line 2: byte 0xE9 cannot be read as UTF-8, \S*c\.txt: line 1: byte "
     r"0xFC cannot be read as UTF-8; allowed: text in this encoding, --encoding NAME for another",
     "good {dest} --encoding utf-99": r"--encoding is utf-99; allowed: ",
@@ -433,6 +433,9 @@ MISTAKES = {
     "nul {dest} --split files": r"--split is files: .* train, valid or test",
     "good nul": r"DEST is .*nul: holds something else; allowed",
     "good good/dest": r"DEST is .*dest: lies in SOURCE",
+    "loop {dest}": r"SOURCE is .*loop: it is a link to itself; allowed: ",
+    "good loop": r"DEST is .*loop: it is a link to itself; allowed: ",
+    "/dev/null {dest}": r"SOURCE is /dev/null: it is no plain file; allowed: a folder of text, or",
     "good {dest} --byts": r"unrecognized arguments: --byts; usage: .*--bytes",
     "good {dest} --sentence 300": r"unrecognized arguments: --sentence 300",
     "good {dest}" + "x" * 300: r".*File name too long",
@@ -478,6 +481,7 @@ def mistaken(tmp_path_factory):
         (folder / name).parent.mkdir()
         (folder / name).write_bytes(content)
     (folder / "empty").mkdir()
+    (folder / "loop").symlink_to("loop")
     return folder
 
 
