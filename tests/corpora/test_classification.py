@@ -457,59 +457,45 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert not (tmp_path / "dest" / "input0" / "test.bin").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "lines", "options", "message"),
-    [
-        ("a.tsv", ["x\ty", "x"], (), "a.tsv: line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
-        ("a.tsv", ["x\ty", "\ty"], (), "a.tsv: line 2: the label is empty"),
-        ("a.tsv", ["x\ty"] * 9, (), "9 examples, labels: x; allowed: two labels or more"),
-        ("a.tsv", [f"{i}\ty" for i in range(9)], (), "9 labels in 9 examples, such as '0'; all"),
-        ("a.tsv", ["a\tx", "b\ty"] * 2, (), "4 examples are too few to draw test from"),
-        (
-            "a.tsv",
-            ["a\tx", "b\ty"] * 9,
-            ("--labels", "a,c"),
-            "--labels is a,c: no example has the label c; allowed: some of",
-        ),
-        ("a.csv", ["a,b,c,d"], (), "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
-        ("a.csv", ["a,b"], ("--label-field", "y"), "line 1: ['a', 'b']; allowed: a header with y"),
-        ("a.csv", ['a,"b'], (), "a.csv: line 1: unexpected end of data"),
-        (
-            "a.csv",
-            ["mood,words", *["good,x", "bad,y"] * 9],
-            (),
-            "a.csv: line 1: no other line has the label 'mood'; allowed: a label that comes again",
-        ),
-        *(
-            ("a.tsv", [f"{label}\tx", "b\ty"] * 3, (), f"a.tsv: a label is {label}, a special")
-            for label in ("<unk>", "</s>", "<pad>", "<s>", "madeupword0000", "madeupword0012")
-        ),
-        (
-            "a.jsonl",
-            ['{"label": "a", "text": "\\ud83d"}'],
-            (),
-            r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
-        ),
-        ("a.jsonl", ["[" * 100_000], (), "a.jsonl: line 1: '[[[["),
-        (
-            "a.jsonl",
-            ['{"label": 1, "text": "x"}', "{"],
-            (),
-            "a.jsonl: line 2: '{'; allowed: a JSON",
-        ),
-        ("a.jsonl", ['{"label": null, "text": "x"}'], (), 'line 1: \'{"label": null'),
-        ("a.jsonl", ["[]"], (), "line 1: '[]'; allowed: a JSON object with the fields label, te"),
-        ("a.all", ["fine"], (), "a.all: line 1: 'fine'; allowed: LABEL text"),
-        ("a.tsv", ["x\t\udce9"], (), "a.tsv: line 1: byte 0xE9 "),
-    ],
-)
-def test_mistakes_in_own_files(tmp_path, capsys, name, lines, options, message):
-    text = "".join(f"{line}\n" for line in lines)
-    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
+    "one column": ("a.tsv", "x\ty\nx", "line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
+    "empty label": ("a.tsv", "x\ty\n\ty", "a.tsv: line 2: the label is empty"),
+    "one label": ("a.tsv", "x\ty\n" * 9, "9 examples, labels: x; allowed: two labels or more"),
+    "labels": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9)), "9 labels in 9 examples, such as"),
+    "few": ("a.tsv", "a\tx\nb\ty\n" * 2, "4 examples are too few to draw test from"),
+    "no such label": ("a.tsv", "a\tx\nb\ty\n" * 9, "--labels is a,c: no example", "--labels=a,c"),
+    "columns": ("a.csv", "a,b,c,d", "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
+    "header": ("a.csv", "a,b", "['a', 'b']; allowed: a header with y", "--label-field=y"),
+    "quote": ("a.csv", 'a,"b', "a.csv: line 1: unexpected end of data"),
+    "a header": (
+        "a.csv",
+        "mood,words\n" + "good,x\nbad,y\n" * 9,
+        "no other line has the label 'mo",
+    ),
+    **{
+        label: ("a.tsv", f"{label}\tx\nb\ty\n" * 3, f"a.tsv: a label is {label}, a special")
+        for label in ("<unk>", "</s>", "<pad>", "<s>", "madeupword0000", "madeupword0012")
+    },
+    "surrogate": (
+        "a.jsonl",
+        '{"label": "a", "text": "\\ud83d"}',
+        r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
+    ),
+    "brackets": ("a.jsonl", "[" * 100_000, "a.jsonl: line 1: '[[[["),
+    "broken": ("a.jsonl", '{"label": 1, "text": "x"}\n{', "line 2: '{'; allowed: a JSON"),
+    "null": ("a.jsonl", '{"label": null, "text": "x"}', 'line 1: \'{"label": null'),
+    "list": ("a.jsonl", "[]", "line 1: '[]'; allowed: a JSON object with the fields label, te"),
+    "word": ("a.all", "fine", "a.all: line 1: 'fine'; allowed: LABEL text"),
+    "Latin-1": ("a.tsv", b"x\t\xe9", "a.tsv: line 1: byte 0xE9 "),
+}
+
+
+@pytest.mark.parametrize("mistake", OWN_MISTAKES)
+def test_mistakes_in_own_files(tmp_path, capsys, mistake):
+    name, content, message, *options = OWN_MISTAKES[mistake]
+    write(tmp_path / name, content)
     assert prepare("text", tmp_path / name, tmp_path / "dest", *options) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in one_line(capsys)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
