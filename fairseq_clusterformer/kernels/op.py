@@ -63,10 +63,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
-        out = ctx.saved_tensors[5]
+        saved = ctx.saved_tensors  # read once: an activation checkpoint unpacks them a single time
+        out = saved[5]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         with _autocast_off(out):
-            gradients = ctx.kernel.backward(d_out, d_lse, *ctx.saved_tensors, *ctx.rest)
+            gradients = ctx.kernel.backward(d_out, d_lse, *saved, *ctx.rest)
         return None, *gradients, None, None, None
 
 
@@ -131,9 +132,9 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, d_out, d_lse):
-    *gradients, d_bias = ranged_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
-    key_bias = ctx.saved_tensors[5]
-    return *gradients, None if key_bias is None else d_bias, *(None,) * 10
+    saved = ctx.saved_tensors
+    *gradients, d_bias = ranged_attention_backward(d_out, d_lse, *saved, *ctx.options)
+    return *gradients, None if saved[5] is None else d_bias, *(None,) * 10
 
 
 ranged_attention.register_autograd(_backward, setup_context=_save)
