@@ -44,11 +44,8 @@ class ETCModel(EncoderOnlyModel):
         return ETCEncoder(args, task.source_dictionary)
 
     def load_initial_weights(self) -> None:
-        """Start from the model that ``--lift`` names.
-
-        Raises:
-            CheckpointError: a file that cannot be read, or that does not fit.
-        """
+        """Start from the model that ``--lift`` names; raises CheckpointError for a file that
+        cannot be read, or that does not fit."""
         if not self.args.lift:
             return
         given = read_checkpoint(_OPTION, self.args.lift)
@@ -114,10 +111,6 @@ def lifted(
     the radius covers the text, the encoder is the dense one, except for the epsilon of the norm
     behind words that a dense encoder scales. Parameters of another ETC encoder stay as they are;
     centroids start anew where it has none.
-
-    Args:
-        given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
-        mine: of the encoder to be.
 
     Returns:
         The parameters, and the names of what was not used.

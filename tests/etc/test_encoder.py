@@ -72,18 +72,6 @@ def test_fixed_blocks() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"hard_global": True, "projections": "shared-kv"}])
-def test_a_text_alone_is_a_text_in_any_batch(options: dict) -> None:
-    built = model(**options)
-    tokens = torch.randint(4, 24, (3, 40))
-    tokens[1, 17:] = tokens[2, 1:] = 1
-    together = built(tokens)[0]
-    for row, length in enumerate((40, 17, 1)):
-        alone = built(tokens[row : row + 1, :length])[0]
-        torch.testing.assert_close(together[row, :length], alone[0], **CLOSE)
-
-
-@torch.no_grad()
 def test_global_tokens_carry_over_the_radius() -> None:
     """Two layers of radius 5 reach ten tokens; by global tokens, all."""
     built = model()
