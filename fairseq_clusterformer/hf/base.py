@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+from fairseq_clusterformer.models.decoding import decode
 
 from .cache import ClusterformerCache
 from .configuration import ClusterformerConfig, build_model
@@ -188,6 +189,23 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _wants_states(self, output_hidden_states: bool | None) -> bool:
         """Whether the input and each layer's output are to be returned."""
         return bool(output_hidden_states or self.config.output_hidden_states)
+
+    def _decoded(
+        self,
+        tokens: Tensor,
+        cache: ClusterformerCache | None,
+        output_hidden_states: bool | None,
+        encoded: dict[str, list[Tensor]] | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None, dict[str, list]]:
+        """The decoder's features [B, N, D], and without a cache its layers' states if they are
+        wanted, and their reports."""
+        decoder = self.model.decoder
+        if cache is not None:
+            return decode(decoder, tokens, cache, encoded), None, {}
+        x, extra = decoder.extract_features_scriptable(tokens, encoded, documents=documents)
+        wanted = self._wants_states(output_hidden_states)
+        return x, batch_first(extra["inner_states"], wanted), extra["reports"]
 
     def _token_loss(
         self,

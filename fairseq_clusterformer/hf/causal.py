@@ -6,9 +6,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 
-from fairseq_clusterformer.models.decoding import decode
-
-from .base import GeneratingModel, batch_first
+from .base import GeneratingModel
 from .cache import ClusterformerCache
 
 
@@ -55,21 +53,15 @@ class ClusterformerForCausalLM(GeneratingModel):
             ValueError: what is refused, or a mask or positions of other tokens.
         """
         self._begin(position_ids=position_ids, **kwargs)
-        decoder = self.model.decoder
-        states, reports = None, {}
         if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
             cache = ClusterformerCache()
         if cache is not None:
-            tokens = self._masked(input_ids, _newest(attention_mask, input_ids, cache))
-            self._documents(position_ids, tokens, cache)
-            x = decode(decoder, tokens, cache)
-        else:
-            tokens = self._masked(input_ids, attention_mask)
-            documents = self._documents(position_ids, tokens)
-            x, extra = decoder.extract_features_scriptable(tokens, None, documents=documents)
-            reports = extra["reports"]
-            wanted = self._wants_states(output_hidden_states)
-            states = batch_first(extra["inner_states"], wanted)
+            attention_mask = _newest(attention_mask, input_ids, cache)
+        tokens = self._masked(input_ids, attention_mask)
+        documents = self._documents(position_ids, tokens, cache)
+        x, states, reports = self._decoded(
+            tokens, cache, output_hidden_states, documents=documents
+        )
         if isinstance(logits_to_keep, int):
             if logits_to_keep:
                 x = _carried(x, tokens.eq(self.config.pad_token_id))
