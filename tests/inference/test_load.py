@@ -70,6 +70,8 @@ def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
         (lambda s: s["optimizer_history"].clear(), "its optimizer_history is empty or damaged"),
         (lambda s: s.update(optimizer_history=None), "its optimizer_history is empty or damaged"),
         (lambda s: s["optimizer_history"][-1].update(num_updates=None), "num_updates is None"),
+        (lambda s: s["model"].update({"decoder.version": "x"}), "decoder.version is no tensor"),
+        (lambda s: s["cfg"]["task"].update(data="${oc.env:HOME}/x"), "hold ${oc.env:HOME}, which"),
     ):
         assert says in refused(edited(checkpoint, path, edit))
 
