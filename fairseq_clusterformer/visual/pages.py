@@ -11,8 +11,7 @@ from pathlib import Path
 import jinja2
 
 from ..inference.found import WORD, FoundAnswer, Ranking, SectionRead, confidence
-from .colours import css
-from .words import ClusteredText, DrawnLayer, visible
+from .words import ClusteredText, DrawnLayer, css, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
 MOST_POSITIONS = 8  # of the passage, for each cluster

@@ -20,7 +20,6 @@ from fairseq_clusterformer.data.coding import TextCoding, WordCoding
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.visual import pages
-from fairseq_clusterformer.visual.colours import css
 from fairseq_clusterformer.visual.figure import draw_passage, example, wrapped
 from fairseq_clusterformer.visual.language_model import (
     encode_file,
@@ -31,6 +30,7 @@ from fairseq_clusterformer.visual.words import (
     ClusteredText,
     DrawnLayer,
     Item,
+    css,
     describe,
     typical_items,
     word_endings,
