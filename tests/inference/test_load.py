@@ -151,11 +151,6 @@ def test_damaged_files_of_data(byte_data: Path, checkpoint: Path, tmp_path: Path
             MMapIndexedDataset(str(tmp_path / "train"))
 
 
-def test_another_task(checkpoint: Path) -> None:
-    line = refused(checkpoint, task="translation")
-    assert "of the task language_modeling; allowed: a model of the task translation" in line
-
-
 def test_data(checkpoint: Path, byte_data: Path, word_data: Path, tmp_path: Path) -> None:
     assert "--data is x: no such folder" in refused(checkpoint, data="x")
     assert "dict.txt" in refused(checkpoint, data=tmp_path)
@@ -236,8 +231,3 @@ def test_load_gives_what_a_model_can_do(
     assert masked.encode(["the cat", "a"], pooled=True).shape == (2, 32)
     with pytest.raises(UserError, match="device is tpu9"):
         fairseq_clusterformer.load(checkpoint, device="tpu9")
-
-
-def test_a_checkpoint_under_another_name(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copy(checkpoint, tmp_path / "model")
-    assert load_checkpoint(tmp_path / "model").updates == 40

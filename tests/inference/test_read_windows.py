@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fairseq_clusterformer
 from fairseq_clusterformer.answers import Document, WordLogits, ranked_answers
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import bundle, index
@@ -472,19 +471,6 @@ class TestInstalledReader:
             "reader's checkpoint or bundle"
         )
 
-    def test_one(self, line: list, towns_reader: Path, tmp_path: Path, capsys) -> None:
-        bundle.write_bundle(
-            load_checkpoint(towns_reader), tmp_path / "trained" / "towns", dtype="float16"
-        )
-        assert fairseq_clusterformer.shipped() == ["towns"]
-        assert bundle.shipped("translation") == []
-        assert run(*line) == 0
-        assert capsys.readouterr().out.startswith("1. Noor\n")
-        assert run(*line, "--checkpoint", "towns") == 0
-        assert capsys.readouterr().out.startswith("1. Noor\n")
-        answers = fairseq_clusterformer.load("towns").answer(ASKED, "Ida Brun rules Bree.")
-        assert answers[0].text == "Ida Brun"
-
     def test_several(self, line: list, towns_reader: Path, tmp_path: Path, capsys) -> None:
         bundle.write_bundle(load_checkpoint(towns_reader), tmp_path / "trained" / "a")
         shutil.copytree(tmp_path / "trained" / "a", tmp_path / "trained" / "b")
@@ -508,14 +494,6 @@ def test_options_that_do_not_fit(words: str, message: str, capsys) -> None:
     assert message in usage_error(capsys, "answer", *words.split())
 
 
-def test_a_question_of_500_words(towns_reader: Path, tmp_path: Path, capsys) -> None:
-    (tmp_path / "a.txt").write_text("Otto rules Ulm.")
-    line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
-    said = error(capsys, *line, "--question", "Who rules " * 250)
-    assert "allowed: 62 subwords or fewer, as the model was trained" in said
-    assert len(said) < 250
-
-
 def test_the_margin_is_an_option(towns_reader: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("Otto rules Ulm. Noor rules Bree.")
     line = ["answer", "--checkpoint", towns_reader, "--document", tmp_path / "a.txt"]
@@ -526,8 +504,3 @@ def test_the_margin_is_an_option(towns_reader: Path, tmp_path: Path, capsys) -> 
     for other in [town for town in TOWNS if town not in ("Ulm", "Bree")]:
         assert run(*line, "--question", f"Who rules {other}?") == 0
         assert capsys.readouterr().out.startswith("Most likely, no answer here")
-
-
-def test_unknown_errors_are_not_hidden(reader: Reader) -> None:
-    with pytest.raises(UserError, match="--question is empty"):
-        reader.ask(" ", [], 1)
