@@ -215,41 +215,43 @@ PAIR = ("a man ' s dog , 3 .", "no dog ?")
 RAW = ("A man's dog, 3.", "No dog?")
 
 
-def json_line(label, pair=RAW):
-    record = {"gold_label": label, "sentence1": pair[0], "sentence2": pair[1], "pairID": "1"}
-    return json.dumps(record) + "\n"
+def json_line(label):
+    return json.dumps({"gold_label": label, "sentence1": RAW[0], "sentence2": RAW[1]}) + "\n"
 
 
-def write_pairs(source, name, labels):
-    """Write one of the layouts: its pairs have the labels in turn."""
+def tabs(*cells):
+    return "\t".join(cells) + "\n"
+
+
+LAYOUTS = {  # a file for each split, its header, and a line of each label
+    "snli": ("snli_1.0/snli_1.0_{}.jsonl.gz", "", json_line),
+    "scitail json": ("snli_format/scitail_1.0_{}.txt", "", json_line),
+    "scitail": ("tsv_format/scitail_1.0_{}.tsv", "", lambda label: tabs(*RAW, label)),
+    "sick": ("SICK_{}.txt", SICK, lambda label: tabs("1", *RAW, "4.5", label)),
+    "quora partition": ("{}.tsv", "", lambda label: tabs(label, *PAIR, "1")),
+    "wikiqa": (
+        "WikiQACorpus/WikiQA-{}.tsv",
+        WIKIQA,
+        lambda label: tabs("Q1", RAW[0], "D1", "T", "S1", RAW[1], label),
+    ),
+}
+COLUMNS = {"sim.txt": str, "id.txt": lambda _: "Q1"}
+COLUMNS |= {"a.toks": lambda _: PAIR[0], "b.toks": lambda _: PAIR[1]}
+
+
+def write_pairs(source, layout, labels):
+    """Write a layout: its pairs have the labels in turn."""
     for split, place in PLACES.items():
-        if name == "snli":
-            text = "".join(map(json_line, [*labels, "-"]))
-            write(source / "snli_1.0" / f"snli_1.0_{place}.jsonl.gz", text)
-        elif name == "scitail json":
-            text = "".join(map(json_line, labels))
-            write(source / "snli_format" / f"scitail_1.0_{place}.txt", text)
-        elif name == "scitail":
-            text = "".join("\t".join((*RAW, label)) + "\n" for label in labels)
-            write(source / "tsv_format" / f"scitail_1.0_{place}.tsv", text)
-        elif name == "sick":
+        if layout == "wikiqa aligned":
+            for name, cell in COLUMNS.items():
+                lines = "".join(f"{cell(label)}\n" for label in labels)
+                write(source / "wikiqa" / place / name, lines)
+            continue
+        name, header, line = LAYOUTS[layout]
+        if layout == "sick":
             place = {"valid": "trial", "test": "test_annotated"}.get(split, split)
-            lines = ("\t".join(("1", *RAW, "4.5", label)) + "\n" for label in labels)
-            write(source / f"SICK_{place}.txt", SICK + "".join(lines))
-        elif name == "quora partition":
-            text = "".join("\t".join((label, *PAIR, "1")) + "\n" for label in labels)
-            write(source / f"{place}.tsv", text)
-        elif name == "wikiqa":
-            rows = (("Q1", RAW[0], "D1", "T", "S1", RAW[1], label) for label in labels)
-            lines = ("\t".join(row) + "\n" for row in rows)
-            write(source / "WikiQACorpus" / f"WikiQA-{place}.tsv", WIKIQA + "".join(lines))
-        else:
-            columns = {"sim": labels, "id": ["Q1"] * len(labels)}
-            columns |= {"a": [PAIR[0]] * len(labels), "b": [PAIR[1]] * len(labels)}
-            for column, lines in columns.items():
-                end = "toks" if column in "ab" else "txt"
-                text = "".join(f"{line}\n" for line in lines)
-                write(source / "wikiqa" / place / f"{column}.{end}", text)
+        more = [line("-")] if layout == "snli" else []
+        write(source / name.format(place), "".join([header, *map(line, labels), *more]))
 
 
 @pytest.mark.parametrize(
