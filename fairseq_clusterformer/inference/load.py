@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from fairseq import checkpoint_utils, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fairseq_clusterformer.compat.checks import dataclass_of
+from fairseq_clusterformer import keep_root_logger
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
+
+with keep_root_logger():
+    from fairseq import checkpoint_utils, tasks, utils
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+    from fairseq.tasks import TASK_REGISTRY
+
+from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
 from fairseq_clusterformer.ranges import strays
 
