@@ -85,6 +85,7 @@ class MultiheadAttention(ProjectedHeads):
             except OptionError as error:
                 error.written = heads.written
                 raise
+        self.reads_qk = any(router.reads_qk for router in self.routers)
 
     def forward(
         self,
@@ -160,11 +161,6 @@ class MultiheadAttention(ProjectedHeads):
         return together(out), report
 
     @property
-    def reads_qk(self) -> bool:
-        """Whether a kind reads queries and keys."""
-        return any(router.reads_qk for router in self.routers)
-
-    @property
     def can_step(self) -> bool:
         """Whether all kinds can decode step by step."""
         return all(router.can_step for router in self.routers)
@@ -210,8 +206,7 @@ class MultiheadAttention(ProjectedHeads):
             decoding = {"positions": positions, "before": before, "begins": begins}
             tokens, qkv = self._of_kind(i, heads, real, **decoding)
             assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
-            keys = assignment.keys()[0]
-            if keys is not None and keys.size(1) > qkv.k.size(1):
+            if qkv.k.size(1) < assignment.groups:
                 qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
             parts = router.parts(tokens, assignment, _under(state, f"{i}.kept."))
             out, kept = attend_behind(parts, qkv)
@@ -224,15 +219,15 @@ class MultiheadAttention(ProjectedHeads):
         self, i: int, heads: Projected, batch: Batch, **others: Any
     ) -> tuple[Tokens, QKV]:
         """What a kind may read, and what its heads attend with; ``others``: of ``Tokens``."""
-        router, count = self.routers[i], self.num_heads // len(self.routers)
+        router, count = self.routers[i], self.num_heads // len(self.kinds)
         part = slice(i * count, (i + 1) * count)
         # Heads of keys stay shared where a kind takes them as they are.
-        shared = type(router).project is Kind.project and self.kv_heads % len(self.routers) == 0
+        shared = type(router).project is Kind.project and self.kv_heads % len(self.kinds) == 0
 
         def share(x: Tensor) -> Tensor:
             if not shared and x.size(1) < self.num_heads:
                 x = x.repeat_interleave(self.num_heads // x.size(1), dim=1)
-            return x if len(self.routers) == 1 else x.chunk(len(self.routers), dim=1)[i]
+            return x if len(self.kinds) == 1 else x.chunk(len(self.kinds), dim=1)[i]
 
         def projected(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
             return router.project(share(q), share(k))

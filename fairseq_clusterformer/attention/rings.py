@@ -58,9 +58,10 @@ def entries_of(k: Tensor, v: Tensor, bias: Tensor | None, groups: int) -> Tensor
         bias: [B or 1, G or 1, N or 1]; None: entries have none.
     """
     parts = [k, v]
-    if bias is not None:  # the same for all heads of a group
-        bias = bias.to(k.dtype).unsqueeze(2).expand(len(k), groups, k.size(1) // groups, -1)
-        parts.insert(1, bias.flatten(1, 2).unsqueeze(-1).expand(*k.shape[:3], 1))
+    if bias is not None:
+        if 1 < bias.size(1) < k.size(1):  # the same for all heads of a group
+            bias = bias.repeat_interleave(k.size(1) // groups, dim=1)
+        parts.insert(1, bias.to(k.dtype).unsqueeze(-1).expand(*k.shape[:3], 1))
     entries = torch.cat(parts, dim=-1)
     return entries.view(len(k), groups, 1, -1, *entries.shape[2:])
 
