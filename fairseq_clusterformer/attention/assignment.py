@@ -122,6 +122,12 @@ class Assignment(NamedTuple):
             return tuple(((clusters,), None) for clusters in self.query)
         return (((self.query, *self.probes), self.key),)
 
+    @property
+    def groups(self) -> int:
+        """G."""
+        clusters = self.query[0] if isinstance(self.query, tuple) else self.query
+        return 1 if clusters is None else clusters.size(1)
+
     def keys(self) -> list[Tensor | None]:
         """The cluster of each key, for each time; None: all are in one."""
         return [probed[0] if keys is None else keys for probed, keys in self.rounds()]

@@ -9,22 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
 
 from ..clustering import Report, State
-from ..precision import full_float32, is_exact
 from .batch import Batch
+from .heads import Projected, ProjectedHeads, check_divides
 from .kind import Kind, Routing, Shape, Tokens, registered
 from .options import OptionError
 from .parts import QKV, attend, attend_behind
-from .projections import Projected, RelativePositions, ShortConvolution, rotated, start_copying
 from .scouts import routing_gain, routing_loss, weighed
 from .spec import Heads, parse_layer
 
 logger = logging.getLogger(__name__)
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(ProjectedHeads):
     """Projections, one kind for each share of the heads, and ranged attention.
 
     The projections have the names and the initialisation of fairseq's ``MultiheadAttention``, so
@@ -64,48 +62,21 @@ class MultiheadAttention(nn.Module):
         copying_start: bool = False,
         kernel: str = "auto",
     ):
-        super().__init__()
         if isinstance(kinds, str):
             kinds = parse_layer(kinds)
-        kv_heads = num_heads if kv_heads is None else kv_heads
         names = "+".join(heads.kind for heads in kinds)
-        for number, of, divides, what in (
-            (num_heads, "heads", embed_dim, f"the width of {embed_dim}"),
-            (len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads"),
-            (kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads"),
-        ):
-            if number < 1 or divides % number:
-                raise ValueError(
-                    f"{what} do not divide among {number} {of}; allowed: a number that divides "
-                    f"{divides}"
-                )
-        self.kinds = tuple(kinds)
-        self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
-        self.head_dim = embed_dim // num_heads
-        if rotary and self.head_dim % 2:
-            raise ValueError(f"rotary positions with heads {self.head_dim} wide; allowed: even")
-        self.dropout, self.rotary, self.impl = dropout, rotary, kernel
-        kv_dim = kv_heads * self.head_dim
-        self.q_proj = nn.Linear(embed_dim, embed_dim)
-        self.k_proj = nn.Linear(embed_dim, kv_dim)
-        self.v_proj = nn.Linear(embed_dim, kv_dim)
-        self.out_proj = nn.Linear(embed_dim, embed_dim)
-        self.reset_parameters()
-        sizes = (num_heads, self.head_dim, embed_dim)
-        self.relative = RelativePositions(*sizes) if relative else None
-        widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
-        self.convolutions = nn.ModuleDict(
-            {
-                name: ShortConvolution(n, short_convolution, causal=causal)
-                for name, n in widths.items()
-            }
+        check_divides(len(kinds), f"kinds of {names}", num_heads, f"{num_heads} heads")
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_heads if kv_heads is None else kv_heads,
+            causal=causal,
+            rotary=rotary,
+            relative=relative,
+            short_convolution=short_convolution,
+            copying_start=copying_start,
         )
-        if copying_start:
-            if not causal or short_convolution < 3:
-                problem = f"a short convolution of {short_convolution}" if causal else "not causal"
-                allowed = "causal, with a short convolution of 3 or more"
-                raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
-            start_copying(self)
+        self.kinds, self.dropout, self.impl = tuple(kinds), dropout, kernel
         shape = Shape(embed_dim, num_heads // len(kinds), self.head_dim, causal)
         self.routers = nn.ModuleList()
         for heads in kinds:
@@ -114,12 +85,7 @@ class MultiheadAttention(nn.Module):
             except OptionError as error:
                 error.written = heads.written
                 raise
-
-    def reset_parameters(self) -> None:
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.zeros_(self.out_proj.bias)
+        self.reads_qk = any(router.reads_qk for router in self.routers)
 
     def forward(
         self,
@@ -141,7 +107,7 @@ class MultiheadAttention(nn.Module):
         batch = Batch.of(batch)
         if batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
-        heads, _ = self.project(x, batch)
+        heads, _ = self.project(x, batch, exactly=self.reads_qk)
         outputs, reports = [], []
         for i, router in enumerate(self.routers):
             whole_rows = batch.documents is not None and not router.by_tokens
@@ -149,7 +115,7 @@ class MultiheadAttention(nn.Module):
             out, report = attend_kind(i, heads, batch, centroids)
             outputs.append(out)
             reports.append(report)
-        return self._merge(outputs), reports
+        return self.merge(outputs), reports
 
     def _attend(
         self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
@@ -231,7 +197,7 @@ class MultiheadAttention(nn.Module):
         positions = before
         if x.size(1) > 1:
             positions = before + real.positions(x)
-        heads, kept = self.project(x, real, state, begins)
+        heads, kept = self.project(x, real, state, begins, exactly=self.reads_qk)
         after |= kept
         outputs = []
         for i, router in enumerate(self.routers):
@@ -240,72 +206,28 @@ class MultiheadAttention(nn.Module):
             decoding = {"positions": positions, "before": before, "begins": begins}
             tokens, qkv = self._of_kind(i, heads, real, **decoding)
             assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
-            keys = assignment.keys()[0]
-            if keys is not None and keys.size(1) > qkv.k.size(1):
+            if qkv.k.size(1) < assignment.groups:
                 qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
             parts = router.parts(tokens, assignment, _under(state, f"{i}.kept."))
             out, kept = attend_behind(parts, qkv)
             outputs.append(out[..., : self.head_dim])
             after |= {f"{i}.routing.{name}": t for name, t in routing.items()}
             after |= {f"{i}.kept.{name}": t for name, t in kept.items()}
-        return self._merge(outputs), after
-
-    def project(
-        self, x: Tensor, batch: Batch, state: State | None = None, begins: Tensor | None = None
-    ) -> tuple[Projected, State]:
-        """Queries, keys and values of all heads, without positions.
-
-        Args:
-            x: [B, N, D].
-            batch: of x.
-            state: in decoding, of the tokens before.
-            begins: rows in which a document begins, bool [B, 1].
-
-        Returns:
-            The heads, and the state that convolutions keep.
-        """
-        after: State = {}
-
-        def heads(name: str, x: Tensor, key: str = "") -> Tensor:
-            projection = getattr(self, f"{name}_proj")
-            if key:  # in full float32
-                x = linear(x.float(), projection.weight.float(), projection.bias.float())
-            else:
-                x = projection(x)
-            if name in self.convolutions and state is None:
-                x = self.convolutions[name](x, batch)
-            elif name in self.convolutions:
-                key = f"{name}.{key}before"
-                x, after[key] = self.convolutions[name].following(x, state.get(key), batch, begins)
-            return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
-
-        q, k, v = (heads(name, x) for name in "qkv")
-
-        @full_float32()
-        def in_float32() -> tuple[Tensor, Tensor]:
-            return heads("q", x, "exact."), heads("k", x, "exact.")
-
-        exact = None
-        if not is_exact(q) and any(router.reads_qk for router in self.routers):
-            exact = in_float32()
-
-        def detached() -> tuple[Tensor, Tensor]:
-            return heads("k", x.detach()), heads("v", x.detach())
-
-        return Projected(x, q, k, v, exact, detached), after
+        return self.merge(outputs), after
 
     def _of_kind(
         self, i: int, heads: Projected, batch: Batch, **others: Any
     ) -> tuple[Tokens, QKV]:
         """What a kind may read, and what its heads attend with; ``others``: of ``Tokens``."""
-        router = self.routers[i]
+        router, count = self.routers[i], self.num_heads // len(self.kinds)
+        part = slice(i * count, (i + 1) * count)
         # Heads of keys stay shared where a kind takes them as they are.
-        shared = type(router).project is Kind.project and self.kv_heads % len(self.routers) == 0
+        shared = type(router).project is Kind.project and self.kv_heads % len(self.kinds) == 0
 
         def share(x: Tensor) -> Tensor:
             if not shared and x.size(1) < self.num_heads:
                 x = x.repeat_interleave(self.num_heads // x.size(1), dim=1)
-            return x if len(self.routers) == 1 else x.chunk(len(self.routers), dim=1)[i]
+            return x if len(self.kinds) == 1 else x.chunk(len(self.kinds), dim=1)[i]
 
         def projected(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
             return router.project(share(q), share(k))
@@ -321,27 +243,11 @@ class MultiheadAttention(nn.Module):
         def detached() -> tuple[Tensor, Tensor]:
             k, v = heads.detached()
             k = projected(heads.q, k)[1]
-            return self._add_positions(i, q, k, share(v), tokens.positions)[1:]
+            return self._add_positions(part, q, k, share(v), tokens.positions)[1:]
 
-        qkv = self._add_positions(i, q, k, share(heads.v), tokens.positions)
+        qkv = self._add_positions(part, q, k, share(heads.v), tokens.positions)
         dropout = self.dropout if self.training else 0.0
         return tokens, QKV(*qkv, dropout=dropout, detached=detached)
-
-    def _add_positions(
-        self, i: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of a kind with their positions, and values as wide."""
-        if self.rotary:
-            q, k = (rotated(t, positions) for t in (q, k))
-        if self.relative is not None:
-            count = self.num_heads // len(self.routers)
-            q, k = self.relative(q, k, positions, slice(i * count, (i + 1) * count))
-            v = pad(v, (0, k.size(-1) - v.size(-1)))
-        return q, k, v
-
-    def _merge(self, outputs: list[Tensor]) -> Tensor:
-        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        return self.out_proj(out.transpose(1, 2).flatten(2))
 
     def observe(self, reports: list[Report]) -> None:
         """Let the kinds remember a training batch; called once its forward pass is over."""
@@ -355,28 +261,13 @@ class MultiheadAttention(nn.Module):
             router.commit()
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        """Also take a dense checkpoint: what is clustered or convolved starts anew, and heads of
-        keys and values that are now shared are averaged (Ainslie et al. 2023)."""
-        for part in ("routers", "convolutions"):
-            mine = {f"{prefix}{part}.{n}": t for n, t in getattr(self, part).state_dict().items()}
-            if mine and not mine.keys() & state_dict.keys():
-                if part == "routers":
-                    name = prefix.removesuffix(".") or "attention"
-                    logger.info("%s: the checkpoint has no clusters; they start anew", name)
-                for convolution in self.convolutions.values() if part == "convolutions" else ():
-                    convolution.identity_()
-                state_dict.update(mine)
-        self.average_heads(state_dict, prefix)
+        """Also take a dense checkpoint: what is clustered starts anew."""
+        mine = {f"{prefix}routers.{n}": t for n, t in self.routers.state_dict().items()}
+        if mine and not mine.keys() & state_dict.keys():
+            name = prefix.removesuffix(".") or "attention"
+            logger.info("%s: the checkpoint has no clusters; they start anew", name)
+            state_dict.update(mine)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def average_heads(self, state_dict: State, prefix: str) -> None:
-        """Where a checkpoint has more heads of keys and values, take means of those that are
-        one head here."""
-        for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
-            given, wanted = state_dict.get(prefix + name), self.kv_heads * self.head_dim
-            if given is not None and len(given) > wanted and not len(given) % wanted:
-                heads = given.view(self.kv_heads, -1, self.head_dim, *given.shape[1:])
-                state_dict[prefix + name] = heads.mean(1).flatten(0, 1)
 
 
 def _place(x: Tensor, state: State, batch: Batch) -> tuple[Tensor, Tensor | None, State]:

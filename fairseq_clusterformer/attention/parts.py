@@ -99,7 +99,8 @@ def attend(parts: Sequence[Part], qkv: QKV) -> Tensor:
 
 def attend_behind(parts: Sequence[Part], qkv: QKV) -> tuple[Tensor, State]:
     """Values [B, H, N, E] that one or more tokens behind others attend to, and the state."""
-    qkv = qkv._replace(biased=any(part.biased for part in parts))
+    if any(part.biased for part in parts):
+        qkv = qkv._replace(biased=True)
     if qkv.q.size(2) > 1:
         out = attend(parts, qkv)
     else:

@@ -3,46 +3,11 @@
 Shape letters: B batch, N tokens, C channels, H heads, E head width.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 from .batch import Batch
-
-
-class Projected(NamedTuple):
-    """A layer's input and its heads, without positions.
-
-    Attributes:
-        x: [B, N, D].
-        q: [B, H, N, E].
-        k, v: [B, J, N, E], J divides H.
-        exact: queries and keys in full float32; None: the others are.
-        detached: makes keys and values of x without its gradient.
-    """
-
-    x: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    exact: tuple[Tensor, Tensor] | None
-    detached: Callable[[], tuple[Tensor, Tensor]]
-
-    def apart(self, place: Tensor) -> "Projected":
-        """Of other rows, whose tokens stand at these places of the B * N, int64 [rows, M]."""
-
-        def moved(t: Tensor) -> Tensor:  # [B, H, N, E]
-            return t.transpose(1, 2).flatten(0, 1)[place].transpose(1, 2)
-
-        return Projected(
-            self.x.flatten(0, 1)[place],
-            *map(moved, (self.q, self.k, self.v)),
-            None if self.exact is None else tuple(map(moved, self.exact)),
-            lambda: tuple(map(moved, self.detached())),
-        )
 
 
 class ShortConvolution(nn.Module):
@@ -225,31 +190,3 @@ def _turns(positions: Tensor, half: int, base: float = 10_000.0) -> tuple[Tensor
     rate = base ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
     angle = positions[:, None, :, None] * rate
     return angle.sin(), angle.cos()
-
-
-@torch.no_grad()
-def start_copying(attention: nn.Module) -> None:
-    """Begin as heads that copy: a query looks for earlier places where its own token and the
-    one before stood, and adds half of what came next there to the residual stream.
-
-    W_q is a copy of W_k. The key convolution is shifted back by one token. W_o is the transpose
-    of W_v (with shared heads, divided by the heads that share it). From random projections,
-    training finds such heads (induction heads, Olsson et al. 2022) late and by
-    chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
-    2023). Rotary positions weaken it. So do kinds that put a key into the cluster of its own
-    token, not of the one before: those that cluster the layer's input, lsh and routing.
-    """
-    shape = attention.num_heads // attention.kv_heads, attention.head_dim, attention.embed_dim
-    of_keys = attention.k_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
-    attention.q_proj.weight.copy_(of_keys.flatten(0, 2))
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        nn.init.zeros_(projection.bias)
-    of_values = torch.empty(attention.v_proj.weight.shape, dtype=torch.float32)  # not by halves
-    attention.v_proj.weight.copy_(nn.init.orthogonal_(of_values, gain=2**-0.5))
-    back = attention.v_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
-    attention.out_proj.weight.copy_(back.flatten(0, 2).T / shape[0])
-    of_queries, of_keys = (attention.convolutions[name].weight[:, 0] for name in "qk")
-    of_keys[:, -1] -= 1.0
-    of_keys[:, -2] += 1.0
-    for taps, before in ((of_queries, -2), (of_keys, -3)):
-        taps[:, before] += 0.5

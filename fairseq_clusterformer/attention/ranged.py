@@ -71,8 +71,8 @@ class RangedKeys(Part):
         gap = self.kind.gap
         if gap == 0:  # the query sees its own key in its ring
             self._store()
-        entries, hidden = self.kept.look(self.read, self.assignment.latest)
-        seen = [Entries(entries, hidden, some=gap == 0 and self.assignment.key is None)]
+        some = gap == 0 and self.assignment.key is None
+        seen = [self.kept.look(self.read, self.assignment.latest)._replace(some=some)]
         if gap > 0:
             bias = qkv.k.new_full((1, 1, 1), self.own_bias) if qkv.biased else None
             own = entries_of(qkv.k, qkv.v, bias, self.written.size(1))
@@ -153,9 +153,8 @@ class RangedKeys(Part):
         tokens, layouts = self.tokens, len(self.assignment.rounds())
         check_clusters(self.kind, tokens, self.assignment)
         entries, rings = self._new(qkv)
-        hidden = tokens.padding_mask
-        if hidden is None:
-            hidden = torch.zeros(1, 1, device=rings.device, dtype=torch.bool)
+        mask = tokens.padding_mask
+        hidden = rings.new_zeros(1, 1, dtype=torch.bool) if mask is None else mask
         hidden = hidden.unsqueeze(1).expand(len(rings), layouts, rings.size(-1))
         texts = [Keys(entries.expand(-1, -1, layouts, -1, -1, -1), rings, hidden)]
         if self.kind.gap > 1:

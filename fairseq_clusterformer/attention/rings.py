@@ -58,9 +58,10 @@ def entries_of(k: Tensor, v: Tensor, bias: Tensor | None, groups: int) -> Tensor
         bias: [B or 1, G or 1, N or 1]; None: entries have none.
     """
     parts = [k, v]
-    if bias is not None:  # the same for all heads of a group
-        bias = bias.to(k.dtype).unsqueeze(2).expand(len(k), groups, k.size(1) // groups, -1)
-        parts.insert(1, bias.flatten(1, 2).unsqueeze(-1).expand(*k.shape[:3], 1))
+    if bias is not None:
+        if 1 < bias.size(1) < k.size(1):  # the same for all heads of a group
+            bias = bias.repeat_interleave(k.size(1) // groups, dim=1)
+        parts.insert(1, bias.to(k.dtype).unsqueeze(-1).expand(*k.shape[:3], 1))
     entries = torch.cat(parts, dim=-1)
     return entries.view(len(k), groups, 1, -1, *entries.shape[2:])
 
@@ -91,13 +92,8 @@ class History:
         self.state["ring"].masked_fill_(rows.view(-1, 1, 1, 1), self.num_rings)
 
     def store(self, new: Tensor, written: Tensor, skipped: Tensor | None) -> None:
-        """Keep one more token.
-
-        Args:
-            new: [B, G, L, J / G, C].
-            written: its rings, int64 [B, G, L].
-            skipped: rows whose token is not kept, bool [B, 1].
-        """
+        """Keep one more token [B, G, L, J / G, C] in rings int64 [B, G, L], but for rows that are
+        skipped, bool [B, 1]."""
         if skipped is not None:  # it takes a slot, in no ring
             new = new.masked_fill(skipped.view(-1, 1, 1, 1, 1), 0.0)
             written = written.masked_fill(skipped.unsqueeze(-1), self.num_rings)
@@ -114,17 +110,9 @@ class History:
             len(self.state["steps"]), self.steps, 0
         )
 
-    def look(self, read: Tensor, latest: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What a query sees.
-
-        Args:
-            read: rings, int64 [B, G, L, P].
-            latest: it sees so many of the latest keys alone, int64 [1 or B, 1].
-
-        Returns:
-            Entries [B * J, slots, C] in any order, and those that it does not see, bool
-            [B, G, 1, slots].
-        """
+    def look(self, read: Tensor, latest: Tensor | None) -> Entries:
+        """What a query sees of rings int64 [B, G, L, P]: all, or so many of the latest keys, int64
+        [1 or B, 1]."""
         slots, kept, hidden = min(self.steps, self.room), self.state["kept"], None
         if self.is_numbered:
             ring = self.state["ring"].narrow(-1, 0, slots)
@@ -152,7 +140,7 @@ class History:
 
 
 class Rings:
-    """The W latest keys of each ring.
+    """The W latest keys of each ring; methods as of :class:`History`.
 
     State: ``steps`` as of :class:`History`, which no longer counts; ``seen``, how many tokens each
     ring was given, int64 [B, G, L * R]; ``kept`` [B, G, L * R, J / G, W, C].
@@ -162,17 +150,17 @@ class Rings:
 
     def __init__(self, state: State, kind: Seeing):
         self.state, self.num_rings, self.drops_keys = state, kind.num_rings, kind.drops_keys
+        kept = state["kept"]  # the rings of all sentences, groups and layouts in a row
+        self.rings, self.seen = kept.view(-1, *kept.shape[3:]), state["seen"].view(-1)
 
     def forget(self, rows: Tensor) -> None:
-        """As :meth:`History.forget`."""
-        self.state["seen"] = self.state["seen"].masked_fill(rows.unsqueeze(-1), 0)
+        self.state["seen"].masked_fill_(rows.unsqueeze(-1), 0)
 
     def count(self) -> None:
-        """As :meth:`History.count`: each ring counts its own."""
+        """Each ring counts its own."""
 
     def store(self, new: Tensor, written: Tensor, skipped: Tensor | None) -> None:
-        """As :meth:`History.store`."""
-        rings, seen = self._flat()
+        rings, seen = self.rings, self.seen
         if skipped is not None:
             skipped = skipped.unsqueeze(-1)  # [B, G, L]
         if self.drops_keys:
@@ -187,9 +175,8 @@ class Rings:
         rings[written, :, slot] = new
         seen[written] = rank + 1 if skipped is None else rank + ~skipped
 
-    def look(self, read: Tensor, latest: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As :meth:`History.look`."""
-        rings, seen = self._flat()
+    def look(self, read: Tensor, latest: Tensor | None) -> Entries:
+        rings, seen = self.rings, self.seen
         read = self._place(read).flatten(2)
         entries = rings.index_select(0, read.flatten()).view(*read.shape, *rings.shape[1:])
         slot = torch.arange(rings.size(-2), device=rings.device)
@@ -200,7 +187,6 @@ class Rings:
         return _side_by_side(entries, hidden)
 
     def keys(self) -> Keys:
-        """As :meth:`History.keys`."""
         seen = self.state["seen"].unflatten(-1, (-1, self.num_rings))  # [B, G, L, R]
         kept = self.state["kept"].unflatten(2, seen.shape[2:])  # [B, G, L, R, J / G, W, C]
         window, device = kept.size(-2), kept.device
@@ -213,10 +199,6 @@ class Rings:
         empty = place >= seen.unsqueeze(-1)
         rings = rings.expand_as(empty).masked_fill(empty, self.num_rings).flatten(3)
         return Keys(entries, rings, rings.eq(self.num_rings).all(1))
-
-    def _flat(self) -> tuple[Tensor, Tensor]:
-        kept, seen = self.state["kept"], self.state["seen"]
-        return kept.view(-1, *kept.shape[3:]), seen.view(-1)
 
     def _place(self, ring: Tensor) -> Tensor:
         """Numbers [B, G, L, ...] among the rings of all sentences, groups and layouts."""
@@ -246,7 +228,7 @@ class LocalWindow:
         return (torch.arange(room, device=before.device) < room - before).unsqueeze(1)
 
     def look(self, before: Tensor, biased: bool) -> Entries:
-        """What a query sees; biases of keys do not count here."""
+        """What a query sees; biases of keys do not count while they are near."""
         kept = self.state["near"]
         if biased:
             kept = kept.clone()
@@ -276,7 +258,7 @@ class LocalWindow:
         return leaving, all_ring[..., 0], skipped
 
     def keys(self, before: Tensor) -> Keys:
-        """As :meth:`History.keys`."""
+        """All that is kept."""
         kept, ring = self.state["near"].unsqueeze(2), self.state["near.ring"]
         layouts = ring.size(2)
         hidden = self.hidden(before).expand(-1, layouts, -1)
@@ -375,8 +357,9 @@ def _in_rings(entries: Tensor, numbers: Tensor, kind: Seeing) -> State:
     return {"kept": kept.view(batch, groups, layouts * num_rings, *kept.shape[2:]), "seen": seen}
 
 
-def _side_by_side(entries: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _side_by_side(entries: Tensor, hidden: Tensor | None) -> Entries:
     """Entries [B, G, L, J / G, slots, C] as [B * J, L * slots, C]; bool [B, G, L, slots]."""
     if entries.size(2) > 1:
         entries = entries.transpose(2, 3).flatten(3, 4).unsqueeze(2)
-    return entries.flatten(0, 3), None if hidden is None else hidden.flatten(2).unsqueeze(2)
+    hidden = None if hidden is None else hidden.flatten(2).unsqueeze(2)
+    return Entries(entries.flatten(0, 3), hidden)

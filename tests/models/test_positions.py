@@ -37,7 +37,7 @@ def test_a_kernel_whose_library_is_missing(monkeypatch):
     ("attention", "problem"),
     [
         ("taught(routing_convolution=4)", "Taught .*: routing_convolution=0 and summaries=0"),
-        ("taught(routing_convolution=0,summaries=8)", "Taught .*-convolution 0 and --summaries 0"),
+        ("taught(routing_convolution=0,summaries=8)", "Taught .*_convolution=0 and summaries=0"),
         ("neural(normalizer=running)", "Neural .*: normalizer=average"),
     ],
 )
