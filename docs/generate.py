@@ -33,7 +33,7 @@ TABLES = {
     " etc.masked_lm_loss:ETCMaskedLMLossConfig",
     "etc keyphrases": "-etc.encoder:ETCOptions etc.keyphrases_model:ETCKeyphrasesConfig",
     "keyphrases": "etc.keyphrases_task:ETCKeyphrasesTaskConfig"
-    " etc.keyphrases_loss:ETCKeyphrasesLossConfig",
+    " etc.keyphrases:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"

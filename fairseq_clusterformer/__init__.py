@@ -5,9 +5,24 @@ registers the models, criterions and tasks with fairseq; in Python, ``import
 fairseq_clusterformer.plugin`` does.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 __version__ = "0.1.0"
+
+
+@contextmanager
+def keep_root_logger() -> Iterator[None]:
+    """For imports of fairseq: some of its modules set up Python's root logger, at DEBUG."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def load(path, *, device=None, dtype=None, data=None):
@@ -32,13 +47,8 @@ def load(path, *, device=None, dtype=None, data=None):
     Raises:
         UserError: a file or a folder that is missing, is something else, or does not fit.
     """
-    import logging
-
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    load_pretrained = import_module(f"{__name__}.inference.pretrained").load
-    root.handlers[:] = handlers
-    root.setLevel(level)  # one of fairseq's modules asks for DEBUG
+    with keep_root_logger():
+        load_pretrained = import_module(f"{__name__}.inference.pretrained").load
     return load_pretrained(path, device=device, dtype=dtype, data=data)
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
 from fairseq_clusterformer.attention.inspect import tokens_seen
 
 from .kinds import (
@@ -205,9 +205,9 @@ def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
     module = build(kind, impl=impl, causal=causal, **options)
     x = inputs()
     outputs = []
-    heads = [module._heads(module._projected(name, x)) for name in "qkv"]
+    heads, _ = module.project(x, Batch())
     for i, (name, router) in enumerate(zip(module.kinds, module.routers, strict=True)):
-        q, k, v = (module._share(i, t) for t in heads)
+        q, k, v = (t.chunk(len(module.kinds), dim=1)[i] for t in heads[1:4])
         q, k = router.project(q, k)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         if causal:
@@ -215,7 +215,8 @@ def test_wide_windows_and_one_cluster_are_dense_attention(impl, kind, causal):
         if (name.kind, causal) in OWN_KEY_LAST:
             logits.diagonal(dim1=-2, dim2=-1).sub_(1e5)
         outputs.append(logits.softmax(-1) @ v)
-    torch.testing.assert_close(module(x)[0], module._merge(outputs), rtol=0, atol=1e-12)
+    expected = module.out_proj(torch.cat(outputs, dim=1).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=1e-12)
 
 
 @every_kind_and_kernel(dtype=HALF)
@@ -308,7 +309,7 @@ def test_a_window_is_of_as_many_keys_in_every_kind(kind):
     for router, of_kind in zip(module.routers, seen.values(), strict=True):
         most = 8 + max(router.gap, 1) - 1
         # One that counts only where nothing else is seen is seen by the first token alone.
-        assert of_kind.sum(-1).max() == most - (router.own == "last")
+        assert of_kind.sum(-1).max() == most - (router.self_key == "fallback")
 
 
 @every_kind(dtype=HALF)
@@ -378,6 +379,16 @@ def test_an_encoder_sees_both_sides(impl, kind):
     edited = x.clone()
     edited[:, -1] += 1
     assert not torch.allclose(module(x)[0][:, 0], module(edited)[0][:, 0], atol=1e-8)
+
+
+@every_kind()
+def test_hooks_of_modules_run(kind, causal):
+    """As fairseq's search for the module whose output is NaN adds them."""
+    module = build(kind, causal=causal).train()
+    for part in module.modules():
+        part.register_backward_hook(lambda *_: None)
+    out, _ = module(inputs())
+    out.sum().backward()
 
 
 def test_the_leaking_rule_leaks_and_cannot_generate():

@@ -39,21 +39,25 @@ class Tokens:
         positions: of each token among the real ones of its document, int64 [1 or B, N].
         centroids: handed on by the layer before, [B, K, D], or None.
         impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        decoding: these are single tokens, and nobody reads a report.
+        decoding: nobody reads a report.
+        before: in decoding, real tokens of the document before these, int64 [B, 1].
+        begins: in decoding, rows in which a document begins, bool [B, 1]; None: none.
     """
 
     def __init__(
         self,
         x: Tensor,
-        heads: Callable[[], tuple[Tensor, Tensor]],
+        heads: Callable[[], tuple[Tensor, Tensor]] | None,
         batch: Batch,
-        positions: Callable[[], Tensor],
+        *,
+        positions: Tensor | None = None,
         centroids: Tensor | None = None,
         impl: str = "auto",
-        decoding: bool = False,
+        before: Tensor | None = None,
+        begins: Tensor | None = None,
     ):
-        self.x, self.batch, self.centroids = x, batch, centroids
-        self.impl, self.decoding = impl, decoding
+        self.x, self.batch, self.centroids, self.impl = x, batch, centroids, impl
+        self.decoding, self.before, self.begins = before is not None, before, begins
         self._heads, self._positions = heads, positions
         self._q_and_k: tuple[Tensor, Tensor] | None = None
 
@@ -64,7 +68,7 @@ class Tokens:
 
     @property
     def positions(self) -> Tensor:
-        return self._positions()
+        return self.batch.positions(self.x) if self._positions is None else self._positions
 
     @property
     def q(self) -> Tensor:
@@ -118,6 +122,16 @@ class Assignment(NamedTuple):
             return tuple(((clusters,), None) for clusters in self.query)
         return (((self.query, *self.probes), self.key),)
 
+    @property
+    def groups(self) -> int:
+        """G."""
+        clusters = self.query[0] if isinstance(self.query, tuple) else self.query
+        return 1 if clusters is None else clusters.size(1)
+
+    def keys(self) -> list[Tensor | None]:
+        """The cluster of each key, for each time; None: all are in one."""
+        return [probed[0] if keys is None else keys for probed, keys in self.rounds()]
+
 
 class Seeing(Protocol):
     """What of a kind says who sees whom; :class:`~fairseq_clusterformer.attention.kind.Kind` says
@@ -126,9 +140,11 @@ class Seeing(Protocol):
     causal: bool
     rule: str
     gap: int
-    own: str
-    chunks: str
+    self_key: str
+    chunk_rule: str
+    drops_keys: bool
     window: int | None
-    by_cluster: int | None
+    cluster_window: int | None
     num_clusters: int
+    num_rings: int
     options: Any

@@ -43,7 +43,7 @@ class Batch:
         """Whether all tokens are real, and each row is one document."""
         return self.padding_mask is None and self.documents is None
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make`` returned the first time it was called for the key."""
         if key not in self._made:
             self._made[key] = make()
@@ -56,11 +56,11 @@ class Batch:
             return 1
         if torch.compiler.is_compiling():
             return self.documents.size(1)
-        return self.once("documents", lambda: int(self.documents.max()) + 1)
+        return self.cached("documents", lambda: int(self.documents.max()) + 1)
 
     def positions(self, x: Tensor) -> Tensor:
         """Places of x [B, N, ...] among the real tokens of their documents, int64 [1 or B, N]."""
-        return self.once("positions", lambda: self._positions(x))
+        return self.cached("positions", lambda: self._positions(x))
 
     def _positions(self, x: Tensor) -> Tensor:
         if self.is_plain:
@@ -79,7 +79,7 @@ class Batch:
     def apart(self) -> tuple[Tensor, "Batch"]:
         """The documents as rows of their own: the place of each token in the batch's B * N, int64
         [D, M], and the batch that they are."""
-        return self.once("apart", lambda: _apart(self.documents, self.padding_mask))
+        return self.cached("apart", lambda: _apart(self.documents, self.padding_mask))
 
     # How many documents there are, and how long, is known when it is run.
     take_apart = not_compiled(lambda self: self.apart)

@@ -50,7 +50,7 @@ class Gated(Kind):
     Parameters learn from the task alone: the losses of CF22 (eq. 6 and 11) are not for this kind.
     """
 
-    own, learner = "always", "normalizer"
+    self_key, learner = "always", "normalizer"
 
     def __init__(self, options: GatedOptions, shape: Shape):
         super().__init__(options, shape)

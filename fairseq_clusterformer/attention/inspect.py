@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Layout
-from .kind import Kind
-from .rules import LAST_RESORT, Routing
+from .kind import Kind, Routing
+from .rules import LAST_RESORT
 
 T = TypeVar("T")
 
@@ -86,16 +86,16 @@ def seen_keys(layout: Layout) -> Tensor:
 
 def _seen_by_any(routing: Routing) -> Tensor:
     """What a query sees by the layouts and as its own key."""
-    layouts = (*routing.layouts, *routing.memory)
+    layouts = [layout for part in routing.parts for layout in part.layouts]
     seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, layouts))).any(0)
-    if routing.own is None:
-        return seen
-    own = torch.eye(seen.size(-1), dtype=torch.bool, device=seen.device)
-    if routing.own.hidden is not None:
-        own = own & ~routing.own.hidden.unsqueeze(-1)
-    if routing.own.bias <= LAST_RESORT:
-        own = own & ~seen.any(-1, keepdim=True)
-    return seen | own
+    for own in (part.own for part in routing.parts if part.own is not None):
+        itself = torch.eye(seen.size(-1), dtype=torch.bool, device=seen.device)
+        if own.hidden is not None:
+            itself = itself & ~own.hidden.unsqueeze(-1)
+        if own.bias <= LAST_RESORT:
+            itself = itself & ~seen.any(-1, keepdim=True)
+        seen = seen | itself
+    return seen
 
 
 def _of_routers(

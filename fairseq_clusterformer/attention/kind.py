@@ -1,8 +1,7 @@
 """What a kind of attention is: one function that assigns tokens to clusters, and its options.
 
-A kind never touches softmax. From what it assigns, :mod:`rules` makes layouts, by which one ranged
-attention does the rest, in training; and, token by token, places among the keys that are kept,
-in decoding.
+A kind never touches softmax. From what it assigns follow the parts that a query sees
+(:mod:`~fairseq_clusterformer.attention.parts`), in training and in decoding.
 
 Shape letters: B batch, N tokens, D model width, H heads of this kind, E head width, K clusters,
 G groups of heads that are assigned apart (1 or H), W window.
@@ -16,10 +15,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..clustering.report import State
+from ..clustering.report import Report, State
 from .assignment import Assignment, Shape, Tokens
 from .options import OptionError, Options, flag_of
-from .rules import Routing, route
+from .parts import Part
+from .ranged import RangedKeys
+from .scouts import Scouts
+from .summaries import ClusterMeans
+
+
+class Routing(NamedTuple):
+    """Who sees whom in a batch.
+
+    Attributes:
+        x: input of the layer; torch's backward hooks look for a tensor in front.
+        parts: what a query sees.
+        report: for the losses, the log and the layer above.
+        scouts: queries that teach, and see every key by layouts of the first part.
+    """
+
+    x: Tensor
+    parts: list[Part]
+    report: Report
+    scouts: Scouts | None = None
 
 
 class Kind(nn.Module, ABC):
@@ -36,26 +54,26 @@ class Kind(nn.Module, ABC):
         shape: what it is built for.
     """
 
-    #: how a query sees its own key: "cluster" (as any other of its cluster), "always", or "last"
-    #: (only where it sees nothing else, for kinds whose query and key are one vector)
-    own = "cluster"
-    #: what a query sees by the rule "chunk": "neighbours" (CF22), "own" (CF20) or "top" (Routing
-    #: Transformer)
-    chunks = "neighbours"
-    #: name of the attribute that learns from observations; "": none
+    self_key = "in_cluster"
+    """How a query sees its own key: "in_cluster" (like any other of its cluster), "always", or
+    "fallback" (only where it sees nothing else: for kinds whose query and key are one vector)."""
+    chunk_rule = "two_chunks"
+    """What a query sees by the rule "chunk": "two_chunks" (CF22: its own and the one before),
+    "own_chunk" (CF20) or "top_keys" of its cluster (Routing Transformer)."""
     learner = ""
-    #: whether each worker's observations stay with it; else all workers' are exchanged
-    observes_alone = False
-    #: whether it must be given the centroids of the layer before
+    """Name of the attribute that learns from observations; "": none."""
+    local_observations = False
+    """Whether each worker's observations stay with it; else all workers' are exchanged."""
     needs_centroids = False
-    #: whether a token is assigned without regard to other tokens of its row
-    alone = True
-    #: options with which it would be
-    alone_with = "a kind that does not"
-    #: whether it reads ``tokens.q`` or ``tokens.k``
-    reads_heads = True
-    #: whether the last cluster is of keys that no query sees, and decoding does not keep
-    drops = False
+    """Whether it must be given the centroids of the layer before."""
+    per_token = True
+    """Whether a token is assigned without regard to other tokens of its row."""
+    per_token_with = "a kind that does not"
+    """Options with which it would be, for the error message."""
+    reads_qk = True
+    """Whether it reads ``tokens.q`` or ``tokens.k``."""
+    drops_keys = False
+    """Whether the last cluster is of keys that no query sees and decoding does not keep."""
 
     def __init__(self, options: Options, shape: Shape):
         super().__init__()
@@ -73,7 +91,7 @@ class Kind(nn.Module, ABC):
             )
         if self.gap > self.least_gap and self.rule != "recent":
             raise OptionError("gap", self.gap, f"{self.least_gap} with the rule {self.rule}")
-        if self.by_cluster == 0:
+        if self.cluster_window == 0:
             raise OptionError("window", self.window, "2 or more, the query's own included")
         # Checkpoints from before W counted the query's own key do not have this number.
         if self.causal and self.least_gap:
@@ -82,7 +100,7 @@ class Kind(nn.Module, ABC):
     @property
     def least_gap(self) -> int:
         """1 where a query's own key is not seen as one of its cluster."""
-        return int(self.causal and self.own != "cluster")
+        return int(self.causal and self.self_key != "in_cluster")
 
     @property
     def window(self) -> int | None:
@@ -91,7 +109,7 @@ class Kind(nn.Module, ABC):
         return self.options.window
 
     @property
-    def by_cluster(self) -> int | None:
+    def cluster_window(self) -> int | None:
         """Keys that a query sees by its cluster: all of W, or without its own."""
         apart = self.causal and self.gap > 0 and self.window is not None and self.counts_own
         return self.window - 1 if apart else self.window
@@ -104,7 +122,12 @@ class Kind(nn.Module, ABC):
     @property
     def num_rings(self) -> int:
         """Clusters whose latest keys decoding keeps."""
-        return self.num_clusters - self.drops
+        return self.num_clusters - self.drops_keys
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether it looks at tokens, and not at whole rows."""
+        return self.rule == "recent" and self.per_token
 
     @property
     def can_step(self) -> bool:
@@ -127,10 +150,10 @@ class Kind(nn.Module, ABC):
 
     @property
     def why_apart(self) -> str:
-        """The error for rows of several documents where tokens are not assigned ``alone``."""
+        """The error for rows of several documents where tokens are not assigned ``per_token``."""
         return (
             f"attention of kind {type(self).__name__} carries what it saw from token to token; "
-            f"allowed in rows of several documents: {self.alone_with}"
+            f"allowed in rows of several documents: {self.per_token_with}"
         )
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,14 +173,31 @@ class Kind(nn.Module, ABC):
             The assignment, and the state for the next tokens: tensors with the batch first.
         """
 
+    def parts(
+        self, tokens: Tokens, assignment: Assignment, state: State | None = None
+    ) -> list[Part]:
+        """What a query sees; ``state``: of the parts, for the tokens before; None: a batch."""
+        parts: list[Part] = [RangedKeys(self, tokens, assignment, state)]
+        if getattr(self.options, "summaries", 0):
+            parts.append(ClusterMeans.of(self, tokens, assignment, state))
+        return parts
+
     def forward(self, tokens: Tokens) -> Routing:
-        """Who sees whom in a batch."""
+        """Who sees whom in a batch.
+
+        Raises:
+            ValueError: a cluster that the kind does not have, or a state of an assignment that is
+                said to be ``per_token``.
+        """
         assignment, state = self.assign(tokens, {})
-        if state and self.alone:
+        if state and self.per_token:
             raise ValueError(
-                f"{type(self).__name__}.alone is True, and assign returned a state; allowed: False"
+                f"{type(self).__name__}.per_token is True, and assign returned a state; allowed: "
+                "False"
             )
-        return route(self, tokens, assignment)
+        return Routing(
+            tokens.x, self.parts(tokens, assignment), assignment.report, assignment.scouts
+        )
 
     def observe(self, observation: Tensor) -> None:
         """Store a training batch's observation; called outside of any activation checkpoint."""

@@ -44,7 +44,7 @@ class KMeans(Kind):
     the W nearest on either side.
     """
 
-    chunks, learner, observes_alone, reads_heads = "own", "clustering", True, False
+    chunk_rule, learner, local_observations, reads_qk = "own_chunk", "clustering", True, False
 
     def __init__(self, options: KMeansOptions, shape: Shape):
         super().__init__(options, shape)

@@ -38,7 +38,7 @@ def window_layouts(
         lo, hi = (slot - reach).clamp(min=0), (slot + reach + 1).clamp(max=length)
         return (Layout(lo, hi, reach=2 * reach + 1),)
 
-    return batch.once(("window", window, causal), make)
+    return batch.cached(("window", window, causal), make)
 
 
 def recent_layouts(
@@ -97,7 +97,7 @@ def recent_layouts(
         if padding_mask is None or number in (0, 1):  # padding is in no cluster
             return (query_order + number).clamp(0, length)
         real, hidden = ~padding_mask, padding_mask.to(torch.uint8)
-        places = batch.once("real first", lambda: hidden.argsort(dim=1, stable=True))
+        places = batch.cached("real first", lambda: hidden.argsort(dim=1, stable=True))
         rank = real.cumsum(1) - 1 + number
         place = places.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
         place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)

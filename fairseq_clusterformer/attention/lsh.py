@@ -45,7 +45,7 @@ class Lsh(Float32Buffers, Kind):
     checkpoints replay; evaluation and decoding use those of the checkpoint.
     """
 
-    own = "last"
+    self_key = "fallback"
 
     def __init__(self, options: LshOptions, shape: Shape):
         super().__init__(options, shape)

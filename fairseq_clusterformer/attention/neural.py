@@ -60,8 +60,8 @@ class NeuralOptions(FuzzyOptions):
 class Neural(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike."""
 
-    learner, reads_heads = "clustering", False
-    alone_with = "--cluster-normalizer average"
+    learner, reads_qk = "clustering", False
+    per_token_with = "normalizer=average"
 
     def __init__(self, options: NeuralOptions, shape: Shape):
         super().__init__(options, shape)
@@ -74,7 +74,7 @@ class Neural(Kind):
         self.needs_centroids = not options.own_centroids
         # What depends on later tokens anyway uses the normaliser of the paper.
         normalizer = options.normalizer if self.can_step else "sentence"
-        self.alone = normalizer == "average"
+        self.per_token = normalizer == "average"
         self.clustering = NeuralClustering(
             shape.embed_dim,
             options.clusters,

@@ -61,7 +61,9 @@ class ShortConvolution(nn.Module):
     def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
         """The same of rows whose real tokens are moved together."""
         mask = batch.padding_mask
-        order = batch.once("real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True))
+        order = batch.cached(
+            "real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True)
+        )
         documents = batch.documents
         moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
         if documents is not None:
@@ -69,40 +71,50 @@ class ShortConvolution(nn.Module):
         out = self(moved, Batch(documents=documents))
         return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
 
-    def step(
-        self, x: Tensor, before: Tensor | None, batch: Batch, restart: Tensor | None
+    def following(
+        self,
+        x: Tensor,
+        before: Tensor | None,
+        batch: Batch,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One more token [B, 1, C], and the ``width - 1`` before it, to the same."""
-        if batch.padding_mask is not None:
-            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0)
+        """Convolve tokens that stand behind others; causal.
+
+        Args:
+            x: [B, N, C].
+            before: the second result for the tokens before; None: there are none.
+            batch: of these tokens.
+            begins: rows in which a document begins with the only token, bool [B, 1].
+
+        Returns:
+            [B, N, C], and the ``width - 1`` latest real tokens of each row, after zeros if there
+            are fewer.
+        """
+        mask = batch.padding_mask
         if before is None:
-            before = x.new_zeros(x.size(0), self.width - 1, x.size(2))
-        if restart is not None:
-            before = before.masked_fill(restart.unsqueeze(-1), 0.0)
+            return self(x, batch), self._latest(x, mask)
+        if x.size(1) > 1:
+            if mask is not None:
+                mask = pad(mask, (before.size(1), 0))
+            x = torch.cat([before, x], dim=1)
+            return self(x, Batch(mask))[:, before.size(1) :], self._latest(x, mask)
+        # One token, as fast as may be.
+        if mask is not None:
+            x = x.masked_fill(mask.unsqueeze(-1), 0.0)
+        if begins is not None:
+            before = before.masked_fill(begins.unsqueeze(-1), 0.0)
         seen = torch.cat([before, x], dim=1)
         out = torch.einsum("bwc,cw->bc", seen, self.weight[:, 0].to(x.dtype)).unsqueeze(1)
-        if batch.padding_mask is None:
+        if mask is None:
             return out, seen[:, 1:]
-        return out, torch.where(batch.padding_mask.unsqueeze(-1), before, seen[:, 1:])
+        return out, torch.where(mask.unsqueeze(-1), before, seen[:, 1:])
 
-    def following(self, x: Tensor, before: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
-        """More tokens [B, N, C] behind those that :meth:`step` keeps, None: the first; and what it
-        keeps behind them."""
-        if before is None:
-            return self(x, batch), self.latest(x, batch)
-        if batch.padding_mask is not None:
-            batch = Batch(torch.nn.functional.pad(batch.padding_mask, (before.size(1), 0)))
-        x = torch.cat([before, x], dim=1)
-        return self(x, batch)[:, before.size(1) :], self.latest(x, batch)
-
-    def latest(self, x: Tensor, batch: Batch) -> Tensor:
-        """What :meth:`step` keeps behind the tokens [B, N, C]: the ``width - 1`` latest real ones
-        of each row, after zeros if there are fewer."""
-        if batch.padding_mask is not None:
-            x = x.masked_fill(batch.padding_mask.unsqueeze(-1), 0.0)
-            order = (~batch.padding_mask).long().argsort(dim=1, stable=True)  # padding first
+    def _latest(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            x = x.masked_fill(mask.unsqueeze(-1), 0.0)
+            order = (~mask).long().argsort(dim=1, stable=True)  # padding first
             x = x.gather(1, order.unsqueeze(-1).expand_as(x))
-        x = nn.functional.pad(x, (0, 0, self.width - 1, 0))
+        x = pad(x, (0, 0, self.width - 1, 0))
         return x[:, x.size(1) - self.width + 1 :]
 
 

@@ -40,15 +40,15 @@ class RoutingAttention(Kind):
     see :func:`~fairseq_clusterformer.attention.layout.top_layout`.
     """
 
-    chunks, learner = "top", "means"
+    chunk_rule, learner = "top_keys", "means"
 
     def __init__(self, options: RoutingOptions, shape: Shape):
         super().__init__(options, shape)
         self.means = SphericalMeans(shape.num_heads, options.clusters, shape.head_dim)
 
     @property
-    def own(self) -> str:
-        return "last" if self.causal or not self.options.gap else "always"
+    def self_key(self) -> str:
+        return "fallback" if self.causal or not self.options.gap else "always"
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if not self.causal:

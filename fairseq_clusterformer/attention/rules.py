@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..clustering.report import Report
 from ..kernels import Layout
 from .assignment import Assignment, Seeing, Tokens
 from .layout import (
@@ -22,8 +21,7 @@ from .layout import (
     window_layouts,
     without_own,
 )
-from .scouts import Scouts, hidden_from, scout_layouts
-from .summaries import Summaries, summaries_of
+from .scouts import hidden_from, scout_layouts
 
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
 # 0, and float16 still holds the logit.
@@ -42,34 +40,27 @@ class Own(NamedTuple):
     hidden: Tensor | None = None
 
 
-class Routing(NamedTuple):
+class Visible(NamedTuple):
     """Who sees whom in a batch.
 
     Attributes:
         layouts: the results of several are joined by their log-sum-exp, as if each query had one
             softmax over all that it sees (what two layouts show it counts twice).
         own: the query's own key, where no layout shows it.
-        report: for the losses, the log and the layer above.
-        scouts: queries that teach, and by which layouts they see every key.
-        memory: layouts of keys and values whose states get no gradient; joined with the others.
-        summaries: clusters of which queries that are no scouts see a mean; joined as well.
+        of_scouts: layouts by which scouts see every key, which are among the others.
     """
 
     layouts: tuple[Layout, ...]
     own: Own | None
-    report: Report
-    scouts: Scouts | None = None
     of_scouts: tuple[Layout, ...] = ()
-    memory: tuple[Layout, ...] = ()
-    summaries: Summaries | None = None
 
 
 def own_bias(kind: Seeing) -> float:
     """Bias of the query's own key where it is seen besides others."""
-    return LAST_RESORT if kind.own == "last" else 0.0
+    return LAST_RESORT if kind.self_key == "fallback" else 0.0
 
 
-def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Routing:
+def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Visible:
     """The layouts of a batch.
 
     Raises:
@@ -86,9 +77,7 @@ def route(kind: Seeing, tokens: Tokens, assignment: Assignment) -> Routing:
             scouts.queries, causal=kind.causal, gap=kind.gap, batch=tokens.batch
         )
         by_cluster = [*hidden_from(scouts.queries, by_cluster), *of_scouts]
-    summaries = summaries_of(kind, assignment)
-    layouts = (*by_cluster, *near)
-    return Routing(layouts, own, assignment.report, scouts, of_scouts, summaries=summaries)
+    return Visible((*by_cluster, *near), own, of_scouts)
 
 
 def check_clusters(kind: Seeing, tokens: Tokens, assignment: Assignment) -> None:
@@ -124,14 +113,14 @@ def recent(kind: Seeing, tokens: Tokens, assignment: Assignment, num_clusters: i
     """
     x, batch, gap = tokens.x, tokens.batch, kind.gap
     if assignment.query is None:
-        return window_layouts(x, kind.by_cluster, causal=kind.causal, batch=batch), (), None
+        return window_layouts(x, kind.cluster_window, causal=kind.causal, batch=batch), (), None
     layouts: list[Layout] = []
     for probed, keys in assignment.rounds():
         for queries in probed:
             layouts += recent_layouts(
                 queries,
                 num_clusters,
-                kind.by_cluster,
+                kind.cluster_window,
                 causal=kind.causal,
                 gap=gap,
                 batch=batch,
@@ -140,17 +129,17 @@ def recent(kind: Seeing, tokens: Tokens, assignment: Assignment, num_clusters: i
             )
     if gap == 0:
         own = None
-        if kind.own == "always" and assignment.key is not None:  # else its cluster shows it
+        if kind.self_key == "always" and assignment.key is not None:  # else its cluster shows it
             ((probed, keys),) = assignment.rounds()
             own = Own(hidden=torch.stack([queries == keys for queries in probed]).any(0))
-        elif kind.own == "last":
+        elif kind.self_key == "fallback":
             own = Own(LAST_RESORT)
         return layouts, (), own
     if gap == 1:
         return layouts, (), Own(own_bias(kind))
     near = gap if kind.causal else gap - 1
     window = window_layouts(x, near, causal=kind.causal, batch=batch)
-    if kind.own != "last":
+    if kind.self_key != "fallback":
         return layouts, window, None
     sides = without_own(window[0])
     return layouts, sides[:1] if kind.causal else sides, Own(LAST_RESORT)
@@ -161,19 +150,19 @@ def _chunk(kind: Seeing, tokens: Tokens, assignment: Assignment, num_clusters: i
     layouts: list[Layout] = []
     options = {"padding_mask": tokens.padding_mask, "impl": tokens.impl}
     for (queries, *_), _ in assignment.rounds():
-        if kind.chunks == "top":
+        if kind.chunk_rule == "top_keys":
             layouts.append(top_layout(queries, assignment.similarity, **options))
-        elif kind.chunks == "own":
+        elif kind.chunk_rule == "own_chunk":
             layouts.append(own_chunk_layout(queries, num_clusters, kind.window, **options))
         else:
             causal = kind.causal
             layouts.append(chunk_layout(queries, num_clusters, earlier_only=causal, **options))
-    if kind.own != "last" or kind.chunks == "top":
+    if kind.self_key != "fallback" or kind.chunk_rule == "top_keys":
         return layouts, (), None
     return [side for layout in layouts for side in without_own(layout)], (), Own(LAST_RESORT)
 
 
-def own_part(
+def attend_own(
     q: Tensor, k: Tensor, v: Tensor, own: Own, padding_mask: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """What :func:`~fairseq_clusterformer.kernels.ranged_attention` would return where each query

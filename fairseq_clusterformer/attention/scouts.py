@@ -93,8 +93,8 @@ def draw_scouts(
     return scouts.scatter_(-1, chosen, within.expand_as(chosen)), chosen
 
 
-def of_places(x: Tensor, places: Tensor) -> Tensor:
-    """Of numbers of tokens [B, H, N, C], those at some places [B, H, S], [B, H, S, C]."""
+def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
+    """The tokens of [B, H, N, C] at places int64 [B, H, S], [B, H, S, C]."""
     return x.gather(2, places.unsqueeze(-1).expand(*places.shape, x.size(-1)))
 
 
@@ -108,7 +108,7 @@ def scout_layouts(scouts: Tensor, *, causal: bool, gap: int, batch: Batch) -> tu
         )
         return recent_layouts(alike, 1, None, causal=causal, gap=gap, batch=batch)
 
-    layouts = batch.once(("everything", causal, gap), everything)
+    layouts = batch.cached(("everything", causal, gap), everything)
     return tuple(_of_queries(layout, scouts) for layout in layouts)
 
 
@@ -159,7 +159,7 @@ def routing_gain(
         join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
         for part in parts
     ]
-    attended = torch.cat([of_places(part, places) for part in attended], dim=-1)
+    attended = torch.cat([gather_tokens(part, places) for part in attended], dim=-1)
     attended = attended[..., : shares.size(-1)]
     total, seen = _sums(shares, layouts, places)
     lands = (attended * scouts.query_shares).sum(-1)
@@ -199,7 +199,7 @@ class _Weighed(torch.autograd.Function):
         if of_attended is None or of_nats is None:
             return of_attended, of_nats, None, None
         of, places = ctx.saved_tensors
-        need = of_places(of_attended.detach(), places).to(of_nats.dtype).norm(dim=-1)
+        need = gather_tokens(of_attended.detach(), places).to(of_nats.dtype).norm(dim=-1)
         need = need.masked_fill(~of, 0.0)
         count = of.sum((0, 2), keepdim=True).clamp(min=1)
         mean = need.sum((0, 2), keepdim=True) / count
@@ -218,10 +218,10 @@ def _sums(values: Tensor, layouts: Sequence[Layout], places: Tensor) -> tuple[Te
     seen = values.new_zeros(places.shape)
     for layout in layouts:
         order = layout.key_order.expand(values.shape[:3])
-        sums = of_places(values, order).cumsum(2)
+        sums = gather_tokens(values, order).cumsum(2)
 
         def below(slot: Tensor, sums: Tensor = sums) -> Tensor:
-            found = of_places(sums, (slot - 1).clamp(min=0))
+            found = gather_tokens(sums, (slot - 1).clamp(min=0))
             return found.masked_fill((slot == 0).unsqueeze(-1), 0.0)
 
         slots = layout.query_order.argsort(-1).gather(-1, places)

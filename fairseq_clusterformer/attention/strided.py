@@ -13,7 +13,7 @@ from .options import ClusterOptions, option
 class StridedOptions(ClusterOptions):
     """Options of strided heads, which have as many clusters as a stride."""
 
-    stride: int = option(0, "stride of strided heads; 0: --num-clusters", at_least=0)
+    stride: int = option(0, "stride of strided heads; 0: as many as clusters", at_least=0)
     pattern: str = option(
         "strided",
         "strided heads see every stride-th token, or the last token of each block of so many "
@@ -37,15 +37,15 @@ class Strided(Kind):
     What is near is for another head, ``window+strided`` is the paper's pair, or for a gap.
     """
 
-    reads_heads = False
+    reads_qk = False
 
     @property
     def fixed(self) -> bool:
         return self.options.pattern == "fixed"
 
     @property
-    def own(self) -> str:
-        return "always" if self.fixed else "cluster"
+    def self_key(self) -> str:
+        return "always" if self.fixed else "in_cluster"
 
     @property
     def num_clusters(self) -> int:

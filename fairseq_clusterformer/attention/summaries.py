@@ -1,10 +1,10 @@
 """Summaries: each cluster that a query does not look into, as one key.
 
 Of the n keys of a cluster, a query sees their mean with the logit ``q . mean_k / sqrt(E) + log n``
-and the value ``mean_v``, in one softmax with all else that it sees: what dense attention would
-give if the keys were alike. So something of every key stays in sight, at linear cost, and of keys
-that a full ring has dropped, too, for all queries but those of its own cluster. (NSA, Yuan et al.
-2025, and RetroInfer, Chen et al. 2025, attend to blocks and clusters alike.)
+and the value ``mean_v``: what dense attention would give if the keys were alike. Every key
+contributes to some mean, at linear cost. Keys that a full ring has dropped stay visible this way,
+except to queries of their own cluster. (NSA, Yuan et al. 2025, and RetroInfer, Chen et al. 2025,
+attend to blocks and clusters alike.)
 
 Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of the keys that
 are ``gap`` tokens or more before its begin: no key counts both here and in a near window. What
@@ -15,6 +15,7 @@ Shape letters: B batch, H heads, N tokens, E head width, K clusters, M chunks, S
 C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,37 +24,11 @@ from torch import Tensor
 from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
+from ..clustering import State
 from ..precision import at_least_float32, full_float32
-from .assignment import Assignment, Seeing
-
-
-class Summaries(NamedTuple):
-    """Whose means are seen.
-
-    Attributes:
-        looked_into: clusters of which a query sees keys, and no mean, int64 [B, H, N] each.
-        keys: the cluster of each key, int64 [B, H, N].
-        clusters: K.
-        every: S; None: not causal.
-        gap: tokens between a chunk and the keys that it sees means of, and one more.
-    """
-
-    looked_into: tuple[Tensor, ...]
-    keys: Tensor
-    clusters: int
-    every: int | None
-    gap: int
-
-
-def summaries_of(kind: Seeing, assignment: Assignment) -> Summaries | None:
-    """What a kind with the option ``summaries`` shows of the clusters that it assigned."""
-    every = getattr(kind.options, "summaries", 0)
-    if not every:
-        return None
-    ((probed, keys),) = assignment.rounds()
-    keys = probed[0] if keys is None else keys
-    chunk = every if kind.causal else None
-    return Summaries(probed, keys, kind.num_clusters, chunk, max(kind.gap, 1))
+from .assignment import Assignment, Seeing, Tokens
+from .parts import QKV, Part
+from .rings import Entries
 
 
 class Places(NamedTuple):
@@ -74,70 +49,165 @@ class Places(NamedTuple):
     later: int
 
 
-def places(
-    s: Summaries, positions: Tensor, batch: int, padding_mask: Tensor | None = None
-) -> Places:
-    """Where tokens at these positions of their texts, int64 [1 or B, N], stand; padding, bool
-    [B, N], gets a slot and a chunk behind all others."""
-    positions, length = positions.expand(batch, -1), positions.size(1)
-    if s.every is None:
-        slot = torch.arange(length, device=positions.device).expand(batch, -1)
-        since, end = torch.zeros_like(slot), slot.new_zeros(batch)
-        found = Places(slot, since, end, chunks=1, later=0)
-    else:
-        first, number = positions[:, :1], length
-        if padding_mask is not None:
-            number = (~padding_mask).sum(1, keepdim=True)
-            far = torch.iinfo(positions.dtype).max
-            first = positions.masked_fill(padding_mask, far).amin(1, keepdim=True)
-            first = first.masked_fill(number == 0, 0)
-        chunk = first // s.every
-        found = Places(
-            slot=positions - chunk * s.every,
-            since=(positions + s.gap + s.every - 1) // s.every - chunk,
-            end=((first + number) // s.every - chunk).squeeze(1),
-            chunks=(length + s.every - 2) // s.every + 1,
-            later=(2 * s.every - 2 + s.gap) // s.every,
-        )
-    if padding_mask is None:
-        return found
-    slots = found.chunks * (length if s.every is None else s.every)
-    return found._replace(
-        slot=found.slot.masked_fill(padding_mask, slots),
-        since=found.since.masked_fill(padding_mask, found.chunks + found.later + 1),
-    )
+@dataclass
+class ClusterMeans(Part):
+    """Means of the clusters that a query does not look into.
 
-
-@full_float32()
-def means(
-    k: Tensor, v: Tensor, s: Summaries, at: Places, before: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Sums of keys and values by cluster, as the queries of each chunk see them.
-
-    Args:
-        k, v: [B, H, N, E].
-        before: of the tokens before: the second result for them.
-
-    Returns:
-        Sums of each chunk, at least float32 [B, H, M, K, C]; and, for the next tokens, those that
-        their chunk sees, and what comes to them in each of the chunks behind it.
+    Attributes:
+        looked_into: clusters of which a query sees keys, and no mean, int64 [B, H, N] each.
+        clusters_of_keys: the cluster of each key, int64 [B, H, N].
+        num_clusters: K.
+        every: S; None: not causal.
+        gap: tokens between a chunk and the keys that it sees means of, and one more.
+        tokens: a batch, or those behind the state's.
+        state: of the tokens before; None: a batch.
+        scouts: queries that see every key, and no mean, bool [B, H, N].
     """
-    number = at.chunks + at.later + 1
-    entries = at_least_float32(torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1))
-    place = (at.since.unsqueeze(1) * s.clusters + s.keys).clamp(max=number * s.clusters)
-    place = place.unsqueeze(-1).expand_as(entries)
-    sums = entries.new_zeros(*k.shape[:2], number * s.clusters + 1, entries.size(-1))
-    sums = sums.scatter_add(2, place, entries)[:, :, :-1].unflatten(2, (number, s.clusters))
-    if before is not None:
-        sums = sums + pad(before, (0, 0, 0, 0, 0, number - before.size(2)))
-    seen = sums.cumsum(2)
-    end = at.end.view(-1, 1, 1, 1, 1)
-    behind = end + torch.arange(1, at.later + 1, device=k.device).view(-1, 1, 1)
-    now, coming = (
-        x.gather(2, index.expand(-1, k.size(1), -1, *sums.shape[3:]))
-        for x, index in ((seen, end), (sums, behind))
-    )
-    return seen[:, :, : at.chunks], torch.cat([now, coming], dim=2)
+
+    looked_into: tuple[Tensor, ...]
+    clusters_of_keys: Tensor
+    num_clusters: int
+    every: int | None
+    gap: int
+    tokens: Tokens
+    state: State | None = None
+    scouts: Tensor | None = None
+
+    biased = True
+
+    @classmethod
+    def of(
+        cls, kind: Seeing, tokens: Tokens, assignment: Assignment, state: State | None
+    ) -> "ClusterMeans":
+        """Of a kind with the option ``summaries``, and the clusters that it assigned."""
+        ((probed, _),), (keys,) = assignment.rounds(), assignment.keys()
+        return cls(
+            probed,
+            keys,
+            kind.num_clusters,
+            kind.options.summaries if kind.causal else None,
+            max(kind.gap, 1),
+            tokens,
+            state,
+            None if assignment.scouts is None else assignment.scouts.queries,
+        )
+
+    @full_float32()
+    def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        q, at = qkv.q, self.places()
+        sums, self.behind = self.sums(qkv, at)
+        room = q.size(2) if self.every is None else self.every
+        slot = at.slot.unsqueeze(1)
+
+        def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, ...] to [B, H, M, S, ...]
+            into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
+            slots = x.new_zeros(*x.shape[:2], at.chunks * room + 1, *x.shape[3:])
+            return slots.scatter(2, into, x)[:, :, :-1].unflatten(2, (at.chunks, room))
+
+        k, v, bias, none = _means(sums)
+        scale = q.size(-1) ** -0.5
+        in_chunks = by_chunk(at_least_float32(q))
+        logits = in_chunks @ (k.mT * scale) + bias.unsqueeze(-2)
+        hidden = none.unsqueeze(-2).expand_as(logits).clone()
+        if self.every is None:  # take each query's own key out of the mean of its cluster
+            cluster = by_chunk(self.clusters_of_keys.expand(q.shape[:3]))
+            own_k, own_v = (by_chunk(at_least_float32(t)) for t in (qkv.k, qkv.v))
+            of_own = partial(_of_cluster, cluster=cluster)
+            number = of_own(sums[..., -1:]) - 1  # of the others
+            rest = number.clamp(min=1)
+            without = (in_chunks * (of_own(sums[..., : k.size(-1)]) - own_k)).sum(-1, keepdim=True)
+            logits = logits.scatter(-1, cluster.unsqueeze(-1), without * scale / rest + rest.log())
+            hidden.scatter_(-1, cluster.unsqueeze(-1), number < 1)
+        for clusters in self.looked_into:
+            hidden.scatter_(-1, by_chunk(clusters.expand(q.shape[:3])).unsqueeze(-1), True)
+        least = torch.finfo(logits.dtype).min / 2  # of -inf alone, a gradient would be NaN
+        logits = logits.masked_fill(hidden, least)
+        weights = dropped(logits.softmax(-1), qkv.dropout)
+        out = weights @ v
+        if self.every is None:
+            weight = weights.gather(-1, cluster.unsqueeze(-1))
+            out = out + weight * (of_own(v) - own_v) / rest
+        lse = logits.logsumexp(-1)
+        # Back from slots to tokens.
+        found = torch.cat([out, lse.unsqueeze(-1)], dim=-1).flatten(2, 3)
+        slot = slot.clamp(max=at.chunks * room - 1).unsqueeze(-1)
+        found = found.gather(2, slot.expand(*q.shape[:3], found.size(-1)))
+        out, lse = found[..., :-1].to(q.dtype), found[..., -1]
+        if self.scouts is not None:
+            lse = lse.masked_fill(self.scouts, -torch.inf)
+        return [(out, lse)]
+
+    def look(self, qkv: QKV) -> list[Entries]:
+        sums, self.behind = self.sums(qkv, self.places())
+        k, v, bias, hidden = _means(sums[:, :, 0])  # of the token's chunk [B, H, K, ...]
+        for clusters in self.looked_into:
+            hidden = hidden.scatter(-1, clusters.expand(*hidden.shape[:2], 1), True)
+        entries = torch.cat([k, bias.unsqueeze(-1), v], dim=-1).flatten(0, 1)
+        return [Entries(entries, hidden.unsqueeze(2))]
+
+    def keep(self, qkv: QKV) -> State:
+        return {"summaries": self.behind}
+
+    def places(self) -> Places:
+        """Where the tokens stand; padding gets a slot and a chunk behind all others."""
+        return self.tokens.batch.cached(("summaries", self.every, self.gap), self._places)
+
+    def _places(self) -> Places:
+        mask, (batch, length) = self.tokens.padding_mask, self.tokens.x.shape[:2]
+        positions = self.tokens.positions.expand(batch, -1)
+        if self.every is None:
+            slot = torch.arange(length, device=positions.device).expand(batch, -1)
+            since, end = torch.zeros_like(slot), slot.new_zeros(batch)
+            found = Places(slot, since, end, chunks=1, later=0)
+        else:
+            first, number = positions[:, :1], length
+            if mask is not None:
+                number = (~mask).sum(1, keepdim=True)
+                far = torch.iinfo(positions.dtype).max
+                first = positions.masked_fill(mask, far).amin(1, keepdim=True)
+                first = first.masked_fill(number == 0, 0)
+            chunk = first // self.every
+            found = Places(
+                slot=positions - chunk * self.every,
+                since=(positions + self.gap + self.every - 1) // self.every - chunk,
+                end=((first + number) // self.every - chunk).squeeze(1),
+                chunks=(length + self.every - 2) // self.every + 1,
+                later=(2 * self.every - 2 + self.gap) // self.every,
+            )
+        if mask is None:
+            return found
+        slots = found.chunks * (length if self.every is None else self.every)
+        return found._replace(
+            slot=found.slot.masked_fill(mask, slots),
+            since=found.since.masked_fill(mask, found.chunks + found.later + 1),
+        )
+
+    @full_float32()
+    def sums(self, qkv: QKV, at: Places) -> tuple[Tensor, Tensor]:
+        """Sums of keys and values by cluster, as the queries of each chunk see them.
+
+        Returns:
+            Sums of each chunk, at least float32 [B, H, M, K, C]; and, for the next tokens, those
+            that their chunk sees, and what comes to them in each of the chunks behind it.
+        """
+        k, number = qkv.k, at.chunks + at.later + 1
+        before = None if self.state is None else self.state.get("summaries")
+        entries = at_least_float32(torch.cat([k, qkv.v, torch.ones_like(k[..., :1])], dim=-1))
+        place = at.since.unsqueeze(1) * self.num_clusters + self.clusters_of_keys
+        place = place.clamp(max=number * self.num_clusters).unsqueeze(-1).expand_as(entries)
+        sums = entries.new_zeros(*k.shape[:2], number * self.num_clusters + 1, entries.size(-1))
+        sums = sums.scatter_add(2, place, entries)[:, :, :-1]
+        sums = sums.unflatten(2, (number, self.num_clusters))
+        if before is not None:
+            sums = sums + pad(before, (0, 0, 0, 0, 0, number - before.size(2)))
+        seen = sums.cumsum(2)
+        end = at.end.view(-1, 1, 1, 1, 1)
+        behind = end + torch.arange(1, at.later + 1, device=k.device).view(-1, 1, 1)
+        now, coming = (
+            x.gather(2, index.expand(-1, k.size(1), -1, *sums.shape[3:]))
+            for x, index in ((seen, end), (sums, behind))
+        )
+        return seen[:, :, : at.chunks], torch.cat([now, coming], dim=2)
 
 
 def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -151,70 +221,3 @@ def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _of_cluster(x: Tensor, cluster: Tensor) -> Tensor:
     """Of numbers of clusters [B, H, M, K, C], those of each slot's, [B, H, M, S, C]."""
     return x.gather(3, cluster.unsqueeze(-1).expand(*cluster.shape, x.size(-1)))
-
-
-def as_entries(sums: Tensor, s: Summaries) -> tuple[Tensor, Tensor]:
-    """What one token sees of the means [B, H, K, C]: keys, biases and values side by side, [B * H,
-    K, C], and which are not seen, bool [B, H, 1, K]."""
-    k, v, bias, hidden = _means(sums)
-    for clusters in s.looked_into:
-        hidden = hidden.scatter(-1, clusters.expand(*hidden.shape[:2], 1), True)
-    return torch.cat([k, bias.unsqueeze(-1), v], dim=-1).flatten(0, 1), hidden.unsqueeze(2)
-
-
-@full_float32()
-def attend(
-    q: Tensor,
-    sums: Tensor,
-    s: Summaries,
-    at: Places,
-    dropout: float = 0.0,
-    own: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """What queries see of the means of their chunks.
-
-    Args:
-        q: [B, H, N, E].
-        sums: of each chunk [B, H, M, K, C].
-        own: keys and values of the tokens [B, H, N, E]: each query's own is taken out of the mean
-            that it sees of its key's cluster; not causal.
-
-    Returns:
-        Values [B, H, N, E] in the queries' dtype, and the log-sum-exp [B, H, N].
-    """
-    room = q.size(2) if s.every is None else s.every
-    slot = at.slot.unsqueeze(1)
-
-    def by_chunk(x: Tensor) -> Tensor:
-        into = slot.view(*slot.shape, *(1,) * (x.dim() - 3)).expand_as(x)
-        slots = x.new_zeros(*x.shape[:2], at.chunks * room + 1, *x.shape[3:])
-        return slots.scatter(2, into, x)[:, :, :-1].unflatten(2, (at.chunks, room))
-
-    k, v, bias, none = _means(sums)
-    scale = q.size(-1) ** -0.5
-    in_chunks = by_chunk(at_least_float32(q))
-    logits = in_chunks @ (k.mT * scale) + bias.unsqueeze(-2)
-    hidden = none.unsqueeze(-2).expand_as(logits).clone()
-    if own is not None:
-        cluster = by_chunk(s.keys.expand(q.shape[:3]))
-        own_k, own_v = (by_chunk(at_least_float32(t)) for t in own)
-        of_own = partial(_of_cluster, cluster=cluster)
-        number = of_own(sums[..., -1:]) - 1  # of the others
-        rest = number.clamp(min=1)
-        without = (in_chunks * (of_own(sums[..., : k.size(-1)]) - own_k)).sum(-1, keepdim=True)
-        logits = logits.scatter(-1, cluster.unsqueeze(-1), without * scale / rest + rest.log())
-        hidden.scatter_(-1, cluster.unsqueeze(-1), number < 1)
-    for clusters in s.looked_into:
-        hidden.scatter_(-1, by_chunk(clusters.expand(q.shape[:3])).unsqueeze(-1), True)
-    least = torch.finfo(logits.dtype).min / 2  # of -inf alone, a gradient would be NaN
-    logits = logits.masked_fill(hidden, least)
-    weights = dropped(logits.softmax(-1), dropout)
-    out = weights @ v
-    if own is not None:
-        weight = weights.gather(-1, cluster.unsqueeze(-1))
-        out = out + weight * (of_own(v) - own_v) / rest
-    lse = logits.logsumexp(-1)
-    found = torch.cat([out, lse.unsqueeze(-1)], dim=-1).flatten(2, 3)
-    slot = slot.clamp(max=at.chunks * room - 1).unsqueeze(-1)
-    found = found.gather(2, slot.expand(*q.shape[:3], found.size(-1)))
-    return found[..., :-1].to(q.dtype), found[..., -1]

@@ -25,7 +25,7 @@ from .kind import Assignment, Kind, Shape, Tokens, register_attention
 from .neural import FuzzyOptions
 from .options import OptionError, option
 from .projections import ShortConvolution
-from .scouts import Scouts, draw_scouts, of_places
+from .scouts import Scouts, draw_scouts, gather_tokens
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class TaughtOptions(FuzzyOptions):
 class Taught(Kind):
     """Each head clusters its queries and its keys, apart, around the same centroids."""
 
-    own, learner = "always", "normalizer"
-    alone_with = "--routing-convolution 0 and --summaries 0"
+    self_key, learner = "always", "normalizer"
+    per_token_with = "routing_convolution=0 and summaries=0"
 
     def __init__(self, options: TaughtOptions, shape: Shape):
         super().__init__(options, shape)
@@ -92,25 +92,27 @@ class Taught(Kind):
         self.similarity = Similarity(options.similarity)
         self.temperature = options.temperature_or(0.2)
         heads, width = shape.num_heads, options.routing_width
-        self.reads_heads, self.drops = options.routes_by == "heads", options.drop_keys > 0
-        if self.reads_heads:
+        self.reads_qk, self.drops_keys = options.routes_by == "heads", options.drop_keys > 0
+        if self.reads_qk:
             # The same for both: a query and a key that match begin in the same cluster.
             weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
             self.query_proj, self.key_proj = _PerHead(weight), _PerHead(weight)
         else:
             self.query_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
             self.key_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
-        self.gate = _Gate(shape.embed_dim, heads) if self.drops else None
+        self.gate = _Gate(shape.embed_dim, heads) if self.drops_keys else None
         self.centroids = nn.Parameter(torch.randn(heads, options.clusters, width) * width**-0.5)
         self.convolution = None
-        reads_input = self.drops or not self.reads_heads
+        reads_input = self.drops_keys or not self.reads_qk
         if options.routing_convolution and reads_input:
             self.convolution = ShortConvolution(
                 shape.embed_dim, options.routing_convolution, causal=shape.causal
             )
-        self.alone = self.convolution is None and options.summaries == 0
+        self.per_token = self.convolution is None and options.summaries == 0
         # Of keys: the mass of each cluster, and the least gate of one that is held.
-        self.normalizer = AverageNormalizer((heads, options.clusters), others=heads * self.drops)
+        self.normalizer = AverageNormalizer(
+            (heads, options.clusters), others=heads * self.drops_keys
+        )
         self.begins = options.dense_updates > 0
 
     def commit(self) -> None:
@@ -121,7 +123,7 @@ class Taught(Kind):
     @property
     def num_clusters(self) -> int:
         """K, and the one of dropped keys, into which no query looks; summaries show its mean."""
-        return self.options.clusters + self.drops
+        return self.options.clusters + self.drops_keys
 
     @property
     def least_gap(self) -> int:
@@ -131,10 +133,7 @@ class Taught(Kind):
     @full_float32()
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         x = at_least_float32(tokens.x.detach())
-        if self.convolution is not None and tokens.decoding:
-            x, before = self.convolution.step(x, state.get("before"), tokens.batch, None)
-            state = {"before": before}
-        elif self.convolution is not None:
+        if self.convolution is not None:
             x, before = self.convolution.following(x, state.get("before"), tokens.batch)
             state = {"before": before}
         q, k = self.routing(x, tokens)
@@ -176,7 +175,7 @@ class Taught(Kind):
         Args:
             x: the layer's input as routing reads it, [B, N, D].
         """
-        if self.reads_heads:
+        if self.reads_qk:
             return self.query_proj(tokens.q.detach()), self.key_proj(tokens.k.detach())
         return tuple(
             projection(x).unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
@@ -210,7 +209,7 @@ class Taught(Kind):
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
         drawn = draw_scouts(number, heads, tokens.x, mask, share)
-        of_scouts = of_places(q, drawn[1])
+        of_scouts = gather_tokens(q, drawn[1])
         of_queries, of_keys = self.shares(of_scouts, k, tokens.padding_mask, log_held)
         if log_held is not None:
             of_keys = of_keys * log_held.exp().unsqueeze(-1)

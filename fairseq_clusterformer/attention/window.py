@@ -9,7 +9,7 @@ from .options import Options, WindowOptions
 class Window(Kind):
     """A query sees the last W tokens with its own; not causal: W on either side and its own."""
 
-    reads_heads = False
+    reads_qk = False
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         return Assignment(), state

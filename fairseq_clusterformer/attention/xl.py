@@ -8,13 +8,15 @@ attended at once: their own tokens, and, as a second set of keys, the tokens of 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from ..clustering import Report, State
+from ..clustering import State
 from ..kernels import Layout
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
 from .layout import recent_layouts
 from .options import OptionError, WindowOptions
-from .rules import Routing
+from .parts import QKV, Part
+from .ranged import attend_layouts
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,27 @@ class XLOptions(WindowOptions):
     """Options of ``xl``: segments of W / 2 tokens, and a memory as long."""
 
 
+class Segments(Part):
+    """Of a batch: the segment of a query, and the one before as memory."""
+
+    def __init__(self, tokens: Tokens, segment: Layout, memory: Layout):
+        self.tokens, self.layouts = tokens, (segment, memory)
+
+    def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        segment, memory = self.layouts
+        past = qkv._replace(**dict(zip("kv", qkv.detached(), strict=True)))
+        return [
+            *attend_layouts(qkv, self.tokens, [segment], None, True),
+            *attend_layouts(past.repeated(), self.tokens, [memory], None, True),
+        ]
+
+
 @register_attention("xl", XLOptions)
 class XL(Kind):
     """A query sees its segment of S = W / 2 tokens (causal: up to its own), and the S tokens
     before the segment, whose states get no gradient. Each layer reaches S tokens further back."""
 
-    reads_heads = False
+    reads_qk = False
 
     def __init__(self, options: XLOptions, shape: Shape):
         if options.window < 2:
@@ -47,10 +64,14 @@ class XL(Kind):
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         return Assignment(latest=self.segment + 1 + tokens.positions % self.segment), state
 
-    def forward(self, tokens: Tokens) -> Routing:
+    def parts(
+        self, tokens: Tokens, assignment: Assignment, state: State | None = None
+    ) -> list[Part]:
+        if state is not None:
+            return super().parts(tokens, assignment, state)
         key = ("segments", self.segment, self.causal)
-        own, memory = tokens.batch.once(key, lambda: self._layouts(tokens))
-        return Routing((own,), None, Report(), memory=(memory,))
+        layouts = tokens.batch.cached(key, lambda: self._layouts(tokens))
+        return [Segments(tokens, *layouts)]
 
     def _layouts(self, tokens: Tokens) -> tuple[Layout, Layout]:
         size, batch = self.segment, tokens.batch

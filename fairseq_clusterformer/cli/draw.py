@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         figure, what, page = _clusters(args)
         picture = args.out / "clusters.png"
     else:
-        from fairseq_clusterformer.visual.centroids import draw_centroids
+        from fairseq_clusterformer.visual.figure import draw_centroids
 
         (figure, number), page = draw_centroids(args.centroids), None
         picture, what = args.out / "centroids.png", f"{number} centroids"

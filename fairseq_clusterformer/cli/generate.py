@@ -20,6 +20,7 @@ from fairseq_clusterformer.cli.common import (
     number,
     whole_number,
 )
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.ranges import Range
 
 
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     args = parser.parse_args(arguments)
+    if args.seed is not None and not -(2**63) <= args.seed < 2**64:
+        raise bad_option("--seed", args.seed, "a number of 64 bits")
     given = [] if args.prompt is None else [args.prompt]
     prompt = "\n".join(input_lines(parser, given, args.input))
 

@@ -37,6 +37,8 @@ _count, _positive = partial(_option, at_least=1, whole=True), partial(_option, a
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralOptions:
+    """How neural clustering learns on its own: minibatches, and Adam along a cosine."""
+
     epochs: int = _count(5, "passes over INPUT")
     batch_size: int = _count(500, "vectors over which eq. 2 is normalised in learning")
     learning_rate: float = _positive(
@@ -52,12 +54,16 @@ class NeuralOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansOptions:
+    """How faiss's K-Means learns, with and without ``spherical``."""
+
     iterations: int = _count(25, "of each run, spherical-kmeans too")
     redos: int = _count(3, "runs, of which the best by its loss is kept, spherical-kmeans too")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SomOptions:
+    """How MiniSom's self-organising map learns."""
+
     epochs: int = _count(1, "vectors seen, in multiples of N")
     learning_rate: float = _positive(0.2, "the first; it falls to 0")
     sigma: float = _positive(1.0, "first width of the neighbourhood; it falls to a third")

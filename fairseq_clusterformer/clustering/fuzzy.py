@@ -144,6 +144,7 @@ def _assigned(
             so_far = running[:, -1:]
         if not (update or sentence):
             continue
+        # Online softmax over tokens: rescale what was summed by exp(old maximum - new).
         higher = torch.maximum(peak, scores.amax(1))
         shift = higher.clamp(min=lowest)  # finite where nothing was seen
         decay = (peak - shift).exp_()
@@ -209,8 +210,8 @@ def cluster_sums(
 ) -> Tensor:
     """Sum of the vectors of each cluster's tokens [B, K, D], differentiable in x.
 
-    With it, the sum over tokens of phi(x_j, c_{I_j}) (CF22 eq. 6) is that over clusters of the
-    inner product of two vectors: no token is multiplied with centroids that are not its own.
+    This turns eq. 6 into K inner products: no token is multiplied with the other clusters'
+    centroids.
 
     Args:
         x: [B, N, D].
@@ -225,6 +226,7 @@ class _ClusterSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, clusters, num_clusters, similarity, weight):
         batch, _, width = x.shape
+        # Number the clusters of all rows through, so that one index_add_ sums them.
         row = torch.arange(batch, device=x.device).unsqueeze(-1) * num_clusters
         index = clusters + row
         sums = x.new_zeros(batch * num_clusters, width)

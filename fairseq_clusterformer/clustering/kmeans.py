@@ -52,41 +52,16 @@ class MemoryBank:
         self.add(states)
 
 
-class Interval:
-    """Whether new centroids are due: every so many ``updates``; 0: every epoch."""
-
-    def __init__(self, updates: int):
-        self.updates = updates
-        self.age = -1  # nothing has been seen before the first update begins
-        self.epoch = 0  # no epoch has begun
-
-    def begin_update(self) -> bool:
-        """Called before each update."""
-        self.age += 1
-        due = 0 < self.updates <= self.age
-        if due:
-            self.age = 0
-        return due
-
-    def begin_epoch(self, epoch: int) -> bool:
-        """Called before each epoch, or what is left of one."""
-        due = self.updates == 0 and self.epoch not in (0, epoch)
-        self.epoch = epoch
-        return due
-
-
 class KMeansClustering(Float32Buffers):
     """Assigns tokens to the nearest of K centroids, which K-Means finds from time to time.
 
-    Centroids are random until the first time; later ones start from those before, so that what
-    is together stays so while the model learns. No gradient reaches them; they are fixed while a
-    batch runs. What the bank keeps are directions: states enter by their cosines alone, and of
-    length 1 they never overflow half precision.
+    Centroids are random until the first time; later ones start from those before, so that groups
+    stay together while the model learns. No gradient reaches them; they are fixed while a batch
+    runs. The bank keeps states of length 1, which never overflow half precision.
 
-    With several workers each keeps a bank of its own; the first clusters the latest M states of
-    all, equally many of each, and sends the centroids. What a checkpoint holds are the banks of
-    all, if ``consolidate`` was called; where there are fewer or more workers now, they divide
-    them.
+    Each of several workers has a bank. The first clusters the latest M states of all, equally many
+    of each, and sends the centroids. A checkpoint holds the banks of all, if ``consolidate`` was
+    called; another number of workers divides them.
 
     Args:
         embed_dim: D.
@@ -101,7 +76,9 @@ class KMeansClustering(Float32Buffers):
         centroids = normalize(torch.randn(num_clusters, embed_dim), dim=-1)
         self.register_buffer("centroids", centroids[nearest_neighbour_order(centroids)])
         self.bank = MemoryBank(bank_size)
-        self.interval = Interval(interval)
+        self.interval = interval
+        self.age = -1  # updates since the last clustering; none has begun
+        self.epoch = 0  # none has begun
         self.found = False  # whether centroids are K-Means's, and not random
         self._banks: list[Tensor] | None = None  # of all workers, until the next batch
 
@@ -124,12 +101,16 @@ class KMeansClustering(Float32Buffers):
 
     def commit(self) -> None:
         """Called by every worker before each update."""
-        if self.interval.begin_update():
+        self.age += 1
+        if 0 < self.interval <= self.age:
+            self.age = 0
             self.update()
 
     def set_epoch(self, epoch: int) -> None:
         """Called by every worker before each epoch, or what is left of one."""
-        if self.interval.begin_epoch(epoch):
+        due = self.interval == 0 and self.epoch not in (0, epoch)
+        self.epoch = epoch
+        if due:
             self.update()
 
     @torch.no_grad()
@@ -158,15 +139,14 @@ class KMeansClustering(Float32Buffers):
         banks = [self.bank.latest(self.bank.size)] if self._banks is None else self._banks
         # As bytes: fairseq writes what is in half precision in twice as many.
         banks = [bank.view(torch.uint8) for bank in banks]
-        interval = {"age": self.interval.age, "epoch": self.interval.epoch}
-        return {"banks": banks, "found": self.found, **interval}
+        return {"banks": banks, "found": self.found, "age": self.age, "epoch": self.epoch}
 
     def set_extra_state(self, state: dict) -> None:
         banks, workers = [bank.view(torch.float16) for bank in state["banks"]], _workers()
         if len(banks) != workers:
             banks = torch.cat(banks).tensor_split(workers)
         self.bank.fill(banks[dist.get_rank() if workers > 1 else 0])
-        self.interval.age, self.interval.epoch = state["age"], state["epoch"]
+        self.age, self.epoch = state["age"], state["epoch"]
         self.found = state.get("found", False)
         self._banks = None
 

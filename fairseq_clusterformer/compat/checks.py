@@ -53,8 +53,11 @@ def check_training(cfg) -> None:
     """
     check(cfg, ("common",))
     _check_optimizer(cfg)
-    if cfg.common.fp16 and (cfg.common.cpu or not torch.cuda.is_available()):
-        raise ValueError("--fp16 is given: no GPU; allowed: with CUDA, and without --cpu")
+    on_cpu = cfg.common.cpu or not torch.cuda.is_available()
+    if cfg.common.fp16 and on_cpu and not cfg.common.fp16_no_flatten_grads:
+        raise ValueError(
+            "--fp16 is given: no GPU; allowed: float32, or --fp16-no-flatten-grads with it"
+        )
     if not cfg.checkpoint.no_save:
         _check_save_dir(Path(cfg.checkpoint.save_dir))
 

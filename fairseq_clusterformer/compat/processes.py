@@ -1,6 +1,7 @@
 """Several processes train one model, on CPUs too, and the jobs of a sweep train several."""
 
 import functools
+import importlib
 import os
 import socket
 import sys
@@ -13,9 +14,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from .checks import check_training
+from .saving import keep_what_is_said, what_is_saved
 
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+SECONDS = 10  # that interrupted processes have to end by themselves
 #: which job of a sweep saves where
 _jobs: dict[Path, int] = {}
 
@@ -91,18 +94,36 @@ def _spawn(cfg, main, kwargs: dict) -> None:
         port = free.getsockname()[1]
     training.distributed_init_method = f"tcp://localhost:{port}"
     training.distributed_rank = None  # fairseq gives each its own
+    said = torch.multiprocessing.get_context("spawn").SimpleQueue()
     processes = torch.multiprocessing.spawn(
-        distributed_utils.distributed_main,
-        (main, cfg, {**kwargs, "start_rank": 0}),
+        _run_one,
+        (main, cfg, {**kwargs, "start_rank": 0}, said),
         training.distributed_world_size,
         join=False,
     )
     try:
         while not processes.join():
             pass
+    except KeyboardInterrupt:  # the terminal sends it to all processes, which let go of files
+        for process in processes.processes:
+            process.join(timeout=SECONDS)
+        if not said.empty():
+            keep_what_is_said(said.get())
+        raise
     finally:
         for process in processes.processes:
             process.terminate()
+
+
+def _run_one(rank: int, main, cfg, kwargs: dict, said) -> None:
+    """One of the processes; the first says what is saved if it is interrupted."""
+    importlib.import_module("fairseq_clusterformer.plugin")  # --user-dir does not
+    try:
+        distributed_utils.distributed_main(rank, main, cfg, kwargs)
+    except BaseException:
+        if rank == 0:
+            said.put(what_is_saved())
+        raise
 
 
 def _begin_job(cfg, train) -> None:

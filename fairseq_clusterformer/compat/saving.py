@@ -19,8 +19,9 @@ from fairseq.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 LOCK = ".training"
-#: of the training in this process: its options, and the updates of what it saved last
-_now = SimpleNamespace(cfg=None, trainer=None, saved=0)
+#: of the training in this process: its options, and the updates of what it saved last;
+#: of one in other processes that was interrupted: what its first process says of that
+_now = SimpleNamespace(cfg=None, trainer=None, saved=0, said="")
 
 
 def keep_trainings_whole() -> None:
@@ -66,7 +67,7 @@ def what_is_saved() -> str:
     """For the line that says that a training was interrupted."""
     trainer = _now.trainer and _now.trainer()
     if trainer is None or _now.cfg.no_save:
-        return ""
+        return _now.said
     said = f" at {trainer.get_num_updates()} updates; "
     if not _now.saved:
         return f"{said}{_now.cfg.save_dir} has no checkpoint of it yet"
@@ -75,6 +76,11 @@ def what_is_saved() -> str:
         return f"{said}the newest checkpoint in {_now.cfg.save_dir} has {_now.saved}"
     goes_on = ", from which the same command goes on" if last == _last(_now.cfg) else ""
     return f"{said}{last} has {_now.saved}{goes_on}"
+
+
+def keep_what_is_said(said: str) -> None:
+    """Let `what_is_saved` be this, of a training in other processes."""
+    _now.said = said
 
 
 def _last(cfg: CheckpointConfig) -> Path:

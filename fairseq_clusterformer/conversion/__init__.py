@@ -11,15 +11,8 @@ from fairseq_clusterformer.inference.bundle import is_bundle, write_bundle
 
 @contextmanager
 def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """A checkpoint or bundle and its data folder; a folder of transformers becomes a bundle that
-    is there as long as the context.
-
-    Args:
-        data: that was given; None: the model's own.
-
-    Raises:
-        UserError: a folder of another model, or transformers is not installed.
-    """
+    """A checkpoint or bundle, and the data folder that was given; of a folder of transformers a
+    bundle, which is there as long as the context. Raises as :func:`as_bundle` does."""
     if not (path / "config.json").is_file() or is_bundle(path):
         yield path, data
         return
@@ -34,9 +27,6 @@ def as_bundle(folder: Path, out: Path, *, dtype: str = "float32", force: bool = 
     Args:
         folder: that ``save_pretrained`` wrote.
         out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
-
-    Returns:
-        `out`.
 
     Raises:
         UserError: a folder of another model, or transformers is not installed.

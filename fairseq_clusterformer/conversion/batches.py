@@ -27,11 +27,7 @@ AT_ONCE = 2048  # tokens of a batch, or one text
 
 def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
     """Tokens of the texts to read: what is wanted, or as trained up to ``most``; None for tasks
-    whose texts are as long as they are.
-
-    Raises:
-        UserError: less than 3, more than the model has positions, or a task without this option.
-    """
+    whose texts are as long as they are. Raises UserError for a length that does not fit."""
     trained, option = loaded.cfg.task.get("tokens_per_sample"), "--tokens-per-sample"
     if trained is None:
         if wanted is not None:
@@ -80,8 +76,7 @@ def batches_of_text(
     """Texts from their beginning, in rows of a length; of a translator, the lines of two files.
 
     Raises:
-        UserError: a model that needs more than text, a text that is empty or no UTF-8, or other
-            files than a translator's two.
+        UserError: a model that needs more than text, or files that do not fit.
     """
     task = loaded.cfg.task._name
     if task == "translation":

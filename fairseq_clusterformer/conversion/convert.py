@@ -24,82 +24,49 @@ MEASURED = 8192  # tokens of the batches that heads are measured on
 
 @dataclass(frozen=True)
 class Plan:
-    """What is wanted.
+    """What is wanted; `clusterformer convert --help` says more."""
 
-    Attributes:
-        specs: attention of a side; a side that is missing gets a spec by its heads.
-        near: window of all heads.
-        far: W, the tokens that heads see of their clusters beyond that window; of an encoder, on
-            either side.
-        probes: clusters that a query looks into, which share W; None: 2, where W and K allow it.
-        clusters: K of the heads that cluster; None: so many that a cluster has W tokens.
-        window_below: share of the attention beyond the window, below which a head is a window.
-        max_positions: most tokens of a sequence; None: as before.
-        scouts: of heads that cluster, in the training that follows.
-        updates, lr: of the routers; with 0 updates they stay as they begin.
-        seed: of what is drawn.
-    """
-
-    specs: dict[str, str] = field(default_factory=dict)
-    near: int = 128
-    far: int = 64
-    probes: int | None = None
-    clusters: int | None = None
-    window_below: float = 0.05
-    max_positions: int | None = None
-    scouts: int = 16
-    updates: int = 300
+    specs: dict[str, str] = field(default_factory=dict)  # of sides; others get one by their heads
+    near: int = 128  # window of all heads
+    far: int = 64  # W, tokens of their clusters beyond it; of an encoder, on either side
+    probes: int | None = None  # clusters that share W; None: 2, where W and K allow it
+    clusters: int | None = None  # K; None: so many that a cluster has W tokens
+    window_below: float = 0.05  # a head with less attention beyond the window is a window
+    max_positions: int | None = None  # most tokens of a sequence; None: as before
+    scouts: int = 16  # in the training that follows
+    updates: int = 300  # of the routers; 0: they stay as they begin
     lr: float = 0.02
     seed: int = 1
 
 
 @dataclass
 class Head:
-    """A head, before and after. Recall is the share of the dense head's attention that is seen.
-
-    Attributes:
-        head: its number in the dense model.
-        place: its number in the clustered model.
-        kind: of its attention now.
-        far: share of the dense head's attention beyond the near window.
-        best: recall of the window and the W heaviest keys beyond it.
-        before, after: recall before and after the routing loss; None where nothing is fitted.
-        chance_before, chance: what they would be of as many keys beyond the window, drawn at
-            random. Compare each recall with its own: a router that is fitted may show fewer keys.
-    """
+    """A head, before and after. Recall is the share of the dense head's attention that is seen;
+    chance is that of as many keys beyond the window, drawn at random."""
 
     side: str
     layer: int
-    head: int
-    place: int
-    kind: str
-    far: float
-    best: float
+    head: int  # its number in the dense model
+    place: int  # and in the clustered model
+    kind: str  # of its attention now
+    far: float  # share of the dense head's attention beyond the near window
+    best: float  # recall of the window and the W heaviest keys beyond it
     chance: float
-    before: float | None
-    chance_before: float | None
+    before: float | None  # the routing loss; None where nothing is fitted
+    chance_before: float | None  # of the keys seen then, which may be more than after
     after: float
 
 
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """A clustered model, and how it came about.
+    """A clustered model, and how it came about."""
 
-    Attributes:
-        loaded: the model, its task and its options; its path is the dense checkpoint.
-        heads: of all layers, in the order of the dense model.
-        specs: of each side.
-        near: the near window of the measurements.
-        losses: routing loss of each update.
-        dense_updates: of the dense model's training.
-    """
-
-    loaded: Loaded
-    heads: list[Head]
-    specs: dict[str, str]
-    near: int
-    losses: list[float]
-    dense_updates: int
+    loaded: Loaded  # its path is the dense checkpoint
+    heads: list[Head]  # of all layers, in the order of the dense model
+    specs: dict[str, str]  # of each side
+    near: int  # window of the measurements
+    losses: list[float]  # routing loss of each update
+    dense_updates: int  # of the dense model's training
 
 
 def check(loaded: Loaded, plan: Plan) -> None:

@@ -21,7 +21,7 @@ from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
-    of_places,
+    gather_tokens,
     routing_gain,
     routing_loss,
     scout_layouts,
@@ -42,19 +42,12 @@ TINY = 1e-30  # of a head that was pruned, all is 0
 
 
 class Pupil(NamedTuple):
-    """A router to fit.
-
-    Attributes:
-        place: its layer.
-        router: of the clustered model.
-        heads: which heads of the dense model it routes.
-        attention: of the dense model.
-    """
+    """A router of the clustered model to fit."""
 
     place: Place
     router: Taught
-    heads: list[int]
-    attention: SelfAttention
+    heads: list[int]  # of the dense model, which it routes
+    attention: SelfAttention  # of the dense model
 
     def routed(self, reading: Read) -> Tensor:
         """What the routing projections read, [B, N, D]."""
@@ -187,7 +180,7 @@ def calibrate(dense: nn.Module, routers: Sequence[Pupil], batches: Sequence[Inpu
 def _tokens(pupil: Pupil, reading: Read) -> Tokens:
     q, k = (t[:, pupil.heads] for t in (reading.q, reading.k))
     x, batch, impl = reading.x, reading.batch, pupil.attention.impl
-    return Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x), impl=impl)
+    return Tokens(x, lambda: (q, k), batch, impl=impl)
 
 
 def fit(
@@ -235,7 +228,7 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
         for projection in (router.query_proj, router.key_proj)
     )
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
-    shares = router.shares(of_places(of_queries, drawn[1]), of_keys, batch.padding_mask)
+    shares = router.shares(gather_tokens(of_queries, drawn[1]), of_keys, batch.padding_mask)
     scouts = Scouts(*drawn, *shares)
     layouts = scout_layouts(scouts.queries, causal=router.causal, gap=router.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))

@@ -27,17 +27,11 @@ PARTS = 4  # most groups of heads in a layer
 
 
 class Read(NamedTuple):
-    """What a layer's attention read in a batch.
+    """What a layer's attention read in a batch."""
 
-    Attributes:
-        x: its input [B, N, D].
-        batch: which tokens are real.
-        q, k: queries and keys of all heads, float32 [B, H, N, E], without positions.
-    """
-
-    x: Tensor
-    batch: Batch
-    q: Tensor
+    x: Tensor  # its input [B, N, D]
+    batch: Batch  # which tokens are real
+    q: Tensor  # queries and keys of all heads, float32 [B, H, N, E], without positions
     k: Tensor
 
     def attended(self, attention: SelfAttention) -> tuple[Tensor, Tensor]:
@@ -189,12 +183,8 @@ def recall(
 def _means(
     model: nn.Module, batches: Sequence[Inputs], window: int, of_layer: Callable
 ) -> dict[Place, tuple[Tensor, Tensor]]:
-    """For each layer, means over the queries that have keys beyond the window, float64 [H].
-
-    Args:
-        of_layer: given a layer, returns a function that takes a head and its weights [B, N, N],
-            and returns the two numbers to average, [B, N] each.
-    """
+    """For each layer, means over the queries that have keys beyond the window, float64 [H], of the
+    two numbers [B, N] that the function by ``of_layer`` returns for a head and its weights."""
     layers = {(side, number): attention for side, number, attention in attentions(model)}
     totals: dict[Place, Tensor] = {}
     for inputs in batches:

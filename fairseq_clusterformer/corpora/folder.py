@@ -38,7 +38,7 @@ def make_folder(
     Raises:
         UserError: if something else is there.
     """
-    dest, recipe = dest.resolve(), json.loads(json.dumps(recipe))
+    dest, recipe = resolved("DEST", dest), json.loads(json.dumps(recipe))
     work = dest.with_name(dest.name + ".partial")
     is_new = not dest.exists() or (dest.is_dir() and not any(dest.iterdir()))
     before = None if is_new else _read_record(dest)
@@ -66,6 +66,14 @@ def make_folder(
         os.rename(out, dest)
         _clear(work, ())
     return record
+
+
+def resolved(option: str, path: Path) -> Path:
+    """Return a path without links; raises UserError if it is a link to itself."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # the latter is pathlib's
+        raise bad_option(option, path, "a file or a folder", "it is a link to itself") from None
 
 
 def _read_record(dest: Path) -> dict:
@@ -141,6 +149,9 @@ def _disk_full_told(dest: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        for place in dest.parents:  # of a part, the folder that the user named
+            if (place / _MARK).exists():
+                dest = place.with_name(place.name.removesuffix(".partial"))
         raise bad_option("DEST", dest, "a place to write to", error.strerror) from None
 
 

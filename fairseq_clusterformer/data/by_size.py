@@ -15,14 +15,13 @@ class BySize(FairseqDataset):
     sizes: np.ndarray
     shuffle: bool
 
-    def num_tokens(self, index: int) -> int:
+    def size(self, index: int) -> int:
         return int(self.sizes[index])
+
+    num_tokens = size
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
         return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
 
     def ordered_indices(self) -> np.ndarray:
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))

@@ -57,8 +57,7 @@ class Example:
         question: tokens, int64 [Q].
         document: tokens of all paragraphs, each led by ``<s>``, int64 [N].
         paragraph_starts: the position of each ``<s>``, int64 [P].
-        answers: the gold answers' tokens [first, last) in the document, int64 [A, 2]; none if it
-            has no answer, or only a long one, or is answered by yes or no, or it was not found.
+        answers: tokens [first, last) of the gold answers found in the document, int64 [A, 2].
         long_answers: the paragraphs that are long answers, int64 [L].
         answerable: None: unknown.
         yes_no: "yes", "no" or None.
@@ -96,13 +95,7 @@ class Example:
 
 
 class QAWriter(RecordWriter):
-    """Writes the files of a split; used in a ``with`` statement.
-
-    Args:
-        folder: that holds ``dict.txt``.
-        split: their first name.
-        vocab_size: the symbols of ``dict.txt``.
-    """
+    """Writes the files of a split, in a ``with`` statement, for a ``dict.txt`` of a size."""
 
     def __init__(self, folder: Path, split: str, *, vocab_size: int) -> None:
         tokens = best_fitting_int_dtype(vocab_size)

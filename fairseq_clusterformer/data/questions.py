@@ -1,6 +1,6 @@
 """Questions and their documents as a reader's samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,11 +27,10 @@ class DocumentStructure(Protocol):
     """What a reader of structured documents is given of them: see etc/global_tokens.py."""
 
     supporting: bool
-
-    def read(self, outline: Outline, length: int) -> Outline: ...
-    def rows(self, question: Tensor, starts: Tensor, length: int, outline, words) -> Any: ...
-    def batch(self, rows: Sequence[Any], pad: int) -> dict[str, Tensor]: ...
-    def check(self, outline: Outline, question: int, paragraphs: int, most: int) -> None: ...
+    read: Callable[[Outline, int], Outline]
+    check: Callable[[Outline, int, int, int], None]
+    rows: Callable[[Tensor, Tensor, int, Outline, Dictionary], Any]
+    batch: Callable[[Sequence[Any], int], dict[str, Tensor]]
 
 
 class QuestionDataset(BySize):

@@ -5,7 +5,7 @@ Shape letters: B batch, G global tokens, N long tokens, D width.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import utils
@@ -294,22 +294,15 @@ class ETCEncoder(nn.Module):
         return int(1e9)
 
 
-def _size(layers: int, width: int, heads: int, inner: int, radius: int, **more) -> dict:
-    return {
-        "encoder_layers": layers,
-        "encoder_embed_dim": width,
-        "encoder_attention_heads": heads,
-        "encoder_ffn_embed_dim": inner,
-        "radius": radius,
-        "activation_fn": "gelu",
-        **more,
-    }
+def _size(layers: int, width: int, heads: int, radius: int, **more: int) -> dict[str, Any]:
+    sizes = {"layers": layers, "width": width, "heads": heads, "radius": radius, **more}
+    return sizes | {"inner": more.get("inner", 4 * width), "activation_fn": "gelu"}
 
 
-#: of the named sizes; "base" and "large" are the paper's, of 166 and 539 million parameters
+#: as `set_sizes` takes them; "base" and "large" are the paper's, of 166 and 539 million parameters
 SIZES = {
-    "tiny": _size(2, 64, 4, 128, 16),
-    "small": _size(4, 256, 4, 1024, 84),
-    "base": _size(12, 768, 12, 3072, 84),
-    "large": _size(24, 1024, 16, 4096, 169, max_distance=24, num_labels=64),
+    "tiny": _size(2, 64, 4, 16, inner=128),
+    "small": _size(4, 256, 4, 84),
+    "base": _size(12, 768, 12, 84),
+    "large": _size(24, 1024, 16, 169, max_distance=24, num_labels=64),
 }

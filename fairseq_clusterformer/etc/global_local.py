@@ -40,11 +40,7 @@ _PADDING = torch.iinfo(torch.int64).max  # the number of its example: behind all
 
 
 class Labels:
-    """Numbers of labels (the authors' code).
-
-    Args:
-        most: k, from which on distances are one; 0: all are one.
-    """
+    """Numbers of labels (the authors' code), where distances from ``most`` = k on are one."""
 
     def __init__(self, most: int):
         self.most = most
@@ -52,11 +48,8 @@ class Labels:
         self.same_cluster = 2 * most + 4  # ours
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left.
-
-        Args:
-            distance: place of the key less that of the query, int64.
-        """
+        """0 for the token itself, 1 to k to the right, k + 1 to 2k to the left; of the key's place
+        less that of the query, int64."""
         clipped = distance.clamp(-self.most, self.most)
         return torch.where(clipped < 0, self.most - clipped, clipped)
 
@@ -95,12 +88,8 @@ class Structure:
             self.spans = self.spans.unsqueeze(2)
 
     def clustered(self, clusters: Tensor) -> "Structure":
-        """The same rows, where global tokens stand for clusters instead of spans.
-
-        Args:
-            clusters: of each long token the global token of its example that stands for it,
-                int64 [B, N]; anything for padding.
-        """
+        """The same rows, where global tokens stand for clusters instead of spans: of each long
+        token the global token of its example, int64 [B, N]; anything for padding."""
         number = self.spans.size(1)
         if self.long_padding is not None:
             clusters = clusters.masked_fill(self.long_padding, number)
@@ -299,16 +288,7 @@ class GlobalLocalAttention(nn.Module):
     def forward(
         self, x_global: Tensor, x_long: Tensor, structure: Structure
     ) -> tuple[Tensor, Tensor]:
-        """Attend.
-
-        Args:
-            x_global: [B, G, D].
-            x_long: [B, N, D].
-            structure: of the batch.
-
-        Returns:
-            The same shapes; anything for padding.
-        """
+        """[B, G, D] and [B, N, D] to the same; anything for padding."""
         hidden = (structure.global_padding, structure.long_padding)
         x_global, x_long = (  # a weight of 0 times NaN is NaN
             x if mask is None else x.masked_fill(mask.unsqueeze(-1), 0.0)

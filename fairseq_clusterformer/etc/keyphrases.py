@@ -1,11 +1,20 @@
-"""From the logits of a page's n-grams to its keyphrases, and OpenKP's scores of them."""
+"""``--criterion etc_keyphrases``: keyphrases among a page's n-grams (Ainslie et al. 2020), and
+OpenKP's scores of them."""
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
 from torch import Tensor
 
+from fairseq_clusterformer.models.options import option
+
 DEPTHS = (1, 3, 5)
+SCORES = tuple(f"{name}_at_{k}" for k in DEPTHS for name in ("precision", "recall", "f1"))
 
 
 def best_keyphrases(
@@ -29,29 +38,21 @@ def best_keyphrases(
     return list(found.items())
 
 
-def folded(phrase: str) -> str:
-    """A phrase in lower case, with single blanks."""
-    return " ".join(phrase.lower().split())
-
-
 def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, float]:
     """Return ``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page, from 0 to 1, for K
     of :data:`DEPTHS`.
 
     Phrases are equal if they are so in lower case; repeated ones count once. Precision at K is
-    over K phrases even where fewer are found.
-
-    Args:
-        found: the most likely phrase first.
-        gold: all that are right.
+    over K phrases even where fewer are found; the most likely one comes first.
 
     Raises:
-        ValueError: if no phrase is right.
+        ValueError: if ``gold`` has no phrase.
     """
-    right = {folded(phrase) for phrase in gold} - {""}
+    right, found = ([" ".join(p.lower().split()) for p in phrases] for phrases in (gold, found))
+    right = set(right) - {""}
     if not right:
         raise ValueError("no gold keyphrase; allowed: one or more")
-    distinct = list(dict.fromkeys(map(folded, found)))
+    distinct = list(dict.fromkeys(found))
     scores = {}
     for depth in DEPTHS:
         hits = sum(phrase in right for phrase in distinct[:depth])
@@ -60,3 +61,111 @@ def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, f
         scores[f"recall_at_{depth}"] = recall
         scores[f"f1_at_{depth}"] = 2 * precision * recall / (precision + recall) if hits else 0.0
     return scores
+
+
+def phrase_nll(logits: Tensor, phrases: Tensor, first: Tensor, place: str) -> Tensor:
+    """Cross-entropy of a page's n-grams with its keyphrases, which share the probability equally,
+    in nats, [B]; 0 where there is no keyphrase.
+
+    Args:
+        logits: [B, 5, W]; -inf where there is no n-gram.
+        phrases: first word and number of words where each first stands, int64 [B, P, 2]; of no
+            words: no more.
+        first: the first place of the same words, int64 [B, 5, W].
+        place: "first": each n-gram has a logit at each of its places, and the first is right;
+            "max": n-grams of the same words have one logit, their largest.
+    """
+    width = logits.size(-1)
+    flat = logits.flatten(1)
+    if place == "max":
+        row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
+        group = (row * width + first).flatten(1)
+        flat = torch.full_like(flat, -torch.inf).scatter_reduce(1, group, flat, "amax")
+    some = phrases[..., 1] > 0
+    right = (phrases[..., 1] - 1) * width + phrases[..., 0]
+    of_each = flat.gather(1, right.masked_fill(~some, 0)).masked_fill(~some, 0.0)
+    number = some.sum(1)
+    loss = flat.logsumexp(1) - of_each.sum(1) / number.clamp(min=1)
+    return torch.where(number > 0, loss, 0.0)
+
+
+@dataclass
+class ETCKeyphrasesLossConfig(FairseqDataclass):
+    """Options of the loss."""
+
+    phrase_loss: str = option(
+        "first",
+        "what is right of a keyphrase that stands several times: its first place (first), or the "
+        'place with the largest logit (max, the paper\'s "max loss")',
+        choices=("first", "max"),
+    )
+
+
+@register_criterion("etc_keyphrases", dataclass=ETCKeyphrasesLossConfig)
+class ETCKeyphrasesLoss(FairseqCriterion):
+    """One softmax over all n-grams of a page; see :func:`phrase_nll`.
+
+    Validation also logs precision, recall and F1 of the best 1, 3 and 5 phrases in percent, means
+    over the pages whose keyphrases are known, as OpenKP's script counts them.
+
+    Raises:
+        ValueError: another task than ``etc_keyphrases``.
+    """
+
+    def __init__(self, task, phrase_loss: str):
+        super().__init__(task)
+        if not hasattr(task.cfg, "max_nodes"):
+            raise ValueError(
+                f"--criterion is etc_keyphrases, and --task {task.cfg._name}; allowed: "
+                "etc_keyphrases"
+            )
+        self.phrase_loss = phrase_loss
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
+        """The loss, the pages with a keyphrase, and what to log."""
+        logits, _ = model(**sample["net_input"])
+        target = sample["target"]
+        loss = phrase_nll(logits, target["phrases"], target["first"], self.phrase_loss)
+        size = int((target["phrases"][..., 1] > 0).any(1).sum())
+        logging_output = {
+            "loss": loss.detach().sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": size,
+        }
+        if not model.training:
+            logging_output |= self._scores(logits, sample)
+        return loss.sum() if reduce else loss, size, logging_output
+
+    def _scores(self, logits: Tensor, sample: dict) -> dict[str, float]:
+        """Sums over the pages of a batch whose keyphrases are known."""
+        data = self.task.dataset(sample["split"]).data
+        sums = dict.fromkeys(("scored", *SCORES), 0.0)
+        for number, of_page in zip(sample["id"].tolist(), logits.cpu(), strict=True):
+            texts = data.texts(number)
+            if not texts["phrases"]:
+                continue
+            found = best_keyphrases(of_page, texts["text"].split(" "), max(DEPTHS))
+            scores = keyphrase_scores([phrase for phrase, _ in found], texts["phrases"])
+            sums["scored"] += 1
+            for name, value in scores.items():
+                sums[name] += 100 * value
+        return sums
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
+        """Log ``loss`` in bits a page, and the scores' means."""
+
+        def total(name: str) -> float:
+            return sum(log.get(name, 0) for log in logging_outputs)
+
+        size = max(total("sample_size"), 1)
+        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        if scored := total("scored"):
+            for name in SCORES:
+                metrics.log_scalar(name, total(name) / scored, scored, round=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """All of them are sums."""
+        return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fairseq.tasks import register_task
 
 from fairseq_clusterformer.data.stored import load_dictionary, shard_of
-from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss
+from fairseq_clusterformer.etc.keyphrases import ETCKeyphrasesLoss
 from fairseq_clusterformer.etc.keyphrases_model import ETCKeyphrases
 from fairseq_clusterformer.etc.page_dataset import PageDataset
 from fairseq_clusterformer.etc.pages import PageData

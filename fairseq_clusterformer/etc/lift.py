@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
-from fairseq_clusterformer.models.options import set_defaults
+from fairseq_clusterformer.models.options import set_sizes
 from fairseq_clusterformer.models.roberta import check_words
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
@@ -28,7 +28,8 @@ def register_etc(name: str, options: type[ETCOptions]):
     def register(model: type) -> type:
         model = register_model(name, dataclass=options)(model)
         for size, values in SIZES.items():
-            register_model_architecture(name, f"{name}_{size}")(partial(set_defaults, **values))
+            named = partial(set_sizes, side="encoder", **values)
+            register_model_architecture(name, f"{name}_{size}")(named)
         return model
 
     return register
@@ -43,11 +44,8 @@ class ETCModel(EncoderOnlyModel):
         return ETCEncoder(args, task.source_dictionary)
 
     def load_initial_weights(self) -> None:
-        """Start from the model that ``--lift`` names.
-
-        Raises:
-            CheckpointError: a file that cannot be read, or that does not fit.
-        """
+        """Start from the model that ``--lift`` names; raises CheckpointError for a file that
+        cannot be read, or that does not fit."""
         if not self.args.lift:
             return
         given = read_checkpoint(_OPTION, self.args.lift)
@@ -113,10 +111,6 @@ def lifted(
     the radius covers the text, the encoder is the dense one, except for the epsilon of the norm
     behind words that a dense encoder scales. Parameters of another ETC encoder stay as they are;
     centroids start anew where it has none.
-
-    Args:
-        given: of fairseq's RoBERTa or of our encoders, without "encoder." in front.
-        mine: of the encoder to be.
 
     Returns:
         The parameters, and the names of what was not used.

@@ -95,8 +95,9 @@ class MaskedParts(BySize):
         hidden_parts, guessed: shares of the parts, and of the words.
         kept, replaced: shares of the guessed tokens that stay, and that become another word.
         seed: of all that is drawn.
-        shuffle: rows of one length come in a random order.
     """
+
+    shuffle = True
 
     def __init__(
         self,
@@ -114,13 +115,11 @@ class MaskedParts(BySize):
         kept: float = 0.1,
         replaced: float = 0.1,
         seed: int = 1,
-        shuffle: bool = True,
     ):
         self.lines, self.dictionary, self.begins_word = lines, dictionary, begins_word
         self.parts, self.block = parts, block
         self.hidden_parts, self.guessed = hidden_parts, guessed
-        self.kept, self.replaced, self.seed, self.shuffle = kept, replaced, seed, shuffle
-        self.epoch = 1
+        self.kept, self.replaced, self.seed, self.epoch = kept, replaced, seed, 1
         self._lengths = np.minimum(np.asarray(lines.sizes) - 1, most)  # without </s>
         if parts == "blocks":
             most = min(most, most_parts * block)

@@ -275,7 +275,6 @@ class ETCReader(ETCModel, ReaderModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCReaderEncoder:
-        """The encoder that the options name."""
         return ETCReaderEncoder(args, task.source_dictionary)
 
     @classmethod
@@ -307,23 +306,12 @@ class ETCReader(ETCModel, ReaderModel):
         text_mask: Tensor | None = None,
         structure: dict[str, Tensor] | None = None,
     ) -> tuple[StructureLogits, dict[str, Any]]:
-        """Answer questions from a document each.
+        """Answer questions from a document each; as `ClusterformerReader.forward`.
 
         Args:
-            question_tokens: ``<s> question </s>``, int64 [B, Q].
-            document_tokens: each paragraph led by ``<s>``, int64 [B, N]; padding stands behind
-                both, where the dictionary says.
-            text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
-                but at ``<s>``.
             structure: the global tokens, as
                 :meth:`~fairseq_clusterformer.etc.global_tokens.DocumentStructure.batch` has them;
                 None: one for each paragraph, and none for sentences.
-
-        Returns:
-            Logits, and the ``reading`` of the encoder.
-
-        Raises:
-            ValueError: padding elsewhere.
         """
         text = document_tokens.ne(self.encoder.dictionary.bos())
         if text_mask is not None:

@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig
+from fairseq_clusterformer.models.decoding import decode
 
 from .cache import ClusterformerCache
 from .configuration import ClusterformerConfig, build_model
@@ -96,11 +97,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         next(self._stacks()).embed_tokens = value
 
     def resize_token_embeddings(self, *args, **kwargs):
-        """As transformers'; the dictionary of the way back to fairseq has then another size.
-
-        Raises:
-            ValueError: embeddings that are not one table, such as adaptive ones.
-        """
+        """As transformers', of one table of embeddings; others raise ValueError."""
         one = self.config.source_vocab_size is None
         if not (one and isinstance(self.get_input_embeddings(), nn.Embedding)):
             raise ValueError(
@@ -123,11 +120,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
                 layer.forward = partial(gradient_checkpointing_func, type(layer).forward, layer)
 
     def _begin(self, output_attentions: bool | None = None, **others: object) -> None:
-        """Refuse arguments that no model of ours reads, and begin an update in training.
-
-        Raises:
-            ValueError: one of them says something.
-        """
+        """Refuse arguments that say something and are not read; begin an update in training."""
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         given = others | {"output_attentions": output_attentions or None}
@@ -160,11 +153,7 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _one_text_a_row(
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> Tensor:
-        """:meth:`_masked`, for encoders, which cannot keep packed documents apart.
-
-        Raises:
-            ValueError: positions of several documents in a row.
-        """
+        """:meth:`_masked`, for encoders, which cannot keep packed documents apart."""
         tokens = self._masked(input_ids, attention_mask)
         if self._documents(position_ids, tokens) is not None:
             raise ValueError(
@@ -176,16 +165,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
     def _documents(
         self, position_ids: Tensor | None, tokens: Tensor, cache: ClusterformerCache | None = None
     ) -> Tensor | None:
-        """Numbers of the documents that positions say are packed in rows, int64 [B, N]; None:
-        each row is one.
-
-        Args:
-            position_ids: int64 [1 or B, N]; anything at padding.
-            tokens: int64 [B, N], those behind the ``cache``.
-
-        Raises:
-            ValueError: positions that are counted in another way, or documents behind a cache.
-        """
+        """Numbers of the documents that positions [1 or B, N] say are packed in rows, int64
+        [B, N]; None: each row is one. The tokens stand behind those of the cache."""
         if position_ids is None:
             return None
         real, documents = tokens.ne(self.config.pad_token_id), None
@@ -209,6 +190,23 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         """Whether the input and each layer's output are to be returned."""
         return bool(output_hidden_states or self.config.output_hidden_states)
 
+    def _decoded(
+        self,
+        tokens: Tensor,
+        cache: ClusterformerCache | None,
+        output_hidden_states: bool | None,
+        encoded: dict[str, list[Tensor]] | None = None,
+        documents: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None, dict[str, list]]:
+        """The decoder's features [B, N, D], and without a cache its layers' states if they are
+        wanted, and their reports."""
+        decoder = self.model.decoder
+        if cache is not None:
+            return decode(decoder, tokens, cache, encoded), None, {}
+        x, extra = decoder.extract_features_scriptable(tokens, encoded, documents=documents)
+        wanted = self._wants_states(output_hidden_states)
+        return x, batch_first(extra["inner_states"], wanted), extra["reports"]
+
     def _token_loss(
         self,
         logits: Tensor,
@@ -217,27 +215,16 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **_: object,
     ) -> Tensor:
-        """Cross-entropy of logits [B, N, V] at labels [B, N] other than -100, and the clusters'.
-
-        Args:
-            num_items_in_batch: labels of all batches of an update, whose losses the Trainer adds
-                up; None: it averages them.
-        """
-        share, items = share_of(labels, num_items_in_batch), num_items_in_batch
+        """Cross-entropy of logits [B, N, V] at labels [B, N] but -100, and the clusters'."""
+        items = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
         loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
-        loss = loss / (labels.ne(-100).sum() if items is None else items)
-        return self._with_clustering(loss, reports, share)
+        return self._with_clustering(loss / items, reports, share_of(labels, num_items_in_batch))
 
     def _with_clustering(
         self, loss: Tensor, reports: dict[str, list], share: Tensor | float = 1.0
     ) -> Tensor:
         """The task's loss; in training its gradient is also that of the clusters' losses (CF22
-        eq. 17), which may be below 0 and are not what anyone wants to read in a log.
-
-        Args:
-            share: of the batch in an update, as :func:`share_of` says; the task's loss has it
-                already.
-        """
+        eq. 17), times :func:`share_of`. These may be below 0, and nobody wants them in a log."""
         clustering = summary(reports) if self.training else None
         if clustering is None:
             return loss
@@ -273,11 +260,7 @@ class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, *args, **kwargs
     ) -> None:
-        """Give generation a cache of ours.
-
-        Raises:
-            ValueError: a cache of another kind is asked for.
-        """
+        """Give generation a cache of ours, and refuse others."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
                 f"cache_implementation is {generation_config.cache_implementation}; allowed: "
@@ -310,7 +293,8 @@ register_optimizer_step_post_hook(_count)
 
 
 def share_of(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | float:
-    """The part of an update that a batch is, by its labels; see `_token_loss`."""
+    """The part of an update that a batch is, by its labels. The Trainer adds up the losses of an
+    update where it says how many labels all batches have; None: it averages them."""
     return 1.0 if num_items_in_batch is None else labels.ne(-100).sum() / num_items_in_batch
 
 

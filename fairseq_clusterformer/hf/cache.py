@@ -7,10 +7,9 @@ from transformers import Cache
 
 
 class ClusterformerCache(Cache):
-    """What a decoder keeps from token to token.
+    """What a decoder keeps from token to token: rings of W keys and values for each cluster.
 
-    Rings of W keys and values for each cluster, and what a kind carries besides: the size is
-    bounded however long the text, except for layers of the kind full. Each step reads W keys.
+    Its size is bounded however long the text, except for layers of the kind full.
 
     Attributes:
         state: of fairseq's modules, by their names; the batch comes first in each tensor.
@@ -76,21 +75,12 @@ class ClusterformerCache(Cache):
         return [False]
 
     @property
-    def is_compileable(self) -> bool:
-        """False: its tensors grow until the rings are full."""
-        return False
-
-    @property
     def is_croppable(self) -> bool:
         """False: what a ring has dropped is gone."""
         return False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused.
-
-        Raises:
-            ValueError: always; a ring cannot be turned back.
-        """
+        """Always raises ValueError."""
         raise ValueError(
             f"crop({tokens_to_remove}): a ring has dropped its oldest keys and cannot be turned "
             "back; allowed: generation without an assistant"

@@ -6,9 +6,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 
-from fairseq_clusterformer.models.decoding import decode
-
-from .base import GeneratingModel, batch_first
+from .base import GeneratingModel
 from .cache import ClusterformerCache
 
 
@@ -39,8 +37,8 @@ class ClusterformerForCausalLM(GeneratingModel):
 
         Args:
             input_ids: int64 [B, N]; with ``cache`` the tokens after those it holds.
-            attention_mask: 1 at real tokens, [B, N] or, with ``cache``, of all tokens so
-                far; None: all but the padding symbol are real.
+            attention_mask: 1 at real tokens, [B, N], with ``cache`` of all tokens so far; None:
+                all but the padding symbol are real.
             position_ids: int64 [1 or B, N], each row's from 0; those of packed documents begin
                 again at each, which is then read as a row of its own. Anything at padding.
             cache: what an earlier call returned, which is used up.
@@ -55,21 +53,15 @@ class ClusterformerForCausalLM(GeneratingModel):
             ValueError: what is refused, or a mask or positions of other tokens.
         """
         self._begin(position_ids=position_ids, **kwargs)
-        decoder = self.model.decoder
-        states, reports = None, {}
         if cache is None and use_cache and labels is None and not torch.is_grad_enabled():
             cache = ClusterformerCache()
         if cache is not None:
-            tokens = self._masked(input_ids, _newest(attention_mask, input_ids, cache))
-            self._documents(position_ids, tokens, cache)
-            x = decode(decoder, tokens, cache)
-        else:
-            tokens = self._masked(input_ids, attention_mask)
-            documents = self._documents(position_ids, tokens)
-            x, extra = decoder.extract_features_scriptable(tokens, None, documents=documents)
-            reports = extra["reports"]
-            wanted = self._wants_states(output_hidden_states)
-            states = batch_first(extra["inner_states"], wanted)
+            attention_mask = _newest(attention_mask, input_ids, cache)
+        tokens = self._masked(input_ids, attention_mask)
+        documents = self._documents(position_ids, tokens, cache)
+        x, states, reports = self._decoded(
+            tokens, cache, output_hidden_states, documents=documents
+        )
         if isinstance(logits_to_keep, int):
             if logits_to_keep:
                 x = _carried(x, tokens.eq(self.config.pad_token_id))
@@ -95,11 +87,7 @@ def _carried(x: Tensor, padding: Tensor) -> Tensor:
 
 
 def _newest(mask: Tensor | None, tokens: Tensor, cache: ClusterformerCache) -> Tensor | None:
-    """The part of a mask that is of the tokens.
-
-    Raises:
-        ValueError: a mask that does not cover all tokens so far.
-    """
+    """The part of a mask over all tokens so far that is of the tokens."""
     if mask is None:
         return None
     if mask.size(1) != cache.tokens + tokens.size(1):

@@ -32,9 +32,8 @@ class ClusterformerConfig(PreTrainedConfig):
         architecture: as ``fairseq-train --arch`` has it.
         options: of the model, by their names in fairseq's configuration (docs/options.md); those
             that are missing are the architecture's.
-        task: options of fairseq's task, for the way back.
+        task, others: what else fairseq's configuration says, for the way back.
         form: of a classifier's texts, "text" or "joined" pairs.
-        others: what else fairseq's configuration says, for the way back.
         criterion: weights of the clustering losses, such as ``{"routing_loss_weight": 0.5}``;
             training adds these losses to the task's.
         updates: how many the training has made.

@@ -55,15 +55,13 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         if self.config.family == "clusterformer_lm":
             tokens = self._masked(input_ids, attention_mask)
             documents = self._documents(position_ids, tokens)
-            x, extra = self.model.decoder.extract_features_scriptable(
-                tokens, None, documents=documents
-            )
-            states = extra["inner_states"]
+            x, states, _ = self._decoded(tokens, None, wanted, documents=documents)
         else:
             tokens = self._one_text_a_row(input_ids, attention_mask, position_ids)
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
-            x, states = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_states"]
-        return BaseModelOutput(last_hidden_state=x, hidden_states=batch_first(states, wanted))
+            x = encoded["encoder_out"][0].transpose(0, 1)
+            states = batch_first(encoded["encoder_states"], wanted)
+        return BaseModelOutput(last_hidden_state=x, hidden_states=states)
 
 
 class _EncoderWithHead(ClusterformerPreTrainedModel):

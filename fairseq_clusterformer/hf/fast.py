@@ -31,7 +31,7 @@ from fairseq_clusterformer.data.text import TARGETS_OWN
 from fairseq_clusterformer.data.words import UNSPACED
 
 if TYPE_CHECKING:
-    from .tokenizer import ClusterformerTokenizer
+    from transformers import PreTrainedTokenizer
 
 _SPACE = r"\s\x1c-\x1f"  # white space as Python's str.split has it
 _LETTER = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]"  # of `words_of`, as Oniguruma writes it
@@ -65,7 +65,7 @@ FORMS = {
 }
 
 
-def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
+def fast(slow: "PreTrainedTokenizer") -> Tokenizer | None:
     """What ``tokenizer.json`` holds; None: it would give other tokens.
 
     Raises:
@@ -110,7 +110,7 @@ def fast(slow: "ClusterformerTokenizer") -> Tokenizer | None:
     return made
 
 
-def _beyond_a_file(slow: "ClusterformerTokenizer") -> bool:
+def _beyond_a_file(slow: "PreTrainedTokenizer") -> bool:
     """Whether texts become tokens in a way that ``tokenizer.json`` cannot say."""
     if slow.form == "translation":
         pipeline = slow.pipeline

@@ -91,11 +91,8 @@ def export(
     """Write a model as a folder that ``from_pretrained`` of the Auto classes reads.
 
     Args:
-        out: the folder; it is complete or not there at all. One with the same content is left as
-            it is.
-        dtype: of the parameters in the file.
         card: text of the model's card, in Markdown; None: the bundle's, if it is one.
-        force: replace a folder of this kind, which must hold no other file.
+        out, dtype, force: as of :func:`~fairseq_clusterformer.inference.bundle.write_bundle`.
 
     Returns:
         `out`.

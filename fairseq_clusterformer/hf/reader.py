@@ -16,12 +16,8 @@ from .base import ClusterformerPreTrainedModel
 
 @dataclass
 class ReaderOutput(QuestionAnsweringModelOutput):
-    """As of transformers, and what kind of answer there is.
-
-    Attributes:
-        type_logits: of each of `fairseq_clusterformer.answers.TYPES`, [B, 5]; the last is that
-            there is none.
-    """
+    """As of transformers, and logits of each of `fairseq_clusterformer.answers.TYPES`, [B, 5];
+    the last type is that there is no answer."""
 
     type_logits: Tensor | None = None
 

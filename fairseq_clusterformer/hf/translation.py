@@ -8,29 +8,19 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 from transformers.utils.deprecation import deprecate_kwarg
 
-from fairseq_clusterformer.models.decoding import decode
-
-from .base import GeneratingModel, batch_first
+from .base import GeneratingModel
 from .cache import ClusterformerCache
 
 
 @dataclass
 class EncoderOutput(BaseModelOutput):
-    """As of transformers, and which tokens are real.
-
-    Attributes:
-        attention_mask: 1 at real tokens, bool [B, S].
-    """
+    """As of transformers, and which tokens are real, bool [B, S]."""
 
     attention_mask: Tensor | None = None
 
 
 class Encoder:
-    """fairseq's encoder as transformers' generation calls it, which reads its signature.
-
-    Args:
-        model: which it belongs to.
-    """
+    """fairseq's encoder as transformers' generation calls it, which reads its signature."""
 
     def __init__(self, model: "ClusterformerForConditionalGeneration"):
         self.model = model
@@ -127,19 +117,12 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
         if decoder_attention_mask is not None:
             decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
         tokens = self._masked(decoder_input_ids, decoder_attention_mask)
-        decoder, states, by_side = self.model.decoder, None, {}
         if cache is None and use_cache and labels is None and not self.training:
             cache = ClusterformerCache()
-        if cache is not None:
-            x = decode(decoder, tokens, cache, encoded)
-        else:
-            x, extra = decoder.extract_features(tokens, encoded)
-            by_side = extra["reports"] | {"encoder": reports}
-            wanted = self._wants_states(output_hidden_states)
-            states = batch_first(extra["inner_states"], wanted)
-        logits, loss = decoder.output_layer(x), None
+        x, states, of_decoder = self._decoded(tokens, cache, output_hidden_states, encoded)
+        logits, loss = self.model.decoder.output_layer(x), None
         if labels is not None:
-            loss = self._token_loss(logits, labels, by_side, **kwargs)
+            loss = self._token_loss(logits, labels, of_decoder | {"encoder": reports}, **kwargs)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

@@ -54,6 +54,9 @@ def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
         for name, tensor in model.items():
             places[name] += ((tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype),)
             if tensor.is_floating_point():
+                if not (tensor < torch.inf).all():
+                    problem = f"{name} holds numbers that are not finite"
+                    raise bad_option("--inputs", path, "checkpoints of finite weights", problem)
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
                 sums[name] = sums[name] + wide if name in sums else wide
         if not newest or _updates(state) >= _updates(newest):

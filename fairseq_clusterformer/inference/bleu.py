@@ -23,6 +23,7 @@ def bleu(
     result = metric.corpus_score(hypotheses, [references], n_bootstrap=BOOTSTRAPS * bootstrap or 1)
     signature = str(metric.get_signature())
     found = json.loads(result.format(width=4, signature=signature, is_json=True))
+    spread = [found["confidence_mean"], found["confidence_var"]] if "confidence" in found else None
     return {
         "bleu": result.score,
         "precisions": result.precisions,
@@ -30,9 +31,7 @@ def bleu(
         "length_ratio": result.ratio,
         "hypothesis_length": result.sys_len,
         "reference_length": result.ref_len,
-        "confidence": [found["confidence_mean"], found["confidence_var"]]
-        if "confidence" in found
-        else None,
+        "confidence": spread,
         "signature": signature,
     }
 

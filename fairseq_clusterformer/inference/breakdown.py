@@ -12,6 +12,7 @@ from fairseq_clusterformer.metrics import repeats
 
 #: buckets are powers of two: below it, from it to twice it, and so on
 FIRST = 64
+POSITION, REPEATS = "bits by position", "bits on repeats by distance"
 
 
 class Breakdown:
@@ -31,44 +32,44 @@ class Breakdown:
             self.known = repeats.count_identifiers(map(self._text, training))
         else:
             self.known = repeats.count_pairs(tokens.tolist() for tokens in training)
-        self._nats: dict[str, Counter] = {"position": Counter(), "repeats": Counter()}
-        self._count: dict[str, Counter] = {"position": Counter(), "repeats": Counter()}
+        # by the title of a table: nats and tokens of each bucket
+        self._nats = {POSITION: Counter(), REPEATS: Counter()}
+        self._count = {POSITION: Counter(), REPEATS: Counter()}
 
     def add(self, source: Tensor, target: Tensor, log_probs: Tensor) -> None:
         """Count a block: inputs int64 [M], the last targets int64 [N], their log-probabilities."""
         nats = -log_probs.double().cpu().numpy()
-        self._tally("position", np.arange(len(nats)), nats)
+        self._tally(POSITION, np.arange(len(nats)), nats)
         if self.of_bytes:
             found = repeats.repeated_identifiers(self._text(target), self.known, self.rare)
         else:
             tokens = [int(source[-len(target)]), *target.tolist()]
             found = repeats.repeated_pairs(tokens, self.known, self.rare)[1:]
         distances = np.array(found)
-        self._tally("repeats", distances[distances > 0], nats[distances > 0])
+        self._tally(REPEATS, distances[distances > 0], nats[distances > 0])
 
     def result(self) -> dict[str, list[dict]]:
-        """``bits by position`` and ``bits on repeats by distance``: for each bucket, where it
-        begins and ends (not included), how many tokens it has, and the bits of one."""
-        names = {"position": "bits by position", "repeats": "bits on repeats by distance"}
+        """`POSITION` and `REPEATS`: for each bucket, where it begins and ends (not included), how
+        many tokens it has, and the bits of one."""
         return {
             title: [
                 {
                     "from": 0 if bucket == 0 else FIRST << (bucket - 1),
                     "to": FIRST << bucket,
                     "tokens": count,
-                    "bits": self._nats[name][bucket] / count / math.log(2),
+                    "bits": self._nats[title][bucket] / count / math.log(2),
                 }
-                for bucket, count in sorted(self._count[name].items())
+                for bucket, count in sorted(counts.items())
             ]
-            for name, title in names.items()
+            for title, counts in self._count.items()
         }
 
-    def _tally(self, name: str, places: np.ndarray, nats: np.ndarray) -> None:
+    def _tally(self, title: str, places: np.ndarray, nats: np.ndarray) -> None:
         buckets = np.frexp(places // FIRST)[1]  # 0 below FIRST, 1 below twice it, and so on
         for bucket in np.unique(buckets).tolist():
             chosen = buckets == bucket
-            self._nats[name][bucket] += float(nats[chosen].sum())
-            self._count[name][bucket] += int(chosen.sum())
+            self._nats[title][bucket] += float(nats[chosen].sum())
+            self._count[title][bucket] += int(chosen.sum())
 
     def _text(self, tokens: Tensor) -> bytes:
         """One byte a token; a blank for what is none."""

@@ -10,7 +10,8 @@ import json
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.data import RECORD
-from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.errors import bad_option, reading
 from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.outputs import check_new, whole_folder
 
@@ -34,6 +35,7 @@ WEIGHTS = "model.safetensors"
 CARD = "MODEL_CARD.md"
 SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+_ALLOWED = "a bundle that clusterformer bundle wrote"
 # What read_bundle needs of bundle.json.
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
@@ -60,10 +62,8 @@ def shipped(task: str | None = None) -> list[str]:
     Args:
         task: fairseq's name of what they must be for; None: anything.
     """
-    marks = SHIPPED.glob(f"*/{MARK}")
-    if task is not None:
-        marks = (mark for mark in marks if json.loads(mark.read_text())["task"] == task)
-    return sorted(mark.parent.name for mark in marks)
+    marks = sorted(SHIPPED.glob(f"*/{MARK}"))
+    return [m.parent.name for m in marks if task in (None, json.loads(m.read_text())["task"])]
 
 
 def shipped_for(task: str, what: str) -> str:
@@ -84,11 +84,8 @@ def shipped_for(task: str, what: str) -> str:
 
 
 def located(path: Path | str) -> Path:
-    """Where a checkpoint or bundle lies: the path itself, or a model that is installed with this
-    package, by its name."""
-    if not Path(path).exists() and str(path) in shipped():
-        return SHIPPED / path
-    return Path(path)
+    """A path, or where a model lies that is installed with this package and has this name."""
+    return SHIPPED / path if not Path(path).exists() and str(path) in shipped() else Path(path)
 
 
 def write_bundle(
@@ -141,10 +138,9 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: boo
 
 def _write(loaded: Loaded, folder: Path, dtype: str) -> None:
     tensors, shared = distinct(loaded.model.state_dict())
-    parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
-    for name, tensor in tensors.items():
-        if name in parameters and tensor.is_floating_point():
-            tensors[name] = tensor.to(DTYPES[dtype])
+    for name, _ in loaded.model.named_parameters(remove_duplicate=False):
+        if name in tensors and tensors[name].is_floating_point():
+            tensors[name] = tensors[name].to(DTYPES[dtype])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     copy_data(loaded.folder, folder)
     sections, namespaces = plain_options(loaded)
@@ -210,14 +206,11 @@ def distinct(state: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, str
 def plain_options(loaded: Loaded) -> tuple[dict[str, dict], list[str]]:
     """The options as JSON has them, and which sections are namespaces, as of argparse."""
     cfg = OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True)
-    sections, namespaces = {}, []
-    for name in _SECTIONS:
-        section = cfg.get(name)
-        if isinstance(section, Namespace):
-            namespaces.append(name)
-            section = {k: v for k, v in vars(section).items() if k not in _OF_A_RUN}
-        if section is not None:
-            sections[name] = section
+    sections = {name: cfg[name] for name in _SECTIONS if cfg.get(name) is not None}
+    namespaces = [name for name, of in sections.items() if isinstance(of, Namespace)]
+    for name in namespaces:
+        options = vars(sections[name]).items()
+        sections[name] = {key: value for key, value in options if key not in _OF_A_RUN}
     for side in ("source_lang", "target_lang"):  # fairseq infers them from the data's files
         if side in sections["task"]:
             sections["task"][side] = getattr(loaded.task.cfg, side)
@@ -239,26 +232,20 @@ def read_bundle(folder: Path, option: str) -> dict:
             raise bad_option(option, folder, "a bundle with all its files", problem)
     if found := re.search(r"\$\{.*?[}\"]", json.dumps(record["cfg"])):
         problem = f"its options hold {found[0][:60]}, which stands for something else"
-        raise bad_option(option, folder, "a bundle that clusterformer bundle wrote", problem)
-    try:
+        raise bad_option(option, folder, _ALLOWED, problem)
+    with _damage(folder, option):
         weights = load_file(folder / WEIGHTS)
         weights |= {name: weights[kept] for name, kept in record["shared"].items()}
         sections = _with_data(record["cfg"], str(folder))
         sections |= {name: Namespace(**sections[name]) for name in record["namespaces"]}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(option, folder, error) from None
     history = [{"num_updates": record["updates"]}]
     cfg = OmegaConf.create(sections, flags={"allow_objects": True})
     return {"cfg": cfg, "model": weights, "optimizer_history": history}
 
 
 def _read_record(folder: Path, option: str) -> dict:
-    """What ``bundle.json`` holds, with all its keys and of the right types.
-
-    Raises:
-        UserError: if it is damaged or newer than this version.
-    """
-    try:
+    """What ``bundle.json`` holds, with all its keys and of the right types."""
+    with _damage(folder, option):
         record = json.loads((folder / MARK).read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise ValueError(f"{MARK} is no JSON object")
@@ -271,21 +258,22 @@ def _read_record(folder: Path, option: str) -> dict:
         for name in record["namespaces"]:
             if not isinstance(record["cfg"][name], dict):
                 raise ValueError(f"{name} of cfg in {MARK} is no JSON object")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(option, folder, error) from None
     return record
 
 
-def _damaged(option: str, folder: Path, error: Exception) -> UserError:
-    problem = f"damaged ({type(error).__name__}: {error})"
-    return bad_option(option, folder, "a bundle that clusterformer bundle wrote", problem)
+@contextmanager
+def _damage(folder: Path, option: str) -> Iterator[None]:
+    """Lets a damaged bundle be one line."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        problem = f"damaged ({type(error).__name__}: {error})"
+        raise bad_option(option, folder, _ALLOWED, problem) from None
 
 
 def _with_data(sections: dict[str, dict], data: str | None) -> dict[str, dict]:
     """The options with another data folder."""
     return {
-        name: section | {"data": data}
-        if isinstance(section, dict) and "data" in section
-        else section
-        for name, section in sections.items()
+        name: of | {"data": data} if isinstance(of, dict) and "data" in of else of
+        for name, of in sections.items()
     }

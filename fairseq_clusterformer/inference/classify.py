@@ -131,11 +131,7 @@ class Classifier(Pretrained):
 
 
 def _word_splitter(folder: Path) -> Callable[[str], tuple[list[str], bool]]:
-    """The function that made words of the texts of a data folder.
-
-    Raises:
-        UserError: the folder's record does not say so.
-    """
+    """The function that made words of the texts of a data folder, by the folder's record."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         match record:

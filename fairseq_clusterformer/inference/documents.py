@@ -218,12 +218,7 @@ def _declared(data: bytes) -> str | None:
 
 
 def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> str:
-    """The text of a file, with line ends as Python has them and without a byte order mark.
-
-    Raises:
-        UserError: for an encoding that does not exist.
-        Unreadable: if the file is not in its encoding.
-    """
+    """The text of a file, with line ends as Python has them and without a byte order mark."""
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     used = encoding or marked or declared or "utf-8"
     try:

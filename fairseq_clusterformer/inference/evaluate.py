@@ -86,6 +86,8 @@ def predict(
     except (FileNotFoundError, ValueError) as error:
         raise UserError(f"--split is {split}: {error}") from None
     data = dataset.data
+    names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
+    options = {name: getattr(task.cfg, name) for name in names} | {"within_long": is_natural}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size)
     rows: list[tuple] = [()] * len(data)
     with tqdm(total=len(data), unit=" questions", disable=None) as progress, torch.no_grad():
@@ -93,14 +95,7 @@ def predict(
             inputs = batch["net_input"]
             logits, _ = model(**(utils.move_to_cuda(inputs) if cuda else inputs))
             numbers = batch["id"].tolist()
-            found = ranked_answers(
-                logits,
-                [data.document(number) for number in numbers],
-                max_answer_length=task.cfg.max_answer_length,
-                no_answer_bias=task.cfg.no_answer_bias,
-                supporting_threshold=task.cfg.supporting_threshold,
-                within_long=is_natural,
-            )
+            found = ranked_answers(logits, [*map(data.document, numbers)], **options)
             for number, answers_ in zip(numbers, found, strict=True):
                 line = data.texts(number)
                 entry = None
@@ -161,11 +156,7 @@ def score(
 
 
 def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:
-    """Return Natural Questions' scores of the split's questions; files may have more.
-
-    Raises:
-        UserError: if a file is something else, or lacks a question.
-    """
+    """Return Natural Questions' scores of the split's questions; files may have more."""
     predictions = {str(entry["example_id"]): Label.from_json(entry) for entry in entries}
     gold, drops = {}, Drops()
     for path in paths:

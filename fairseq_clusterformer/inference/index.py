@@ -157,11 +157,7 @@ class Encodings:
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder of an index, and mark it.
-
-    Raises:
-        UserError: if it is no folder, or holds something and has no mark.
-    """
+    """Make the folder of an index, and mark it."""
     mark = folder / MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)

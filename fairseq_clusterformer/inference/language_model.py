@@ -160,7 +160,7 @@ def draw(
     top_p: float,
 ) -> Tensor:
     """Draw a token for each row of log-probabilities [B, V]: int64 [B]. See `generate`."""
-    if temperature < 1e-30:  # what float32 cannot divide by
+    if temperature < 1e-6:  # smaller ones overflow float32, and draw the likeliest as well
         return log_probs.argmax(-1)
     scores = log_probs / temperature
     if top_k is not None and top_k < scores.size(-1):
@@ -169,6 +169,8 @@ def draw(
     if top_p < 1:
         ranked, order = scores.sort(descending=True)
         share = ranked.softmax(-1)
-        ranked = ranked.masked_fill(share.cumsum(-1) - share >= top_p, -torch.inf)
+        hidden = share.cumsum(-1) - share >= top_p
+        hidden[:, 0] = False  # also where float32 takes top_p for 0
+        ranked = ranked.masked_fill(hidden, -torch.inf)
         scores = scores.scatter(-1, order, ranked)
     return torch.multinomial(scores.softmax(-1), 1, generator=generator).squeeze(-1)

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from fairseq import checkpoint_utils, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fairseq_clusterformer.compat.checks import dataclass_of
+from fairseq_clusterformer import keep_root_logger
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
+
+with keep_root_logger():
+    from fairseq import checkpoint_utils, tasks, utils
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+    from fairseq.tasks import TASK_REGISTRY
+
+from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
 from fairseq_clusterformer.ranges import strays
 
@@ -83,9 +87,13 @@ def load_checkpoint(
     try:
         model = loaded_task.build_model(cfg.model, from_checkpoint=True)
         model.set_num_updates(updates)  # before loading: a model commits to what it has seen
-        if is_bundle(path):  # what serves training alone, such as a memory bank, is in no bundle
-            own = model.state_dict()
-            state["model"] |= {n: v for n, v in own.items() if not isinstance(v, Tensor)}
+        # what serves training alone, such as a memory bank, is no tensor and in no bundle
+        banks = {n: v for n, v in model.state_dict().items() if not isinstance(v, Tensor)}
+        if is_bundle(path):
+            state["model"] |= banks
+        for name, value in state["model"].items():
+            if not isinstance(value, Tensor) and name not in banks:
+                raise ValueError(f"{name} is no tensor")
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
         _check_weights(model, state["model"])
     except (ValueError, RuntimeError, ImportError) as error:
@@ -158,6 +166,9 @@ def _read_file(path: Path, option: str) -> dict:
         if not isinstance(state["cfg"], (dict, DictConfig)):
             raise bad_option(option, path, ALLOWED, "its cfg holds no options of a training")
         state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+        if found := re.search(r"\$\{[\w.]+:[^}]*\}?", str(state["cfg"])):  # such as oc.env
+            problem = f"its options hold {found[0][:60]}, which stands for something else"
+            raise bad_option(option, path, ALLOWED, problem)
         _check_sections(state["cfg"], path, option)
     elif not isinstance(state.get("args"), Namespace):
         raise bad_option(option, path, ALLOWED, "holds no options of a training")

@@ -195,11 +195,7 @@ def _of_html(text: str, main_text: bool) -> tuple[str, list[str]]:
 
 
 def _of_pdf(data: bytes) -> tuple[str, list[str]]:
-    """Title and paragraphs.
-
-    Raises:
-        Unreadable: for what needs a password.
-    """
+    """Title and paragraphs."""
     import pypdf
     from pypdf.errors import FileNotDecryptedError
 

@@ -58,9 +58,8 @@ def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
     if not (loaded.folder / f"{split}.idx").is_file():
         there = sorted(path.stem for path in loaded.folder.glob("*.idx"))
         if not there:
-            raise bad_option(
-                "--data", loaded.folder, "a prepared folder, or --text FILE", "it has no split"
-            )
+            allowed = "a prepared folder, or --text FILE"
+            raise bad_option("--data", loaded.folder, allowed, "it has no split")
         raise bad_option("--gen-subset", split, ", ".join(there), f"not in {loaded.folder}")
     loaded.task.load_dataset(split)
     if not len(loaded.task.dataset(split)):
@@ -197,8 +196,7 @@ def as_one_text(model: nn.Module, blocks: Iterable[Block], most: int | None = No
     for source, target in islice(blocks, most):
         source, target = source[None].to(device), target[None].to(device)
         out = decoder.output_layer(decode(decoder, source, state)), None
-        probs = model.get_normalized_probs(out, log_probs=True)[:, -target.size(1) :]
-        total -= probs.gather(-1, target.unsqueeze(-1)).double().sum().item()
+        total -= _of_targets(model, out, target).double().sum().item()
         tokens += target.numel()
     kept = [t for module in state.state.values() for t in module.values() if t is not None]
     bits = total / tokens / math.log(2)
@@ -224,7 +222,12 @@ def _batches(blocks: Iterable[Block]) -> Iterator[tuple[Tensor, Tensor]]:
 
 def in_one_pass(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
     """Log-probabilities of the targets [B, N] in one pass over inputs [B, M], M >= N."""
-    probs = model.get_normalized_probs(model(tokens), log_probs=True)[:, -target.size(1) :]
+    return _of_targets(model, model(tokens), target)
+
+
+def _of_targets(model: nn.Module, out: tuple, target: Tensor) -> Tensor:
+    """Log-probabilities of the targets [B, N], to which the last N outputs belong."""
+    probs = model.get_normalized_probs(out, log_probs=True)[:, -target.size(1) :]
     return probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
@@ -235,6 +238,5 @@ def step_by_step(model: nn.Module, tokens: Tensor, target: Tensor) -> Tensor:
     for t in range(tokens.size(1)):
         out = model.decoder(tokens[:, : t + 1], incremental_state=state)
         if t >= before:
-            probs = model.get_normalized_probs(out, log_probs=True)[:, -1]
-            columns.append(probs.gather(-1, target[:, t - before, None]))
+            columns.append(_of_targets(model, out, target[:, t - before, None]))
     return torch.cat(columns, dim=1)

@@ -55,18 +55,24 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, kernel, q, k, v, key_bias, seed, layout, dropout):
         with _autocast_off(q):
             out, lse, kept = kernel.forward(q, k, v, key_bias, seed, layout, dropout)
-        ctx.save_for_backward(q, k, v, key_bias, seed, out, lse)
-        ctx.kernel, ctx.rest = kernel, (layout, dropout, kept)
+        # Tensors that are kept are saved, too: an activation checkpoint drops what is saved alone.
+        tensors = kept if isinstance(kept, tuple) else ()
+        ctx.save_for_backward(q, k, v, key_bias, seed, out, lse, *tensors)
+        ctx.kernel, ctx.rest = kernel, (layout, dropout, None if tensors else kept)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
-        out = ctx.saved_tensors[5]
+        # Read once: an activation checkpoint unpacks them a single time.
+        tensors = ctx.saved_tensors
+        *saved, out, lse = tensors[:7]
+        layout, dropout, kept = ctx.rest
+        kept = tensors[7:] or kept
         d_out = torch.zeros_like(out) if d_out is None else d_out
         with _autocast_off(out):
-            gradients = ctx.kernel.backward(d_out, d_lse, *ctx.saved_tensors, *ctx.rest)
+            gradients = ctx.kernel.backward(d_out, d_lse, *saved, out, lse, layout, dropout, kept)
         return None, *gradients, None, None, None
 
 
@@ -131,9 +137,9 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, d_out, d_lse):
-    *gradients, d_bias = ranged_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
-    key_bias = ctx.saved_tensors[5]
-    return *gradients, None if key_bias is None else d_bias, *(None,) * 10
+    saved = ctx.saved_tensors
+    *gradients, d_bias = ranged_attention_backward(d_out, d_lse, *saved, *ctx.options)
+    return *gradients, None if saved[5] is None else d_bias, *(None,) * 10
 
 
 ranged_attention.register_autograd(_backward, setup_context=_save)

@@ -5,7 +5,6 @@ from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
-from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.clustering import Report
 
 State = dict[str, dict[str, Tensor | None]]  # of fairseq's modules, by their names
@@ -38,10 +37,7 @@ class SelfAttention(MultiheadAttention):
             out, reports = super().forward(x, batch, centroids)
             return out.transpose(0, 1), reports
         state = self.get_incremental_state(incremental_state, "attention") or {}
-        if x.size(1) == 1:
-            out, state = self.step(x, state, batch)
-        else:
-            out, state = prefill(self, x, batch, state)
+        out, state = self.step(x, state, batch)
         self.set_incremental_state(incremental_state, "attention", state)
         return out.transpose(0, 1), []
 

@@ -43,16 +43,19 @@ class ExplainedCheckpoints:
         finite, or (if ``strict``) missing or unknown tensors."""
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
-        own = {name: t for name, t in self.state_dict().items() if isinstance(t, Tensor)}
-        given = {name: state_dict[name] for name in own if name in state_dict}
-        differences = {"without numbers": [n for n, t in given.items() if not torch.is_tensor(t)]}
-        if not any(differences.values()):
+        wrong = [
+            name
+            for name, tensor in self.state_dict().items()
+            if torch.is_tensor(tensor) and not torch.is_tensor(state_dict.get(name, tensor))
+        ]
+        differences = {"without numbers": wrong}
+        if not wrong:
             self.upgrade_state_dict(state_dict)
             given = self._prune(state_dict, model_cfg)
             other_shapes = {
                 name: f"{name} {list(given[name].shape)}, here {list(tensor.shape)}"
-                for name, tensor in own.items()
-                if name in given and given[name].shape != tensor.shape
+                for name, tensor in self.state_dict().items()  # which may have new sizes
+                if name in given and torch.is_tensor(tensor) and given[name].shape != tensor.shape
             }
             fitting = {name: t for name, t in given.items() if name not in other_shapes}
             result = nn.Module.load_state_dict(self, fitting, strict=False)

@@ -207,17 +207,14 @@ class ClusterformerReader(ReaderModel):
         document_tokens: Tensor,
         text_mask: Tensor | None = None,
     ) -> tuple[AnswerLogits, dict[str, Any]]:
-        """Answer questions from a document each.
+        """Answer questions from a document each: logits, the ``reading`` of the encoder, and its
+        layers' ``reports``.
 
         Args:
-            question_tokens: int64 [B, Q].
-            document_tokens: each paragraph led by ``<s>``, int64 [B, N]; see
-                :meth:`ReaderEncoder.forward`.
+            question_tokens, document_tokens: see :meth:`ReaderEncoder.forward`; ``<s>`` leads each
+                paragraph.
             text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
                 but at ``<s>``.
-
-        Returns:
-            Logits, the ``reading`` of the encoder, and its layers' ``reports``.
         """
         reading = self.encoder(question_tokens, document_tokens)
         starts = document_tokens.eq(self.encoder.dictionary.bos())

@@ -89,9 +89,8 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made.
 
-    Args:
-        separate_documents: an end-of-sentence symbol begins a document of its own, which sees
-            nothing of those before; positions start again.
+    With ``separate_documents`` an end-of-sentence symbol begins a document of its own, which sees
+    nothing of those before; positions start again.
     """
 
     def __init__(self, *args, separate_documents: bool = False, **kwargs):

@@ -121,11 +121,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         return (layer for layer in layers if isinstance(layer.self_attn, SelfAttention))
 
     def forward(self, question_tokens: Tensor, document_tokens: Tensor) -> Reading:
-        """Encode documents, each with its question.
-
-        Args:
-            question_tokens: int64 [B, Q].
-            document_tokens: int64 [B, N]; padding stands behind both, where the dictionary says.
+        """Encode documents, int64 [B, N], each with its question, int64 [B, Q], padded behind.
 
         Raises:
             ValueError: padding elsewhere, or windows with more tokens than there are positions.

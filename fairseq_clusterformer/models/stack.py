@@ -104,7 +104,7 @@ class ClusteredStack:
         learners = [
             getattr(router, router.learner)
             for router in routers
-            if router.learner and not router.observes_alone
+            if router.learner and not router.local_observations
         ]
         learners = [learner for learner in learners if learner.learns]
         if not learners or workers() == 1:

@@ -87,12 +87,6 @@ class LetterConvolution(nn.Module):
     """Each filter's largest value over the letters of a word (Kim 2014; XLQA section 4.1).
 
     A filter sees three letters, of which those outside of the word are 0.
-
-    Args:
-        letters: that there are, with 0 for none.
-        width: of a letter's embedding.
-        filters: of the convolution.
-        dropout: of the embeddings.
     """
 
     def __init__(self, letters: int, width: int, filters: int, dropout: float):
@@ -113,13 +107,9 @@ class WordEmbedding(nn.Module):
     """Words by their vectors, their subwords and their letters.
 
     Args:
-        task: has the dictionary, and the texts of its symbols.
-        args: `WordReaderOptions`, and ``dropout``.
         width: of what vectors and subwords are mapped to.
-        joint: letters are mapped together with them; or they are put behind.
-
-    Attributes:
-        width: D of the result.
+        joint: letters are mapped together with them; or they are put behind, and ``self.width``,
+            that of the result, is larger.
     """
 
     def __init__(self, task, args, *, width: int, joint: bool):
@@ -165,9 +155,6 @@ class ContextQueryAttention(nn.Module):
     says of each word whether it is in the question: the exact match of Chen et al. 2017, but after
     the encoding of the document, which so is the same for any question. fairseq's own symbols
     have no spelling and count as alike.
-
-    Attributes:
-        width: of the result.
     """
 
     def __init__(self, width: int, *, matches: bool = False):
@@ -180,14 +167,8 @@ class ContextQueryAttention(nn.Module):
         nn.init.uniform_(self.of_both, -(width**-0.5), width**-0.5)
 
     def forward(self, document: Tensor, question: Tensor, words: Words, asked: Words) -> Tensor:
-        """[c; a; c * a; c * b], [B, W, 4 D], or with matches [c; a; c * a; c * b; m],
-        [B, W, 4 D + 2].
-
-        Args:
-            document: C, [B, W, D].
-            question: Q, [B, V, D].
-            words, asked: of the document and of the question.
-        """
+        """Of C [B, W, D] and Q [B, V, D], and of the words of both: [c; a; c * a; c * b],
+        [B, W, 4 D], or with matches [c; a; c * a; c * b; m], [B, W, 4 D + 2]."""
         likeness = (document * self.of_both) @ question.mT
         likeness = likeness + self.of_document(document) + self.of_question(question).mT
         found = []
@@ -213,9 +194,6 @@ class SpanHeads(nn.Module):
 
     In front of the words, both softmaxes have a place for each answer that is no span: the
     leading ``<s>`` stands for "no answer", as XLQA's leading word outside of the vocabulary does.
-
-    Args:
-        width: of `WordReading.begin` and ``end``.
     """
 
     def __init__(self, width: int):
@@ -225,13 +203,8 @@ class SpanHeads(nn.Module):
         self.paragraph = ExactLinear(width, 1)
 
     def forward(self, reading: WordReading, starts: Tensor, text_mask: Tensor) -> WordLogits:
-        """See :class:`WordLogits`.
-
-        Args:
-            reading: of B documents.
-            starts: bool [B, N], True for each ``<s>``.
-            text_mask: bool [B, N], True where a short answer can begin and end.
-        """
+        """Logits of B documents; True are ``starts`` for each ``<s>``, and ``text_mask`` where a
+        short answer can begin and end, bool [B, N]."""
         words, real = reading.words, ~reading.document_padding
         places = torch.arange(real.size(1), device=real.device)
         bounds = torch.stack([words.at_tokens(x) for x in (words.first, words.last)], dim=-1)
@@ -276,16 +249,14 @@ class WordReaderEncoder(nn.Module):
     def read(
         self, asked: Words, words: Words, states: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, LayerReports]:
-        """Read documents for questions.
+        """Read documents for the questions ``asked``.
 
         Args:
-            asked, words: of the questions and of the documents.
             states: of the documents, as :meth:`encode` returns them; None: they are made here.
 
         Returns:
             The states of questions [B, V, D] and documents [B, W, D]; what says where an answer
-            begins and where it ends, each [B, W, ``head_width``]; numbers and reports of layers
-            that cluster.
+            begins and where it ends, each [B, W, ``head_width``]; and reports of layers.
         """
         raise NotImplementedError
 
@@ -347,22 +318,11 @@ class WordReader(ReaderModel):
         text_mask: Tensor | None = None,
         states: Tensor | None = None,
     ) -> tuple[WordLogits, dict[str, Any]]:
-        """Answer questions from a document each.
+        """Answer questions from a document each; as `ClusterformerReader.forward`.
 
         Args:
-            question_tokens: int64 [B, Q].
-            document_tokens: each paragraph led by ``<s>``, int64 [B, N]; padding stands behind
-                both, where the dictionary says.
-            text_mask: bool [B, N], True where a short answer can begin and end; None: everywhere
-                but at ``<s>``.
             states: what :meth:`encode` made of the same documents, [B, W, D]; None: it is made
                 here.
-
-        Returns:
-            Logits, the ``reading`` of the encoder, and its layers' ``reports``.
-
-        Raises:
-            ValueError: padding elsewhere.
         """
         starts, text = self._starts_and_text(document_tokens, text_mask)
         reading = self.encoder(question_tokens, document_tokens, text, states)
@@ -387,11 +347,7 @@ class WordReader(ReaderModel):
         return starts, ~starts if text_mask is None else text_mask & ~starts
 
     def load_initial_weights(self) -> None:
-        """Start from what ``--word-vectors`` names.
-
-        Raises:
-            ValueError: a file that cannot be read, or of another width.
-        """
+        """Start from what ``--word-vectors`` names; see :meth:`take_word_vectors`."""
         if self.args.word_vectors:
             self.take_word_vectors(self.args.word_vectors, self.args.max_words)
 

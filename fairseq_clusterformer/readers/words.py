@@ -49,11 +49,8 @@ class Speller(nn.Module):
 
     A word is a run of letters and digits without a blank, or one other subword, with a blank in
     front of it. Each of fairseq's own symbols is one, too. Tokens of the text and others, such as
-    a title's, make up no word together.
-
-    Args:
-        dictionary: of the tokens.
-        texts: what each symbol stands for; see :func:`texts_of`.
+    a title's, make up no word together. ``texts`` has what each symbol of the dictionary stands
+    for; see :func:`texts_of`.
     """
 
     def __init__(self, dictionary: Dictionary, texts: Sequence[str]):
@@ -81,12 +78,8 @@ class Speller(nn.Module):
         table("_powers", list(map(_signed, powers)))
 
     def forward(self, tokens: Tensor, text_mask: Tensor | None = None) -> Words:
-        """The words of tokens.
-
-        Args:
-            tokens: int64 [B, N]; padding stands behind.
-            text_mask: bool [B, N], True for tokens of a text.
-        """
+        """The words of tokens, int64 [B, N], with padding behind; bool [B, N] says which are of a
+        text."""
         length = tokens.size(1)
         if not length:  # no document has a token: one word of padding
             tokens = tokens.new_full((len(tokens), 1), self.padding_idx)

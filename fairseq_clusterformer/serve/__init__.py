@@ -7,9 +7,11 @@ the extra ``serve`` installs.
 import socket
 import sys
 
+from fairseq_clusterformer import keep_root_logger
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .desk import Desk
+with keep_root_logger():
+    from .desk import Desk
 
 __all__ = ["Desk", "check_installed", "serve"]
 

@@ -1,5 +1,6 @@
 """The clusters of a passage in one layer as a picture, for a README or a paper."""
 
+import math
 import warnings
 from pathlib import Path
 
@@ -9,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fairseq_clusterformer.attention.inspect import oldest_key_in_sight
+from fairseq_clusterformer.errors import UserError, bad_option
 
-from .colours import colour, pattern
-from .words import Cluster, ClusteredText, DrawnLayer, Item, visible
+from .words import Cluster, ClusteredText, DrawnLayer, Item, colour, pattern, visible
 
 # All in pixels.
 WIDTH, MARGIN = 1600, 44
@@ -21,6 +22,7 @@ MOST_LINES, MOST_COLUMNS = 18, 84
 MOST_ROWS = 12  # clusters in the table; the largest, if there are more
 INK, SOFT, ACCENT = "#1c2733", "#51606f", "#b00020"
 DPI = 100
+COLUMNS, INCH = 10, 0.8  # of images of centroids: in a row, and the size of one
 
 Lines = list[list[tuple[int, str]]]
 
@@ -176,3 +178,38 @@ def _draw_table(
         share = 1 - sum(c.share for c in rows)
         below = f"{others} smaller clusters have the other {share:.0%}. {below}"
     drawing.text(MARGIN, top + HEAD + len(rows) * ROW + 14, below, 17, color=SOFT)
+
+
+def draw_centroids(clusters: Path) -> tuple[Figure, int]:
+    """Draw all centroids. Dark is high; each image has a scale of its own.
+
+    Args:
+        clusters: the file that ``fit --out`` wrote.
+
+    Returns:
+        the figure, and K, the number of centroids.
+
+    Raises:
+        UserError: no such file, something else, or centroids that are no square images.
+    """
+    from fairseq_clusterformer.clustering.fitted import load_clusters
+
+    try:
+        centroids = load_clusters(clusters).centroids
+    except UserError as error:
+        raise UserError(f"--centroids is {error}") from None
+    num_clusters, width = centroids.shape
+    side = math.isqrt(width)
+    if side * side != width:
+        allowed = "centroids of square images, such as 28 x 28"
+        raise bad_option("--centroids", clusters, allowed, f"they have {width} values each")
+    columns = min(COLUMNS, num_clusters)
+    rows = math.ceil(num_clusters / columns)
+    figure = Figure(figsize=(columns * INCH, rows * INCH))
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid:
+        axes.axis("off")
+    for axes, image in zip(grid, centroids.unflatten(1, (side, side)), strict=False):
+        axes.imshow(image.numpy(), cmap="gray_r", vmin=0, aspect="auto")
+    figure.subplots_adjust(0.005, 0.005, 0.995, 0.995, wspace=0.06, hspace=0.06)
+    return figure, num_clusters

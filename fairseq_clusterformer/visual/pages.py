@@ -11,8 +11,7 @@ from pathlib import Path
 import jinja2
 
 from ..inference.found import WORD, FoundAnswer, Ranking, SectionRead, confidence
-from .colours import css
-from .words import ClusteredText, DrawnLayer, visible
+from .words import ClusteredText, DrawnLayer, css, visible
 
 MOST_ROWS = 24  # clusters in a table; the largest, if there are more
 MOST_POSITIONS = 8  # of the passage, for each cluster
@@ -132,10 +131,8 @@ def _head_token(found: FoundAnswer, tokens: list[int]) -> int:
 
 
 def _paragraphs(read: SectionRead, marked: set[tuple]) -> Iterator[tuple[int, list[tuple]]]:
-    """The number of each paragraph, from 1, and its tokens that show something.
-
-    Of each token: its number, what it shows, and whether an answer has it.
-    """
+    """Each paragraph's number, from 1, and of its tokens that show something their number, what
+    they show, and whether an answer has it."""
     shown = read.section.shown()
     for number, _, tokens in read.section.paragraphs():
         yield number + 1, [(i, shown[i], (read, i) in marked) for i in tokens if shown[i]]

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from fairseq_clusterformer.attention import Batch, Shape, Tokens, parse_attention
-from fairseq_clusterformer.attention.kind import registered
-from fairseq_clusterformer.attention.rules import Routing, own_part
+from fairseq_clusterformer.attention.kind import Routing, registered
+from fairseq_clusterformer.attention.parts import QKV, attend
 from fairseq_clusterformer.attention.scouts import routing_gain, routing_loss, weighed
-from fairseq_clusterformer.kernels import Layout, join, ranged_attention
+from fairseq_clusterformer.kernels import Layout
 from scripts.benchmarks.common import DTYPES, Unavailable, require_memory
 
 SCOUTS = 64  # of taught heads, in training
@@ -145,20 +145,11 @@ class Clustered(Attention):
 
     def route(self, x: Tensor, q: Tensor, k: Tensor) -> Routing:
         """Who sees whom."""
-        batch = Batch()
-        return self.router(Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x)))
+        return self.router(Tokens(x, lambda: (q, k), Batch(), impl=self.setting.impl))
 
     def forward(self, x, q, k, v):
         routing = self.route(x, q, k)
-        return self.attend(routing, q, k, v), self.losses_of(routing)
-
-    def attend(self, routing: Routing, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What the queries see."""
-        impl = self.setting.impl
-        parts = [ranged_attention(q, k, v, layout, impl=impl) for layout in routing.layouts]
-        if routing.own is not None:
-            parts.append(own_part(q, k, v, routing.own, None, 0.0))
-        return join(parts)[0]
+        return attend(routing.parts, QKV(q, k, v)), self.losses_of(routing)
 
     def losses_of(self, routing: Routing) -> list[Tensor]:
         """What teaches the clusters; nothing does in evaluation."""
@@ -166,17 +157,17 @@ class Clustered(Attention):
         return [loss for loss in both if loss is not None] if self.losses else []
 
     def visible(self, x, q, k, queries):
-        routing = self.route(x, q, k)
-        alone = len(routing.layouts) == 1 and routing.own is None
-        layout = routing.layouts[0]
+        (part,) = self.route(x, q, k).parts
+        alone = len(part.layouts) == 1 and part.own is None
+        layout = part.layouts[0]
         return visible_tokens(layout, queries) if alone and layout.key_bias is None else None
 
     def pairs(self, x, q, k):
-        routing = self.route(x, q, k)
-        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in routing.layouts]
+        (part,) = self.route(x, q, k).parts
+        seen = [(layout.hi - layout.lo).clamp(min=0) for layout in part.layouts]
         shape = (self.setting.batch, self.setting.heads, -1)
         pairs = sum(int(count.expand(*shape).sum()) for count in seen)
-        return pairs + (0 if routing.own is None else q[..., 0].numel())
+        return pairs + (0 if part.own is None else q[..., 0].numel())
 
 
 class Taught(Clustered):
@@ -189,10 +180,12 @@ class Taught(Clustered):
 
     def forward(self, x, q, k, v):
         routing = self.route(x, q, k)
-        out = self.attend(routing, q, k, v)
+        out = attend(routing.parts, QKV(q, k, v))
         if routing.scouts is None:
             return out, []
-        gain = routing_gain(q, k, routing.of_scouts, routing.scouts, impl=self.setting.impl)
+        gain = routing_gain(
+            q, k, routing.parts[0].of_scouts, routing.scouts, impl=self.setting.impl
+        )
         out, gain = weighed(out, gain)
         return out, [routing_loss(gain)]
 

@@ -52,7 +52,6 @@ from fairseq_clusterformer.attention import (
     parse_attention,
 )
 from fairseq_clusterformer.attention.inspect import tokens_seen
-from fairseq_clusterformer.attention.prefill import prefill
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError
@@ -321,7 +320,7 @@ class Model(nn.Module):
     def state_size(self) -> int:
         """Numbers that decoding keeps of a row of ``length``."""
         x = torch.zeros(1, self.setting.length, self.setting.width)
-        states = [prefill(layer.attention, x)[1] for layer in self.layers]
+        states = [layer.attention.step(x, {})[1] for layer in self.layers]
         kept = (t for state in states for t in state.values() if t.is_floating_point())
         return sum(t.numel() for t in kept)
 

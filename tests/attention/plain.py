@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.attention import MultiheadAttention, parse_layer
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_layer
 
 BATCH, HEADS, WIDTH = 2, 2, 8  # each head is 4 wide
 LENGTHS = [[9, 1, 7], [4, 13], [17]]  # of the documents of each row
@@ -29,8 +29,8 @@ def layer(kind: str, *, causal: bool, **options) -> MultiheadAttention:
 
 def projected(module: MultiheadAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, N, E] that the layer's only kind attends."""
-    q, k, v = (module._heads(module._projected(name, x)) for name in "qkv")
-    return *module.routers[0].project(q, k), v
+    heads, _ = module.project(x, Batch())
+    return *module.routers[0].project(heads.q, heads.k), heads.v
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch
 
 from fairseq_clusterformer.attention import Batch, Tokens
 
-from .plain import BATCH, WIDTH, attend, layer
+from .plain import BATCH, WIDTH, attend, layer, projected
 
 LENGTH, WINDOW = 19, 4
 
@@ -56,7 +56,7 @@ def test_of_kinds_whose_own_key_comes_last(kind, gap, causal):
     clusters = module(x)[1][0].clusters
     of_keys = clusters
     if kind == "routing" and not causal:
-        _, k = module.routers[0].project(*(module._heads(module._projected(n, x)) for n in "qk"))
+        _, k, _ = projected(module, x)
         of_keys = module.routers[0].means.nearest(k)
 
     def sees(row: int, head: int, query: int) -> list[int]:
@@ -74,11 +74,8 @@ def test_of_kinds_whose_own_key_comes_last(kind, gap, causal):
 def test_of_gated_heads_whose_near_keys_have_no_bias():
     module = layer("gated", causal=True, clusters=3, window=WINDOW, gap=4)
     x = inputs()
-    q, k, v = (module._heads(module._projected(name, x)) for name in "qkv")
-    batch = Batch()
-    assignment, _ = module.routers[0].assign(
-        Tokens(x, lambda: (q, k), batch, lambda: batch.positions(x)), {}
-    )
+    q, k, v = projected(module, x)
+    assignment, _ = module.routers[0].assign(Tokens(x, lambda: (q, k), Batch()), {})
     out = torch.zeros_like(v)
     for b in range(BATCH):
         for h in range(v.size(1)):

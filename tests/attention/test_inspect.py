@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import seen_keys, tokens_seen
-from fairseq_clusterformer.attention.layout import chunk_layout, recent_layouts
 from fairseq_clusterformer.kernels import Layout
 
 from ..kinds import BIDIRECTIONAL, build, pads
@@ -97,21 +95,3 @@ def test_rows_and_heads_that_agree_and_others_that_do_not():
     assert keys.float().argmax(-1).squeeze(1).tolist() == [[2, 0, 1], [0, 1, 2]]
     queries = seen_keys(Layout(lo=slot, hi=slot + 1, query_order=order.transpose(0, 1)))
     assert queries.float().argmax(-1).squeeze(0).tolist() == [[1, 2, 0], [0, 1, 2]]
-
-
-def test_seen_keys_of_every_rule():
-    window, num_clusters = 3, 4
-    clusters = torch.randint(num_clusters, (2, 1, LENGTH))
-    (layout,) = recent_layouts(clusters, num_clusters, window, causal=True, batch=Batch())
-    seen = seen_keys(layout)
-    for b in range(2):
-        for i in range(LENGTH):
-            own = [j for j in range(i + 1) if clusters[b, 0, j] == clusters[b, 0, i]]
-            assert seen[b, 0, i].nonzero().flatten().tolist() == own[-window:]
-
-    chunks = seen_keys(chunk_layout(torch.zeros(1, 1, 8, dtype=torch.long), 4))
-    assert chunks[0, 0, 0].nonzero().flatten().tolist() == [0, 1, 6, 7]
-
-    slot = torch.arange(5).view(1, 1, 5)
-    everything = seen_keys(Layout(lo=torch.zeros_like(slot), hi=slot + 1))
-    assert torch.equal(everything[0, 0], torch.ones(5, 5).tril().bool())

@@ -222,7 +222,7 @@ def test_a_convolution_looks_across_padding(causal):
         return
     before, steps = None, []
     for i in range(8):
-        out, before = convolution.step(x[:, i : i + 1], before, Batch(mask[:, i : i + 1]), None)
+        out, before = convolution.following(x[:, i : i + 1], before, Batch(mask[:, i : i + 1]))
         steps.append(out)
     torch.testing.assert_close(torch.cat(steps, 1)[:, ~mask[0]], alone)
 

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_clusterformer.attention.rings import Ring, attend_step
+from fairseq_clusterformer.attention import Assignment, Batch, MultiheadAttention, Tokens, rules
+from fairseq_clusterformer.attention.parts import QKV, attend_behind
+from fairseq_clusterformer.attention.ranged import RangedKeys
 
+OWN_BIAS = -0.75
 BATCH, HEADS, WIDTH, RINGS, WINDOW, LENGTH = 3, 2, 5, 3, 9, 16
 
 NEAR_AND_ALL = {
     "num_rings": RINGS,
     "window": 3,
-    "layouts": 2,
     "groups": HEADS,
     "gap": 3,
     "apart": True,
@@ -44,7 +46,6 @@ CASES = {
     "itself apart, one ring": {"gap": 1},
     "itself apart, all else": {
         "num_rings": RINGS,
-        "layouts": 2,
         "groups": HEADS,
         "gap": 1,
         "apart": True,
@@ -84,7 +85,6 @@ CASES = {
         "kv_heads": 2,
         "groups": 2,
         "gap": 3,
-        "apart": True,
         "biased": True,
         "padding": "anywhere",
     },
@@ -95,7 +95,6 @@ CASES = {
     "documents, all else": {
         "num_rings": RINGS,
         "window": 3,
-        "layouts": 2,
         "groups": HEADS,
         "gap": 1,
         "apart": True,
@@ -170,13 +169,13 @@ def text(
         # as cut out of a batch's: a sentence's tokens side by side
         padding=mask.transpose(0, 2).contiguous().transpose(0, 2) if padding else None,
         restart=restart if documents else None,
-        options={
-            "num_rings": num_rings,
-            "window": window,
-            "gap": gap,
-            "skips": bool(skips),
-            "own_bias": -0.75 if biased and gap else 0.0,
-        },
+        kind=SimpleNamespace(
+            num_rings=num_rings,
+            cluster_window=window,
+            gap=gap,
+            drops_keys=bool(skips),
+            self_key="fallback" if biased and gap else "always",
+        ),
     )
 
 
@@ -184,27 +183,25 @@ def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -
     """Outputs [N, B, H, 1, E]; a reordering swaps the last two rows and swaps them back."""
     state, outputs = {}, []
     swapped = torch.tensor([0, 2, 1])
-    for t, (q, k, v) in enumerate(zip(given.q, given.k, given.v, strict=True)):
-        rings = []
-        for layout, key in enumerate(given.keys[t]):
-            query = tuple(given.queries[t, layout]) if given.apart else (key,)
-            rings.append(Ring(query, key))
-        mask, restart = (
+    before = torch.zeros(BATCH, 1, dtype=torch.long)
+    for t, qkv in enumerate(zip(given.q, given.k, given.v, strict=True)):
+        keys = tuple(key.unsqueeze(-1) for key in given.keys[t])
+        assignment = Assignment(keys if len(keys) > 1 else keys[0])
+        if given.apart:
+            query, *probes = (query.unsqueeze(-1) for query in given.queries[t, 0])
+            assignment = Assignment(query, keys[0], probes=tuple(probes))
+        if given.biases is not None:
+            assignment = assignment._replace(key_bias=given.biases[t].unsqueeze(-1))
+        mask, begins = (
             None if rows is None or not rows[t].any() else rows[t]
             for rows in (given.padding, given.restart)
         )
-        out, state = attend_step(
-            q,
-            k,
-            v,
-            tuple(rings),
-            state,
-            key_bias=None if given.biases is None else given.biases[t],
-            padding_mask=mask,
-            restart=restart,
-            impl=impl,
-            **given.options,
-        )
+        if begins is not None:
+            before = before.masked_fill(begins, 0)
+        tokens = Tokens(qkv[0][:, 0], None, Batch(mask), before=before, begins=begins, impl=impl)
+        part = RangedKeys(given.kind, tokens, assignment, state)
+        out, state = attend_behind([part], QKV(*qkv))
+        before = before + (1 if mask is None else (~mask).long())
         outputs.append(out)
         if t == reorder_at:
             for _ in range(2):
@@ -215,7 +212,7 @@ def by_steps(given: SimpleNamespace, impl: str, reorder_at: int | None = None) -
 def by_lists(given: SimpleNamespace) -> torch.Tensor:
     """The same, of one list of the tokens so far: their keys, values, biases and rings."""
     layouts, _, groups = given.keys.shape[1:]
-    window, gap = given.options["window"] or LENGTH, given.options["gap"]
+    window, gap = given.kind.cluster_window or LENGTH, given.kind.gap
     out = torch.zeros_like(given.q)
     heads, kv_heads = given.q.size(2), given.k.size(2)
     for b, h in itertools.product(range(BATCH), range(heads)):
@@ -233,7 +230,7 @@ def by_lists(given: SimpleNamespace) -> torch.Tensor:
             far = past[: max(0, len(past) - max(0, gap - 1))]
             seen = [(k, v, 0.0) for k, v, _, _ in past[len(far) :]]
             if gap > 0:
-                seen.append((k, v, given.options["own_bias"]))
+                seen.append((k, v, OWN_BIAS if given.kind.self_key == "fallback" else 0.0))
             for layout in range(layouts):
                 for ring in given.queries[t, layout, :, b, g].tolist():
                     members = [token for token in far if token[3][layout] == ring][-window:]
@@ -278,8 +275,12 @@ def test_padding_may_be_anything(impl):
 
 def test_a_head_that_is_too_wide_for_the_kernel():
     pytest.importorskip("triton", reason="triton is not installed")
-    q = torch.randn(1, 1, 1, 257)
-    number = torch.zeros(1, 1, dtype=torch.long)
-    ring = Ring((number,), number)
+    module = MultiheadAttention(257, 1, kinds="window", causal=True, kernel="triton")
     with pytest.raises(ValueError, match="head is 257 wide; allowed for the kernel triton"):
-        attend_step(q, q, q, (ring,), {}, num_rings=1, window=4, impl="triton")
+        module.step(torch.randn(1, 1, 257), {})
+
+
+@pytest.fixture(autouse=True)
+def _a_bias_that_is_seen(monkeypatch):
+    """Of the own key: the last resort's would hide it."""
+    monkeypatch.setattr(rules, "LAST_RESORT", OWN_BIAS)

@@ -7,8 +7,8 @@ import torch
 
 from fairseq_clusterformer.attention import Assignment, Batch, ClusterOptions, Kind
 from fairseq_clusterformer.attention.kind import Shape, Tokens
-from fairseq_clusterformer.attention.rules import own_part, route
-from fairseq_clusterformer.kernels import join, ranged_attention
+from fairseq_clusterformer.attention.parts import QKV, attend
+from fairseq_clusterformer.attention.rules import route
 
 LENGTH, CLUSTERS = 12, 4
 
@@ -20,24 +20,20 @@ class Given(Kind):
         return self.given, state
 
 
-def kind_of(given: Assignment, *, own: str = "cluster", causal: bool = False) -> Given:
+def kind_of(given: Assignment, *, self_key: str = "in_cluster", causal: bool = False) -> Given:
     kind = Given(ClusterOptions(window=3, clusters=CLUSTERS), Shape(8, 2, 4, causal))
-    kind.own, kind.given = own, given
+    kind.self_key, kind.given = self_key, given
     return kind
 
 
 def tokens_of(padding_mask=None) -> Tokens:
     x = torch.zeros(2, LENGTH, 8)
-    return Tokens(x, lambda: (x, x), Batch(padding_mask), lambda: None)
+    return Tokens(x, lambda: (x, x), Batch(padding_mask), impl="reference")
 
 
-def attend(kind: Kind) -> torch.Tensor:
+def attended(kind: Kind) -> torch.Tensor:
     q, k, v = torch.linspace(-9, 9, 3 * 2 * 2 * LENGTH * 4).cos().view(3, 2, 2, LENGTH, 4)
-    routing = kind(tokens_of())
-    parts = [ranged_attention(q, k, v, layout, impl="reference") for layout in routing.layouts]
-    if routing.own is not None:
-        parts.append(own_part(q, k, v, routing.own, None, 0.0))
-    return join(parts)[0]
+    return attend(kind(tokens_of()).parts, QKV(q, k, v))
 
 
 def ids() -> torch.Tensor:
@@ -49,8 +45,8 @@ def ids() -> torch.Tensor:
 )
 def test_a_query_whose_cluster_shows_its_own_key_sees_it_so_alone(more):
     given = Assignment(**{"query": ids(), **more})
-    found = attend(kind_of(given, own="always"))
-    torch.testing.assert_close(found, attend(kind_of(given)))
+    found = attended(kind_of(given, self_key="always"))
+    torch.testing.assert_close(found, attended(kind_of(given)))
     assert found.isfinite().all()
 
 

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, MultiheadAttention
-from fairseq_clusterformer.attention.prefill import prefill
-from fairseq_clusterformer.attention.summaries import Summaries, attend, means, places
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
+from fairseq_clusterformer.attention.parts import QKV
+from fairseq_clusterformer.attention.summaries import ClusterMeans
 
 B, H, N, E, K = 2, 2, 23, 4, 5
 
 
-def by_loops(q, k, v, s: Summaries, real: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def by_loops(q, k, v, s: ClusterMeans, real: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """One softmax over the means that each query sees; 0 and -inf where it sees none."""
     out, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=q.dtype)
     for b in range(B):
@@ -22,11 +22,13 @@ def by_loops(q, k, v, s: Summaries, real: list[list[int]]) -> tuple[torch.Tensor
                 if s.every is not None:
                     last = place // s.every * s.every - s.gap  # the latest key that is seen
                 logits, values = [], []
-                for c in range(s.clusters):
+                for c in range(s.num_clusters):
                     members = [
                         j
                         for before, j in enumerate(real[b])
-                        if before <= last and s.keys[b, h, j] == c
+                        if before <= last
+                        and s.clusters_of_keys[b, h, j] == c
+                        and (s.every is not None or j != i)
                     ]
                     if any(clusters[b, h, i] == c for clusters in s.looked_into) or not members:
                         continue
@@ -48,15 +50,14 @@ def test_means_are_those_of_plain_loops(every, gap, looks, padded):
     q, k, v = torch.randn(3, B, H, N, E).double()
     keys = torch.randint(K, (B, H, N))
     looked_into = torch.rand(B, H, N, K).argsort(-1)[..., :looks].unbind(-1)
-    s = Summaries(looked_into, keys, K, every, gap)
     mask = torch.zeros(B, N, dtype=torch.bool)
     if padded:
         mask[0, :6] = mask[1, -4:] = True
         q[0, :, :6] = k[1, :, -4:] = v[1, :, -4:] = math.nan
     real = [[i for i in range(N) if not mask[b, i]] for b in range(B)]
-    batch = Batch(mask if padded else None)
-    at = places(s, batch.positions(q[:, 0]), B, batch.padding_mask)
-    out, lse = attend(q, means(k, v, s, at)[0], s, at)
+    tokens = Tokens(q[:, 0], None, Batch(mask if padded else None))
+    s = ClusterMeans(looked_into, keys, K, every, gap, tokens)
+    ((out, lse),) = s.attend(QKV(q, k, v), True)
     expected, expected_lse = by_loops(q, k, v, s, real)
     shown = (~mask).unsqueeze(1).expand(B, H, N)
     sees = shown & expected_lse.isfinite()
@@ -89,23 +90,6 @@ def test_each_key_counts_once(causal, gap, padded, more):
     torch.testing.assert_close(layer.eval()(x, mask)[0][~mask], expected)
 
 
-def test_own_keys_are_no_part_of_what_an_encoder_shows():
-    """A query's own key is seen besides the means: alone in its cluster, it has none."""
-    q, k, v = torch.randn(3, 1, 1, 3, E).double()
-    keys = torch.tensor([0, 1, 1]).view(1, 1, 3)
-    s = Summaries((torch.full_like(keys, 2),), keys, 3, None, 1)
-    at = places(s, torch.arange(3).unsqueeze(0), 1)
-    out, lse = attend(q, means(k, v, s, at)[0], s, at, own=(k, v))
-    for query, (own, others) in enumerate([((), (1, 2)), ((2,), (0,)), ((1,), (0,))]):
-        seen = [list(members) for members in (own, others) if members]
-        logits = torch.stack(
-            [q[0, 0, query] @ k[0, 0, m].mean(0) / math.sqrt(E) + math.log(len(m)) for m in seen]
-        )
-        values = torch.stack([v[0, 0, m].mean(0) for m in seen])
-        torch.testing.assert_close(out[0, 0, query], logits.softmax(0) @ values)
-        torch.testing.assert_close(lse[0, 0, query], logits.logsumexp(0))
-
-
 def test_a_text_in_portions_gives_the_same_sums():
     """Of rows that begin at other places of their chunks."""
     k, v = torch.randn(2, B, H, N, E).double()
@@ -113,22 +97,24 @@ def test_a_text_in_portions_gives_the_same_sums():
     mask = torch.zeros(B, N, dtype=torch.bool)
     mask[0, :6] = mask[1, 9:12] = True
     positions = Batch(mask).positions(k[:, 0])
-    whole = Summaries((), keys, K, 4, 6)
-    at = places(whole, positions, B, mask)
-    _, expected = means(k, v, whole, at)
-    before = None
+
+    def sums(part: slice, state: dict) -> dict:
+        tokens = Tokens(k[:, 0, part], None, Batch(mask[:, part]), positions=positions[:, part])
+        s = ClusterMeans((), keys[..., part], K, 4, 6, tokens, state)
+        _, behind = s.sums(QKV(k[:, :, part], k[:, :, part], v[:, :, part]), s.places())
+        return {"summaries": behind}
+
+    state: dict = {}
     for part in (slice(0, 7), slice(7, 8), slice(8, N)):
-        s = whole._replace(keys=keys[..., part])
-        at = places(s, positions[:, part], B, mask[:, part])
-        _, before = means(k[:, :, part], v[:, :, part], s, at, before)
-    torch.testing.assert_close(before, expected)
+        state = sums(part, state)
+    torch.testing.assert_close(state, sums(slice(0, N), {}))
 
 
 def test_what_decoding_keeps_is_of_one_size():
     layer = MultiheadAttention(16, 2, kinds="taught(window=4,clusters=3,summaries=5)", causal=True)
     sizes = set()
     for length in (40, 400):
-        _, state = prefill(layer.eval(), torch.randn(1, length, 16))
+        _, state = layer.eval().step(torch.randn(1, length, 16), {})
         sizes.add(sum(t.numel() for name, t in state.items() if "summaries" in name))
     assert len(sizes) == 1
 
@@ -137,9 +123,9 @@ def test_the_task_teaches_keys_that_only_a_mean_shows():
     """The key of a cluster that no query looks into, far back."""
     k, v = (torch.randn(1, 1, 9, E, requires_grad=True) for _ in "kv")
     keys = torch.tensor([1, 2, 1, 2, 1, 2, 1, 2, 1]).view(1, 1, 9)
-    s = Summaries((torch.zeros_like(keys),), keys, 3, 4, 1)
-    at = places(s, torch.arange(9).unsqueeze(0), 1)
-    out, _ = attend(torch.randn(1, 1, 9, E), means(k, v, s, at)[0], s, at)
+    tokens = Tokens(k[:, 0], None, Batch())
+    s = ClusterMeans((torch.zeros_like(keys),), keys, 3, 4, 1, tokens)
+    ((out, _),) = s.attend(QKV(torch.randn(1, 1, 9, E), k, v), True)
     of_keys, of_values = torch.autograd.grad(out.square().sum(), (k, v))
     assert of_values[0, 0, :8].any(-1).all()
     assert of_keys[0, 0, :8].any(-1).all()

@@ -12,7 +12,7 @@ from fairseq_clusterformer.attention.kind import Tokens
 from fairseq_clusterformer.attention.scouts import (
     Scouts,
     draw_scouts,
-    of_places,
+    gather_tokens,
     routing_gain,
     routing_loss,
     scout_layouts,
@@ -48,7 +48,7 @@ def test_the_loss_is_that_of_plain_loops(name, causal, gap, impl):
     shares = torch.randn(2, B, H, N, K).double().softmax(-1).requires_grad_()
     queries, places = draw_scouts(7, H, q[:, 0], batch.padding_mask)
     layouts = scout_layouts(queries, causal=causal, gap=gap, batch=batch)
-    scouts = Scouts(queries, places, of_places(shares[0], places), shares[1])
+    scouts = Scouts(queries, places, gather_tokens(shares[0], places), shares[1])
     found = routing_loss(routing_gain(q, k, layouts, scouts, impl=impl))
 
     gains = []
@@ -347,7 +347,7 @@ def test_micro_batches_drop_as_one_batch_would():
 def test_what_scouts_teach_of_a_key_counts_by_how_surely_it_is_held():
     module = layer(f"taught(clusters={K},routing_convolution=0,drop_keys=0.4)").train()
     router, x = module.routers[0], torch.randn(B, N, D).double()
-    shares = router(Tokens(x, lambda: None, Batch(), lambda: None)).scouts.key_shares
+    shares = router(Tokens(x, lambda: None, Batch())).scouts.key_shares
     gates = router.gate(x) / 0.2
     ordered = gates.transpose(0, 1).flatten(1).sort(-1).values
     least = ordered[:, int(0.4 * B * N)].view(1, H, 1)

@@ -14,6 +14,7 @@ from tests.cli.in_process import (
     CLUSTERFORMER,
     DENSE_TRANSLATION,
     HERE,
+    ROBERTA,
     SIZES,
     TRANSFORMER,
     train,
@@ -51,6 +52,14 @@ def dense_checkpoint(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) 
     """fairseq's own language model of the same size after 40 updates."""
     folder = tmp_path_factory.mktemp("transformer")
     train(byte_data, TRANSFORMER, folder, "--max-update", 40)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fairseq's own RoBERTa after three updates."""
+    folder = tmp_path_factory.mktemp("roberta")
+    train(byte_data, ROBERTA, folder)
     return folder / "checkpoint_last.pt"
 
 

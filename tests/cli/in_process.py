@@ -1,8 +1,10 @@
 """fairseq's programs in this process: starting one costs four seconds. Numbers are not rounded."""
 
 import socket
+import subprocess
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from fairseq_clusterformer import compat  # importing the package is what --user-dir does
+from tests.conftest import RunCli
 
 # Two small layers. The registered architecture: a named one would set the other widths.
 SIZES = (
@@ -200,18 +203,24 @@ def _recorded(run: Run) -> Iterator[None]:
         yield
 
 
-def free_address() -> tuple[str, int]:
+def in_two_processes(run_cli: RunCli, *words: object, torchrun: bool = True) -> str:
+    """Run a command once for each of two ranks, which learn of each other by torchrun's variables
+    or by fairseq's options; returns what the first one printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        return free.getsockname()
+        host, port = free.getsockname()
 
+    def process(rank: int) -> subprocess.CompletedProcess[str]:
+        if torchrun:
+            says = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+            return run_cli(*words, env=says | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        options = ("--distributed-init-method", f"tcp://{host}:{port}")
+        ranks = ("--distributed-world-size", 2, "--distributed-rank", rank)
+        return run_cli(*words, *options, *ranks)
 
-def torchrun_says(address: tuple[str, int], rank: int) -> dict[str, str]:
-    """The variables that it gives to one of two processes."""
-    return {
-        **{"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1]), "WORLD_SIZE": "2"},
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
-    }
+    with ThreadPoolExecutor(2) as pool:
+        first, _ = pool.map(process, (0, 1))
+    return first.stdout
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Classification and ranking by fairseq's commands: trained, resumed, validated, fine-tuned."""
 
 import math
-import re
 import shutil
-import socket
 from argparse import Namespace
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +12,13 @@ import yaml
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from sklearn.metrics import accuracy_score, average_precision_score
 
-from fairseq_clusterformer.attention import attention_kinds
 from tests.cli.expected import STATISTICS, assert_logged, last_line
 from tests.cli.in_process import (
     CLASSIFICATION,
     HERE,
     Run,
     assert_equal_states,
+    in_two_processes,
     load_model,
     load_state,
     train,
@@ -30,7 +27,7 @@ from tests.cli.in_process import (
 from tests.cli.sentence_data import binarize
 from tests.conftest import REPO_ROOT, RunCli
 
-SPECS = (*attention_kinds(), "window+neural", "neural,full")
+SPECS = ("window", "window+neural", "kmeans,full")
 LEARNED = "--max-update 45 --validate-interval 3 --lr 0.005 --no-epoch-checkpoints"
 BEST = "--best-checkpoint-metric map --maximize-best-checkpoint-metric"
 TASK = "--task clusterformer_sentence --valid-subset test"
@@ -99,12 +96,11 @@ class TestTrain:
     @pytest.mark.parametrize(
         "options",
         [
-            "--own-centroids --encoder-cluster-rule recent",
-            "--encoder-normalize-before --encoder-learned-pos --layernorm-embedding",
-            "--encoder-layerdrop 0.3 --encoder-layers 4 --update-freq 2",
-            "--encoder-layers 4 --encoder-layers-to-keep 0,2",
-            "--checkpoint-activations --attention-dropout 0.1 --classifier-dropout 0.3",
-            "--no-token-positional-embeddings --classifier-hidden-dim 8 --no-shuffle",
+            "--own-centroids --encoder-cluster-rule recent --encoder-normalize-before"
+            " --encoder-learned-pos --layernorm-embedding --encoder-layerdrop 0.3 --update-freq 2",
+            "--encoder-layers 4 --encoder-layers-to-keep 0,2 --checkpoint-activations"
+            " --attention-dropout 0.1 --classifier-dropout 0.3 --classifier-hidden-dim 8"
+            " --no-token-positional-embeddings --no-shuffle",
             "--num-classes 3 --max-positions 14 --activation-fn gelu --max-tokens 100",
             "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4",
         ],
@@ -114,31 +110,6 @@ class TestTrain:
         assert len(run.updates) == 6
         for update in run.updates + run.valid:
             assert all(math.isfinite(value) for value in update.values())
-
-    def test_clustering_losses_are_trained_and_not_logged_as_the_tasks(
-        self, text_data: Path, tmp_path: Path
-    ) -> None:
-        line = f"{CLASSIFICATION} --dropout 0 --classifier-dropout 0 --max-update 1 --lr 0"
-        runs = [
-            train(text_data, line, tmp_path / str(mu), "--clustering-loss-weight", mu)
-            for mu in (0, 100)
-        ]
-        (alone,), (both,) = (run.updates for run in runs)
-        assert both["gnorm"] > 2 * alone["gnorm"]
-        assert {**both, "gnorm": 0} == {**alone, "gnorm": 0}
-        assert runs[0].valid == runs[1].valid
-
-    def test_resuming_in_mid_epoch_equals_never_stopping(
-        self, pair_data: Path, tmp_path: Path
-    ) -> None:
-        line = f"{CLASSIFICATION} {BEST}"
-        whole = train(pair_data, line, tmp_path / "whole", "--save-interval-updates", 3)
-        line += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
-        resumed = train(pair_data, line, tmp_path / "resumed")
-        assert resumed.updates == whole.updates[3:]
-        states = [load_state(last(tmp_path / run)) for run in ("whole", "resumed")]
-        assert_equal_states(states[0]["model"], states[1]["model"])
-        assert states[0]["extra_state"]["best"] == states[1]["extra_state"]["best"]
 
     def test_truncated(self, text_data: Path, tmp_path: Path) -> None:
         run = train(text_data, f"{CLASSIFICATION} --max-positions 6 --truncate-sequence", tmp_path)
@@ -158,9 +129,8 @@ class TestValidate:
                 log_probs.append(model(**batch["net_input"])[0].log_softmax(-1)[0])
         return torch.stack(log_probs).numpy(), dataset.labels.numpy()
 
-    @pytest.mark.parametrize("batch_size", [5, 42])
-    def test_accuracy(self, batch_size: int, text_data: Path, classifier: Path) -> None:
-        printed = validate(text_data, classifier, TASK, "--batch-size", batch_size)
+    def test_accuracy(self, text_data: Path, classifier: Path) -> None:
+        printed = validate(text_data, classifier, TASK, "--batch-size", 5)
         log_probs, target = self.score(classifier, text_data)
         expected = 100 * accuracy_score(target, log_probs.argmax(1))
         assert printed["accuracy"] == pytest.approx(expected, abs=0.0051)
@@ -168,7 +138,7 @@ class TestValidate:
         assert printed["loss"] == pytest.approx(loss, abs=0.00051)
         assert "map" not in printed
 
-    @pytest.mark.parametrize("batch_size", [3, 8, 42])
+    @pytest.mark.parametrize("batch_size", [3, 42])
     def test_ranking(self, batch_size: int, pair_data: Path, ranker: Path) -> None:
         """By scikit-learn a question; batches cut through questions."""
         printed = validate(pair_data, ranker, TASK, "--batch-size", batch_size)
@@ -193,16 +163,6 @@ class TestValidate:
         line = TASK.replace("test", "valid")
         assert validate(pair_data, ranker, line, "--batch-size", 5)["map"] == best
 
-    def test_command_line(
-        self, pair_data: Path, ranker: Path, tmp_path: Path, run_cli: RunCli
-    ) -> None:
-        """Away from where it was trained, in a process that knows nothing else."""
-        data = shutil.copytree(pair_data, tmp_path / "elsewhere")
-        words = [*TASK.split(), "--path", ranker, "--cpu", "--batch-size", 8]
-        run = run_cli("fairseq-validate", data, *words)
-        for name in ("accuracy", "map", "mrr", "cluster_effective"):
-            assert f"| {name} " in run.stdout.splitlines()[-1]
-
     def test_meters_do_not_pile_up(self, pair_data: Path, tmp_path: Path) -> None:
         train(pair_data, f"{CLASSIFICATION} --validate-interval-updates 2", tmp_path)
         meters = dict((entry[1], entry[3]) for entry in _meters(last(tmp_path))["valid"])
@@ -217,22 +177,12 @@ def test_two_processes_rank_as_one(
     pair_data: Path, ranker: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
     """A question's candidates lie on both."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"tcp://localhost:{free.getsockname()[1]}"
-    line = CLASSIFICATION.replace("--distributed-world-size 1", "--distributed-world-size 2")
+    line = CLASSIFICATION.replace("--distributed-world-size 1", "")
     line += (
-        f" --distributed-backend gloo --distributed-init-method {address} --ddp-backend legacy_ddp"
-        f" --distributed-no-spawn --pair-form siamese --batch-size 5 --lr 0 --max-update 1 {BEST}"
+        f" --pair-form siamese --batch-size 5 --lr 0 --max-update 1 {BEST}"
         f" --finetune-from-model {ranker} --save-dir {tmp_path}"
     )
-
-    def process(rank: int):
-        ranks = ("--distributed-rank", rank, "--device-id", rank)
-        return run_cli("fairseq-train", pair_data, *line.split(), *ranks)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(process, (0, 1)))
+    in_two_processes(run_cli, "fairseq-train", pair_data, *line.split())
     best = load_state(last(tmp_path))["extra_state"]["best"]
     line = TASK.replace("test", "valid")
     assert best == validate(pair_data, ranker, line, "--batch-size", 42)["map"]
@@ -482,24 +432,6 @@ class TestHydra:
         architecture = Namespace()
         ARCH_CONFIG_REGISTRY["clusterformer_classifier_base"](architecture)
         assert vars(architecture).items() <= groups["model"].items()
-
-    def test_runs(self, pair_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
-        """As its first lines say; its best checkpoint is validated."""
-        run = run_cli(
-            *("fairseq-hydra-train", "--config-dir", "examples/classification/config"),
-            *("--config-name", "mr", f"task.data={pair_data}", "task.pair_form=siamese"),
-            *(f"checkpoint.save_dir={tmp_path}", "optimization.max_epoch=6", "common.cpu=true"),
-            *("common.log_format=json", "checkpoint.best_checkpoint_metric=map"),
-            *("model.encoder_embed_dim=32", "lr_scheduler.warmup_updates=1"),
-            *("distributed_training.distributed_world_size=1", "optimization.lr=[0.005]"),
-            user_dir=None,
-            cwd=REPO_ROOT,
-        )
-        best = re.findall(r'"valid_best_map": "([\d.]+)"', run.stdout)[-1]
-        assert float(best) > 0.8
-        line = TASK.replace("test", "valid")
-        path = tmp_path / "checkpoint_best.pt"
-        assert validate(pair_data, path, line, "--batch-size", 9)["map"] == float(best)
 
 
 class TestETC:

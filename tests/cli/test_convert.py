@@ -22,7 +22,6 @@ from tests.cli.in_process import (
     CLASSIFICATION,
     CLUSTERFORMER,
     HERE,
-    ROBERTA,
     eval_lm,
     load_model,
     load_state,
@@ -37,13 +36,6 @@ FAST = "--near-window 8 --far-window 8 --tokens 1000 --updates 3"
 
 def convert(*words: object) -> int:
     return main(["convert", *map(str, words)])
-
-
-@pytest.fixture(scope="module")
-def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("roberta")
-    train(byte_data, ROBERTA, folder)
-    return folder / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="module")

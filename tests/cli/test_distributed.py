@@ -1,7 +1,5 @@
 """Two processes, and gradient accumulation, are one process with twice the batch."""
 
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,9 +8,8 @@ from tests.cli.in_process import (
     CLUSTERFORMER,
     RESET,
     assert_equal_states,
-    free_address,
+    in_two_processes,
     load_state,
-    torchrun_says,
     train,
 )
 from tests.cli.topics import LINE as ETC
@@ -56,32 +53,25 @@ def test_update_frequency(
     assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
 
 
-def in_two_processes(
-    run_cli: RunCli, data: Path, line: str, folder: Path, *options, torchrun: bool = False
-) -> Path:
-    """The checkpoint that they end with."""
-    address = free_address()
-    line += f" --save-dir {folder}"
-    given = f"--distributed-init-method tcp://localhost:{address[1]} --distributed-world-size 2"
-
-    def process(rank: int) -> subprocess.CompletedProcess[str]:
-        words = [data, *line.split(), *options]
-        if torchrun:
-            return run_cli("fairseq-train", *words, env=torchrun_says(address, rank))
-        return run_cli("fairseq-train", *words, *given.split(), "--distributed-rank", rank)
-
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(process, (0, 1)))
-    assert "done training" in runs[0].stdout
+def in_two(run_cli: RunCli, data: Path, line: str, folder: Path, **how: bool) -> Path:
+    """The checkpoint that two processes end with."""
+    words = [data, *line.split(), "--save-dir", folder]
+    assert "done training" in in_two_processes(run_cli, "fairseq-train", *words, **how)
     return folder / "checkpoint_last.pt"
 
 
+@pytest.mark.parametrize("torchrun", [True, False])
 def test_two_processes(
-    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
+    torchrun: bool,
+    byte_data: Path,
+    checkpoint: Path,
+    double_batch: Path,
+    tmp_path: Path,
+    run_cli: RunCli,
 ) -> None:
     """The checkpoint is read by the first and sent to the second."""
-    line = f"{LINE} {RESET} --batch-size 2"
-    saved = in_two_processes(run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint)
+    line = f"{LINE} {RESET} --batch-size 2 --restore-file {checkpoint}"
+    saved = in_two(run_cli, byte_data, line, tmp_path, torchrun=torchrun)
     assert_close_to(double_batch, saved, checkpoint)
 
 
@@ -95,17 +85,6 @@ def test_two_processes_that_fairseq_starts(
     assert_close_to(double_batch, tmp_path / "checkpoint_last.pt", checkpoint)
 
 
-def test_two_processes_that_torchrun_starts(
-    byte_data: Path, checkpoint: Path, double_batch: Path, tmp_path: Path, run_cli: RunCli
-) -> None:
-    """They have its variables, and the options of one process."""
-    line = f"{LINE} {RESET} --batch-size 2"
-    saved = in_two_processes(
-        run_cli, byte_data, line, tmp_path, "--restore-file", checkpoint, torchrun=True
-    )
-    assert_close_to(double_batch, saved, checkpoint)
-
-
 def test_two_processes_that_stop_go_on_with_the_banks_of_both(
     byte_data: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
@@ -113,11 +92,9 @@ def test_two_processes_that_stop_go_on_with_the_banks_of_both(
         f"{LINE} --attention kmeans --kmeans-interval 2 --kmeans-bank-size 200 --batch-size 2"
         " --max-update 5 --save-interval-updates 3 --disable-validation"
     )
-    whole = in_two_processes(run_cli, byte_data, line, tmp_path / "whole")
-    middle = tmp_path / "whole" / "checkpoint_1_3.pt"
-    resumed = in_two_processes(
-        run_cli, byte_data, line, tmp_path / "resumed", "--restore-file", middle
-    )
+    whole = in_two(run_cli, byte_data, line, tmp_path / "whole")
+    line += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
+    resumed = in_two(run_cli, byte_data, line, tmp_path / "resumed")
     states = [load_state(path)["model"] for path in (whole, resumed)]
     banks = [t for name, t in states[0].items() if name.endswith("_extra_state")]
     assert [[len(bank) for bank in of_layer["banks"]] for of_layer in banks] == [[100, 100]] * 2
@@ -130,7 +107,7 @@ def test_two_processes_move_the_centroids_of_routing_heads(
     """From scratch: the seed is the same, and so are the first centroids."""
     line = f"{LINE} --attention routing --max-update 3"
     train(byte_data, f"{line} --distributed-world-size 1 --batch-size 4", tmp_path / "one")
-    two = in_two_processes(run_cli, byte_data, f"{line} --batch-size 2", tmp_path / "two")
+    two = in_two(run_cli, byte_data, f"{line} --batch-size 2", tmp_path / "two")
     one = load_state(tmp_path / "one" / "checkpoint_last.pt")["model"]
     centroids = {name: tensor for name, tensor in one.items() if ".means." in name}
     assert len(centroids) == 4
@@ -145,6 +122,6 @@ def test_two_processes_pre_train_etc(
     """Also where only one of them has a hidden part to tell."""
     line = ETC.replace("--cpu --distributed-world-size 1", "--cpu").replace("size 4", "size 2")
     line += f" --hide-parts {hidden} --max-update 6 --disable-validation"
-    saved = in_two_processes(run_cli, sentences, line, tmp_path)
+    saved = in_two(run_cli, sentences, line, tmp_path)
     found = load_state(saved)["model"]
     assert any(name.startswith("contrast.") for name in found) == (hidden != "0")

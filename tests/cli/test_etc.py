@@ -13,7 +13,9 @@ from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import last_line
 from tests.cli.in_process import HERE, assert_equal_states, load_state, train, validate
+from tests.cli.test_distributed import in_two_processes
 from tests.cli.topics import LINE
+from tests.conftest import RunCli
 from tests.corpora.commands import run
 
 PARTS_OF_TEXT = ("One two three.", "Red green.", "Iron gold tin lead.")
@@ -101,23 +103,6 @@ def test_other_parts(parts: str, sentences: Path, tmp_path: Path) -> None:
     assert any(name.startswith("contrast.") for name in model) == (parts != "none")
 
 
-def test_starts_from_a_dense_model(sentences: Path, tmp_path: Path) -> None:
-    dense = (
-        LINE.replace("etc_masked_lm", "clusterformer_masked_lm")
-        .replace(" --radius 4 --max-distance 3", " --encoder-attention full --layernorm-embedding")
-        .replace(" --max-parts 16 --hide-parts 0.3", "")
-    )
-    train(sentences, f"{dense} --max-update 1", tmp_path / "dense")
-    path = tmp_path / "dense" / "checkpoint_last.pt"
-    line = f"{LINE} --max-update 1 --lr 0 --optimizer sgd --lift {path}"
-    train(sentences, line, tmp_path / "etc")
-    name = "encoder.embed_tokens.weight"
-    given, now = (
-        load_state(p)["model"][name] for p in (path, tmp_path / "etc" / "checkpoint_last.pt")
-    )
-    assert torch.equal(given, now)
-
-
 def test_a_reader_starts_from_it(sentences: Path, trained, tmp_path: Path) -> None:
     """A reader of the same subwords, which has no <mask>."""
     (path := tmp_path / "qa1.txt").write_text("1 One two.\n2 What two?\tone\t1\n")
@@ -140,8 +125,7 @@ def test_a_reader_starts_from_it(sentences: Path, trained, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--max-parts 0", "--max-parts is 0; allowed: 1 or more"),
-        ("--hide-parts 1.5", "--hide-parts is 1.5; allowed: 0 to 1"),
+        ("--hide-parts 1.5", "--hide-parts is 1.5; allowed: 0 or more, up to 1"),
         ("--min-sentences 99", "no word in a document of --min-sentences 99 or more; allowed"),
         ("--valid-subset dev", "dev.idx: no such file; allowed: a split of DATA"),
         (
@@ -164,15 +148,6 @@ def test_mistakes(option: str, message: str, sentences: Path, tmp_path: Path) ->
     assert message in last_line(caught.value)
 
 
-def test_another_architecture(sentences: Path, tmp_path: Path) -> None:
-    line = "--task etc_masked_lm --criterion etc_masked_lm --arch clusterformer_masked_lm"
-    line += " --batch-size 2"
-    with pytest.raises(
-        ValueError, match="--arch is clusterformer_masked_lm: --task etc_masked_lm "
-    ):
-        train(sentences, line, tmp_path)
-
-
 def test_text_without_documents(sentences: Path, tmp_path: Path) -> None:
     source = sentences.parent / "text"
     plain = tmp_path / "plain"
@@ -182,6 +157,15 @@ def test_text_without_documents(sentences: Path, tmp_path: Path) -> None:
     assert "--sentences" in last_line(caught.value)
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no dict\.txt; allowed: a folder that"):
-        train(tmp_path, LINE, tmp_path / "out")
+def test_two_workers_are_one_with_twice_the_batch(
+    sentences: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """Batches in order, so that two of 2 are one of 4. Adam with a large epsilon: it would turn
+    rounding of tiny gradients into steps of full size. Hidden parts are told from those of one
+    worker, so none is hidden."""
+    line = f"{LINE} --hide-parts 0 --curriculum 100 --adam-eps 1e-3 --max-update 6 --max-epoch 1"
+    train(sentences, line, tmp_path / "one")
+    line = line.replace("--cpu --distributed-world-size 1", "--cpu").replace("size 4", "size 2")
+    saved = in_two_processes(run_cli, sentences, line, tmp_path / "two")
+    states = [load_state(p)["model"] for p in (tmp_path / "one" / "checkpoint_last.pt", saved)]
+    assert_equal_states(*states, rtol=1e-5, atol=2e-6)

@@ -1,10 +1,8 @@
 """etc_reader by fairseq's commands: from bAbI's files to answers with their supporting facts."""
 
 import json
-import logging
 import math
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -219,18 +217,6 @@ class TestRefused:
     def test_option(self, options: str, message: str, stories: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             train(stories, f"{READER} {options}", tmp_path)
-
-
-def test_an_older_folder_is_read_by_its_paragraphs(
-    stories: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.copytree(stories, folder := tmp_path / "older")
-    for path in folder.glob("*.structure.*"):
-        path.unlink()
-    with caplog.at_level(logging.WARNING, "fairseq_clusterformer"):
-        run = train(folder, READER, tmp_path / "out")
-    assert len(run.updates) == 2
-    assert "so sentences have no global tokens; prepare the data again" in caplog.text
 
 
 def test_wikihop_from_its_file_to_an_accuracy(

@@ -1,7 +1,6 @@
 """fairseq-eval-lm and the validation loss: the task's alone, and what a plain forward gives."""
 
 import math
-import re
 from pathlib import Path
 
 import torch
@@ -9,7 +8,6 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from torch import Tensor, nn
 
 from tests.cli.in_process import CLUSTERFORMER, eval_lm, load_model, load_state, quiet, train
-from tests.conftest import RunCli
 
 
 def tokens_of(data: Path, split: str, task) -> Tensor:
@@ -50,17 +48,6 @@ def test_symbols_stand_in_the_order_of_bytes(byte_data: Path, checkpoint: Path) 
 
 
 class TestEvalLm:
-    def test_command_line(self, byte_data: Path, checkpoint: Path, run_cli: RunCli) -> None:
-        run = run_cli(
-            *("fairseq-eval-lm", byte_data, "--path", checkpoint, "--gen-subset", "test"),
-            *("--tokens-per-sample", 64, "--cpu"),
-        )
-        found = re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)$", run.stdout.strip())
-        model, task = load_model(checkpoint, byte_data)
-        bits = bits_per_token(model, tokens_of(byte_data, "test", task), targets=64, context=0)
-        assert float(found[1]) == round(bits, 4)
-        assert math.isclose(float(found[2]), 2**bits, abs_tol=0.01)
-
     def test_blocks_and_batches(self, byte_data: Path, checkpoint: Path) -> None:
         model, task = load_model(checkpoint, byte_data)
         tokens = tokens_of(byte_data, "test", task)

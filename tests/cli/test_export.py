@@ -224,72 +224,50 @@ def test_a_classifier_from_a_masked_model_makes_no_bundle(
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_reader_reads_as_ours(towns_data: Path, tmp_path: Path) -> None:
-    train(towns_data, QUESTIONS, tmp_path / "run", "--max-update", 2)
-    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
-    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 0
-    model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    document = "Otto rules Bree.\nIda Brun rules Ulm. Noor rules Tyre."
-    given = tokenizer(
-        ["Who rules Ulm?", "Who rules Lund?"],
-        [document, "Noor rules Tyre."],
-        return_tensors="pt",
-        padding=True,
-    )
-    dictionary = load_checkpoint(checkpoint).task.source_dictionary
-    row, kinds = given["input_ids"][0], given["token_type_ids"][0]
-    assert row[kinds == 0].tolist()[0] == dictionary.bos()
-    assert row[kinds == 0].tolist()[-1] == dictionary.eos()
-    assert row[kinds == 1].eq(dictionary.bos()).sum() == 2  # paragraphs
-    ours = load_checkpoint(checkpoint).model
-    with torch.no_grad():
-        out = model(**given)
-        question, text = (row[kinds == part][None] for part in (0, 1))
-        wanted = ours(question, text)[0]
-    found = out.start_logits[0][kinds == 1]
-    lowest = torch.finfo(found.dtype).min
-    torch.testing.assert_close(found, wanted.start[0].clamp(min=lowest), rtol=0, atol=1e-5)
-    torch.testing.assert_close(out.type_logits[0], wanted.type[0], rtol=0, atol=1e-5)
-    (first, last), _ = model.spans(**given).tolist()
-    answer = tokenizer.decode(row[first:last], skip_special_tokens=True)
-    assert answer
-    assert answer in document
-    assert run("export", tmp_path / "out", tmp_path / "back", "--to", "fairseq") == 0
-    again, states = load_checkpoint(tmp_path / "back"), []
-    for each in (again.model, ours):  # but for the memory bank, which serves training alone
-        tensors = {n: t for n, t in each.state_dict().items() if isinstance(t, torch.Tensor)}
-        states.append(tensors)
-    assert_equal_states(*states)
-
-
-def test_a_reader_of_titles(tmp_path: Path) -> None:
-    """The tokenizer puts the title, a document's first line, before each paragraph, as the
-    preparation does; tokenizer.json, which could not, is not there."""
-    source = squad(12, 3)
+@pytest.mark.parametrize("titles", [False, True])
+def test_a_reader_reads_as_ours(titles: bool, tmp_path: Path) -> None:
+    """The tokens of the preparation, also where the title, a document's first line, stands before
+    each paragraph, which tokenizer.json cannot say; and the same logits."""
+    source, out = squad(12, 3), tmp_path / "out"
     for split in ("train", "dev"):
         (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(source))
-    line = ["prepare", "qa", "squad2", tmp_path / "data", "--source", tmp_path, "--titles"]
-    assert run(*line) == 0
+    line = ["prepare", "qa", "squad2", tmp_path / "data", "--source", tmp_path]
+    assert run(*line, *["--titles"] * titles) == 0
     train(tmp_path / "data", QUESTIONS, tmp_path / "run", "--max-update", 1)
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
-    assert run("export", checkpoint, tmp_path / "out", "--to", "transformers") == 0
-    assert not (tmp_path / "out" / "tokenizer.json").exists()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    loaded = load_checkpoint(checkpoint)
+    assert run("export", checkpoint, out, "--to", "transformers") == 0
+    assert (out / "tokenizer.json").exists() != titles
+    tokenizer, loaded = AutoTokenizer.from_pretrained(out), load_checkpoint(checkpoint)
+    model = AutoModelForQuestionAnswering.from_pretrained(out).eval()
     loaded.task.load_dataset("valid")
     dataset, title = loaded.task.dataset("valid"), source["data"][0]["title"]
     for i, paragraph in enumerate(source["data"][0]["paragraphs"]):
-        wanted = dataset.collater([dataset[i]])["net_input"]
-        given = tokenizer(paragraph["qas"][0]["question"], f"{title}\n{paragraph['context']}")
-        tokens, kinds = (torch.tensor(given[name]) for name in ("input_ids", "token_type_ids"))
-        parts = [tokens[kinds == side].tolist() for side in (0, 1)]
-        names = ("question_tokens", "document_tokens")
-        assert parts == [wanted[name][0].tolist() for name in names]
-    assert parts[1] != tokenizer("", paragraph["context"])["input_ids"][2:]
-    untitled = tokenizer("?", "\nA b.\nC.")["input_ids"]
-    assert untitled.count(tokenizer.bos_token_id) == 3
-    assert title not in tokenizer.decode(untitled)
+        text = paragraph["context"]
+        document = f"{title}\n{text}" if titles else text
+        given = tokenizer(paragraph["qas"][0]["question"], document, return_tensors="pt")
+        prepared = dataset.collater([dataset[i]])["net_input"]
+        parts = [given["input_ids"][given["token_type_ids"] == part][None] for part in (0, 1)]
+        for part, name in zip(parts, ("question_tokens", "document_tokens"), strict=True):
+            assert torch.equal(part, prepared[name])
+        with torch.no_grad():
+            found, wanted = model(**given), loaded.model(*parts)[0]
+        first = found.start_logits[given["token_type_ids"] == 1]
+        lowest = torch.finfo(first.dtype).min
+        torch.testing.assert_close(first, wanted.start[0].clamp(min=lowest), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.type_logits, wanted.type, rtol=0, atol=1e-5)
+        start, end = model.spans(**given)[0].tolist()
+        answer = tokenizer.decode(given["input_ids"][0, start:end], skip_special_tokens=True)
+        assert answer
+        assert answer in text or titles
+    ids = tokenizer("?", "\nA b.\nC.")["input_ids"]  # an empty title, or line, and two paragraphs
+    assert ids.count(tokenizer.bos_token_id) == 3
+    assert title not in tokenizer.decode(ids)
+    assert run("export", out, tmp_path / "back", "--to", "fairseq") == 0
+    states = []
+    for each in (load_checkpoint(tmp_path / "back"), loaded):  # no memory bank, which trains alone
+        state = each.model.state_dict().items()
+        states.append({n: t for n, t in state if isinstance(t, torch.Tensor)})
+    assert_equal_states(*states)
 
 
 def test_cards(checkpoint: Path, classifier: Path, exported: Path, tmp_path: Path, capsys) -> None:

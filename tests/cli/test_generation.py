@@ -62,30 +62,6 @@ class TestGenerate:
             expected = log2.squeeze(-1) / math.log(2)
             torch.testing.assert_close(torch.tensor(positions), expected, rtol=1e-4, atol=2e-4)
 
-    def test_sampling(self, byte_data: Path, checkpoint: Path, tmp_path: Path) -> None:
-        line = f"{BEAM} --batch-size 10 --sampling --sampling-topk 8 --nbest 3"
-        runs = []
-        for i, seed in enumerate((3, 3, 4)):
-            folder = tmp_path / str(i)
-            lines = generate(byte_data, checkpoint, line, folder, "--seed", seed)
-            runs.append(parse(lines))
-            for number, target in targets(lines).items():
-                for _, text, _ in runs[-1][number]:
-                    assert text.split()[:PROMPT] == target[:PROMPT]
-        assert runs[0] == runs[1]
-        assert runs[0] != runs[2]
-
-    def test_sampling_the_best_is_greedy(
-        self, byte_data: Path, checkpoint: Path, tmp_path: Path
-    ) -> None:
-        options = ("", "--sampling --sampling-topk 1")
-        runs = [
-            generate(byte_data, checkpoint, f"{GREEDY} --batch-size 10 {o}", tmp_path / str(i))
-            for i, o in enumerate(options)
-        ]
-        texts = [{n: h[0][1] for n, h in parse(lines).items()} for lines in runs]
-        assert texts[0] == texts[1]
-
     def test_beyond_the_length_of_training(
         self, byte_data: Path, checkpoint: Path, tmp_path: Path
     ) -> None:
@@ -123,14 +99,3 @@ class TestInteractive:
         line = f"{self.OPTIONS} --buffer-size 4 --batch-size 4"
         interactive(byte_data, checkpoint, line, prompts)
         assert_same(parse(capsys.readouterr().out.splitlines()), alone)
-
-    def test_sampling(self, byte_data: Path, checkpoint: Path, prompts: Path, capsys) -> None:
-        texts = []
-        for seed in (1, 1, 2):
-            line = f"{self.OPTIONS} --nbest 3 --sampling --sampling-topp 0.9 --seed {seed}"
-            interactive(byte_data, checkpoint, line, prompts)
-            results = parse(capsys.readouterr().out.splitlines())
-            texts.append([results[number][0][1] for number in range(len(PROMPTS))])
-            for text, prompt in zip(texts[-1], PROMPTS, strict=True):
-                assert text.split()[: len(prompt)] == encode(prompt)
-        assert texts[0] == texts[1] != texts[2]

@@ -1,9 +1,7 @@
 """The files of examples/*/config, as fairseq-hydra-train reads them."""
 
 import re
-import subprocess
 from argparse import Namespace
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModelConfig
-from tests.cli.in_process import free_address, load_state, torchrun_says
+from tests.cli.in_process import in_two_processes, load_state
 from tests.conftest import REPO_ROOT, RunCli
 
 EXAMPLES = REPO_ROOT / "examples"
@@ -99,7 +97,7 @@ def test_budget_of_the_paper(name: str) -> None:
     assert config.model.attention_window == budget
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["bytes", "wikitext103"])
 def test_runs(name: str, byte_data: Path, tmp_path: Path, run_cli: RunCli) -> None:
     """As its first lines say, in its own precision, with its own optimizer and criterion."""
     more = ["optimization.lr=[0.005]", "dataset.batch_size=4"]
@@ -178,38 +176,10 @@ def test_two_processes_of_hydra(byte_data: Path, tmp_path: Path, run_cli: RunCli
     options = [f"task.data={byte_data}", f"checkpoint.save_dir={tmp_path}", *SMALLER]
     options = [option for option in options if "world_size" not in option]
     words = ["--config-dir", CONFIG, "--config-name", "bytes", *options]
-    address = free_address()
-
-    def process(rank: int) -> subprocess.CompletedProcess[str]:
-        return run_cli("fairseq-hydra-train", *words, env=torchrun_says(address, rank))
-
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(process, (0, 1)))
-    assert "training on 2 devices" in runs[0].stdout
+    said = in_two_processes(run_cli, "fairseq-hydra-train", *words)
+    assert "training on 2 devices" in said
     state = load_state(tmp_path / "checkpoint_last.pt")
     assert state["cfg"]["distributed_training"]["distributed_world_size"] == 2
-
-
-def test_etc_pretrains(sentences: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    """As its file says, smaller and in float32: words and hidden sentences."""
-    smaller = (
-        "model.encoder_layers=1 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=32"
-        " model.encoder_attention_heads=2 model.radius=4 task.tokens_per_sample=64"
-        " task.max_parts=16 task.min_sentences=1 optimization.update_freq=[1]"
-        " optimization.max_update=3"
-        " dataset.num_workers=0 common.cpu=true common.bf16=false common.log_interval=1"
-        " common.log_format=json distributed_training.distributed_world_size=1"
-    ).split()
-    run = run_cli(
-        *("fairseq-hydra-train", "--config-dir", "examples/etc/config"),
-        *("--config-name", "pretraining", f"task.data={sentences}"),
-        *(f"checkpoint.save_dir={tmp_path}", *smaller),
-        user_dir=None,
-        cwd=REPO_ROOT,
-    )
-    assert len(re.findall(r'"loss": "[\d.]+"', run.stdout)) == 3
-    assert '"parts_loss"' in run.stdout
-    assert (tmp_path / "checkpoint_last.pt").exists()
 
 
 def written_by_hydra() -> set[Path]:

@@ -2,15 +2,12 @@
 
 import math
 import shutil
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_clusterformer.answers import TYPES
-from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.metrics.answers import exact_match, f1
 from tests.cli.expected import assert_logged, last_line
@@ -19,6 +16,7 @@ from tests.cli.in_process import (
     QUESTIONS,
     Run,
     assert_equal_states,
+    in_two_processes,
     load_model,
     load_state,
     train,
@@ -63,21 +61,12 @@ class TestTrain:
             assert update["loss"] == pytest.approx(parts)
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
 
-    @pytest.mark.parametrize("attention", attention_kinds())
-    def test_every_attention(self, attention: str, qa_data: Path, tmp_path: Path) -> None:
-        line = f"{QUESTIONS} --cluster-attention {attention} --max-update 15 --lr 0.006"
-        run = train(qa_data, line, tmp_path)
-        first, last = (sum(log["loss"] for log in run.updates[i : i + 5]) for i in (0, 10))
-        assert last < 0.9 * first
-        for update in run.updates + run.valid:
-            assert all(math.isfinite(value) for value in update.values())
-
     @pytest.mark.parametrize(
         "options",
         [
             "--update-freq 2 --checkpoint-activations --dropout 0.2",
-            "--max-tokens 200 --batch-size 100 --no-shuffle --num-workers 2",
-            "--max-positions 0 --max-positions-inference 2000000000 --max-answer-length 5",
+            "--max-tokens 200 --batch-size 100 --no-shuffle --num-workers 2 --max-positions 0"
+            " --max-positions-inference 2000000000 --max-answer-length 5",
             "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4",
             "--amp --span-marginal apart",
         ],
@@ -98,18 +87,6 @@ class TestTrain:
         state, expected = ({n: of[n] for n in names} for of in (five, one))
         assert_equal_states(state, expected, rtol=1e-4, atol=2e-6)
 
-    def test_clustering_losses_are_trained_and_not_logged_as_the_tasks(
-        self, qa_data: Path, tmp_path: Path
-    ) -> None:
-        line = f"{QUESTIONS} --cluster-attention neural --dropout 0 --max-update 1 --lr 0"
-        runs = [
-            train(qa_data, line, tmp_path / str(mu), "--clustering-loss-weight", mu)
-            for mu in (0, 100)
-        ]
-        (alone,), (both,) = (run.updates for run in runs)
-        assert both["gnorm"] > 2 * alone["gnorm"]
-        assert {**both, "gnorm": 0} == {**alone, "gnorm": 0}
-
     def test_centroids_are_found_every_so_many_updates(
         self, qa_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -124,20 +101,10 @@ class TestTrain:
         assert moved == [False, False, False, True, False]
         assert sum("K-Means of" in record.getMessage() for record in caplog.records) == 1
 
-    def test_centroids_are_found_each_epoch(
-        self, qa_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level("INFO", "fairseq_clusterformer"):
-            train(
-                qa_data, f"{QUESTIONS} --kmeans-interval 0 --max-epoch 3 --max-update 0", tmp_path
-            )
-        assert sum("K-Means of" in record.getMessage() for record in caplog.records) == 2
-
-    @pytest.mark.parametrize("interval", [0, 2])
     def test_resuming_in_mid_epoch_equals_never_stopping(
-        self, interval: int, qa_data: Path, tmp_path: Path
+        self, qa_data: Path, tmp_path: Path
     ) -> None:
-        line = f"{QUESTIONS} {BEST} --kmeans-interval {interval} --max-update 12"
+        line = f"{QUESTIONS} {BEST} --kmeans-interval 2 --max-update 12"
         whole = train(qa_data, line, tmp_path / "whole", "--save-interval-updates", 3)
         line += f" --restore-file {tmp_path / 'whole' / 'checkpoint_1_3.pt'}"
         resumed = train(qa_data, line, tmp_path / "resumed")
@@ -224,7 +191,7 @@ class TestValidate:
         means = {name: 100 * value / len(data) for name, value in sums.items()}
         return means | {"long_f1": 100 * 2 * precision * recall / (precision + recall)}
 
-    @pytest.mark.parametrize("batch_size", [1, 7, 20])
+    @pytest.mark.parametrize("batch_size", [1, 7])
     def test_scores(self, batch_size: int, qa_data: Path, reader: Path) -> None:
         printed = validate(qa_data, reader, TASK, "--batch-size", batch_size)
         expected = self.scores(reader, qa_data)
@@ -241,14 +208,6 @@ class TestValidate:
     def test_answers_that_are_kept_secret(self, qa_data: Path, reader: Path) -> None:
         printed = validate(qa_data, reader, f"{TASK} --valid-subset test", "--batch-size", 6)
         assert not printed.keys() & {*SCORES, "span_loss", "type_loss"}
-
-    def test_command_line(self, qa_data: Path, reader: Path, tmp_path: Path, run_cli: RunCli):
-        """Away from where it was trained, in a process that knows nothing else."""
-        data = shutil.copytree(qa_data, tmp_path / "elsewhere")
-        words = ["--task", "clusterformer_qa", "--path", reader, "--cpu", "--batch-size", 8]
-        run = run_cli("fairseq-validate", data, *words)
-        for name in (*SCORES, "cluster_effective"):
-            assert f"| {name} " in run.stdout.splitlines()[-1]
 
     def test_documents_that_are_cut(self, qa_data: Path, learned: tuple[Path, Run]) -> None:
         """By a reader that holds some questions for unanswerable."""
@@ -268,26 +227,16 @@ def test_two_processes_score_as_one(
     qa_data: Path, reader: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
     """Five batches for two: at last one has none."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"tcp://localhost:{free.getsockname()[1]}"
-    line = QUESTIONS.replace("--distributed-world-size 1", "--distributed-world-size 2")
+    line = QUESTIONS.replace("--distributed-world-size 1", "")
     line += (
-        f" --distributed-backend gloo --distributed-init-method {address} --ddp-backend legacy_ddp"
-        f" --distributed-no-spawn --lr 0 --kmeans-interval 99 --max-update 1 {BEST}"
+        f" --lr 0 --kmeans-interval 99 --max-update 1 {BEST}"
         f" --finetune-from-model {reader} --save-dir {tmp_path}"
     )
-
-    def process(rank: int):
-        ranks = ("--distributed-rank", rank, "--device-id", rank)
-        return run_cli("fairseq-train", qa_data, *line.split(), *ranks)
-
-    with ThreadPoolExecutor(2) as pool:
-        first, _ = pool.map(process, (0, 1))
+    said = in_two_processes(run_cli, "fairseq-train", qa_data, *line.split())
     best = load_state(last(tmp_path))["extra_state"]["best"]
     printed = validate(qa_data, reader, TASK, "--batch-size", 20)
     assert best == printed["f1"]
-    (line,) = [line for line in first.stdout.splitlines() if "valid on 'valid'" in line]
+    (line,) = [line for line in said.splitlines() if "valid on 'valid'" in line]
     assert f"| long_f1 {printed['long_f1']:g} |" in line
 
 

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from tests.cli.in_process import ROBERTA, ROBERTA_SIZES, load_model, load_state, train
-
-
-@pytest.fixture(scope="module")
-def roberta(byte_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("roberta")
-    train(byte_data, ROBERTA, folder)
-    return folder / "checkpoint_last.pt"
+from tests.cli.in_process import ROBERTA_SIZES, load_model, load_state
 
 
 def reader(data: Path, checkpoint: Path | str, **changes) -> ClusterformerReader:
@@ -107,40 +100,36 @@ def test_an_older_roberta(roberta: Path, byte_data: Path, tmp_path: Path) -> Non
     assert torch.equal(new.document, old.document)
 
 
-class TestRefused:
-    def test_no_file(self, byte_data: Path, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="--roberta-checkpoint is .*: no such file"):
-            reader(byte_data, tmp_path / "none.pt")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"encoder_layers": 3, "cluster_layers": "1"}, "of another model: 16"),
+        ({"encoder_layers": 5}, "missing: 16"),
+        ({"encoder_ffn_embed_dim": 32}, r"of another shape: 12, such as .*\[48, 32\], here"),
+        ({"window_positions": 80}, r"of another shape: 1, such as encoder.embed_positions"),
+    ],
+)
+def test_other_sizes(changes: dict, reason: str, roberta: Path, byte_data: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"does not fit the model: .*{reason}.*allowed"):
+        reader(byte_data, roberta, **changes)
 
-    def test_another_model(self, checkpoint: Path, byte_data: Path) -> None:
-        with pytest.raises(CheckpointError, match="it is no RoBERTa, it has decoder."):
-            reader(byte_data, checkpoint)
 
-    @pytest.mark.parametrize(
-        ("changes", "reason"),
-        [
-            ({"encoder_layers": 3, "cluster_layers": "1"}, "of another model: 16"),
-            ({"encoder_layers": 5}, "missing: 16"),
-            ({"encoder_ffn_embed_dim": 32}, r"of another shape: 12, such as .*\[48, 32\], here"),
-            ({"window_positions": 80}, r"of another shape: 1, such as encoder.embed_positions"),
-        ],
-    )
-    def test_other_sizes(self, changes: dict, reason: str, roberta: Path, byte_data: Path) -> None:
-        with pytest.raises(CheckpointError, match=f"does not fit the model: .*{reason}.*allowed"):
-            reader(byte_data, roberta, **changes)
-
-    def test_another_number_of_words(self, roberta: Path, byte_data: Path, tmp_path: Path) -> None:
-        lines = (byte_data / "dict.txt").read_text().splitlines(keepends=True)
-        (tmp_path / "dict.txt").write_text("".join(lines[:-1]))
-        with pytest.raises(CheckpointError, match="such as encoder.embed_tokens.weight"):
-            reader(tmp_path, roberta)
-
-    def test_other_words(self, roberta: Path, byte_data: Path, tmp_path: Path) -> None:
-        """As many, in another order: the dictionary beside the checkpoint tells."""
-        shutil.copy(roberta, tmp_path / "model.pt")
-        shutil.copy(byte_data / "dict.txt", tmp_path)
+def test_other_files_and_words(
+    roberta: Path, checkpoint: Path, byte_data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="--roberta-checkpoint is .*: no such file"):
+        reader(byte_data, tmp_path / "none.pt")
+    with pytest.raises(CheckpointError, match="it is no RoBERTa, it has decoder."):
+        reader(byte_data, checkpoint)
+    lines = (byte_data / "dict.txt").read_text().splitlines(keepends=True)
+    dictionary = tmp_path / "dict.txt"
+    dictionary.write_text("".join(lines[:-1]))  # one word fewer
+    with pytest.raises(CheckpointError, match="such as encoder.embed_tokens.weight"):
+        reader(tmp_path, roberta)
+    # as many, in another order: the dictionary beside the checkpoint tells
+    shutil.copy(roberta, tmp_path / "model.pt")
+    shutil.copy(byte_data / "dict.txt", tmp_path)
+    reader(byte_data, tmp_path / "model.pt")
+    dictionary.write_text("".join([lines[1], lines[0], *lines[2:]]))
+    with pytest.raises(CheckpointError, match="another dictionary .word 4 is .*, here "):
         reader(byte_data, tmp_path / "model.pt")
-        lines = (byte_data / "dict.txt").read_text().splitlines(keepends=True)
-        (tmp_path / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
-        with pytest.raises(CheckpointError, match="another dictionary .word 4 is .*, here "):
-            reader(byte_data, tmp_path / "model.pt")

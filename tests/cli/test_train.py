@@ -58,18 +58,15 @@ def test_attention(spec: str, byte_data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        "--cluster-normalizer running",
-        "--cluster-similarity dot --cluster-temperature 1",
+        "--cluster-similarity dot --cluster-temperature 1 --cluster-normalizer running",
         "--cluster-similarity scaled-dot --cluster-temperature 1",
         "--attention neural --cluster-rule leaking-chunk",
         "--attention lsh+routing,window+strided --hash-rounds 3 --stride 8",
         "--attention routing,strided --strided-pattern fixed --checkpoint-activations",
-        "--attention-dropout 0.2 --activation-dropout 0.1",
-        "--scale-heads --scale-attn --scale-fc --scale-resids",
-        "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8",
-        "--decoder-layers 4 --decoder-layers-to-keep 0,2",
-        "--optimizer adafactor --weight-decay 0.1 --update-freq 2",
-        "--decoder-learned-pos --layernorm-embedding --store-ema --ema-decay 0.5",
+        "--scale-heads --scale-attn --scale-fc --scale-resids --attention-dropout 0.1",
+        "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8 --decoder-learned-pos"
+        " --layernorm-embedding --store-ema --ema-decay 0.5",
+        "--decoder-layers 4 --decoder-layers-to-keep 0,2 --optimizer adafactor --update-freq 2",
         "--attention kmeans --kmeans-bank-size 300 --kmeans-interval 2 --store-ema",
     ],
 )
@@ -110,19 +107,6 @@ def test_half_precision(precision: str, byte_data: Path, tmp_path: Path) -> None
     assert clustering.log_normalizer.dtype == torch.float32
 
 
-@pytest.mark.parametrize("spec", ["window+neural", "window*3,neural"])
-def test_activation_checkpointing_changes_no_number(
-    spec: str, byte_data: Path, tmp_path: Path
-) -> None:
-    """Losses, clustering losses and gradient norms, to the last bit, dropout included."""
-    line = f"{CLUSTERFORMER} --attention {spec} --decoder-layers 4 --attention-dropout 0.1"
-    plain = train(byte_data, line, tmp_path / "plain")
-    checkpointed = train(byte_data, line, tmp_path / "checkpointed", "--checkpoint-activations")
-    assert hasattr(checkpointed.model.decoder.layers[0], "precheckpoint_forward")
-    assert checkpointed.updates == plain.updates
-    assert checkpointed.valid == plain.valid
-
-
 class TestLayerDrop:
     def test_trains_where_no_layer_that_clusters_is_left(
         self, byte_data: Path, tmp_path: Path
@@ -146,15 +130,6 @@ class TestLayerDrop:
         with metrics.aggregate(new_root=True) as logged:
             ClusterformerCrossEntropy.reduce_metrics([common | without])
         assert not STATISTICS & logged.keys()
-
-    def test_every_layer_is_committed(self, byte_data: Path, tmp_path: Path) -> None:
-        """What a layer observed must not wait until the layer happens to be left in."""
-        line = f"{CLUSTERFORMER} --decoder-layerdrop 0.5 --decoder-layers 4 --attention neural"
-        run = train(byte_data, line, tmp_path, "--max-update", 12)
-        run.model.train()
-        run.model.set_num_updates(1_000)
-        for layer in run.model.decoder.layers.children():
-            assert layer.self_attn.routers[0].clustering.pending_tokens == 0
 
 
 @pytest.fixture(scope="module")

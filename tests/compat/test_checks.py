@@ -22,7 +22,7 @@ import fairseq_clusterformer.plugin  # noqa: F401
         ("--optimizer adam --adam-betas (0.9,nan)", "--adam-betas is (0.9,nan); allowed: two"),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas is 0.9; allowed: two numbers"),
         ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates is 0; allowed: 1"),
-        ("--fp16", "--fp16 is given: no GPU; allowed: with CUDA, and without --cpu"),
+        ("--fp16", "--fp16 is given: no GPU; allowed: float32"),
         ("--save-dir taken", "taken/checkpoint_last.pt is a folder; allowed: a folder with"),
     ],
 )

@@ -1,6 +1,11 @@
 """Mistakes and Ctrl-C end fairseq's commands in one line."""
 
+import logging
+import os
+import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.compat import one_line
 from tests.cli.in_process import CLUSTERFORMER, train
+from tests.conftest import REPO_ROOT, RunCli, forker
 
 MISTAKE = "--stride is -2; allowed: 0 or more"
 
@@ -75,3 +81,35 @@ def test_ctrl_c(
     hook(caught.value)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"fairseq-train: interrupted at 3 updates; {said.format(tmp_path)}")
+
+
+def test_ctrl_c_in_several_processes(byte_data: Path, tmp_path: Path) -> None:
+    """A terminal sends it to all of them. The folder is free again."""
+    line = CLUSTERFORMER.replace("world-size 1", "world-size 2").replace("-update 6", "-update 0")
+    words = [str(Path(sys.executable).with_name("fairseq-train")), str(byte_data), *line.split()]
+    words += ["--user-dir", str(REPO_ROOT / "fairseq_clusterformer"), "--batch-size", "2"]
+    words += ["--save-interval-updates", "2", "--save-dir", str(tmp_path / "saved")]
+    for name in ("given", "printed"):
+        (tmp_path / name).touch()
+    streams = {"stdout": tmp_path / "printed", "stderr": tmp_path / "printed"}
+    where = {"cwd": tmp_path, "env": dict(os.environ), "stdin": tmp_path / "given"}
+    command = forker().start(words, **where, **streams)
+    last = tmp_path / "saved" / "checkpoint_last.pt"
+    end = time.monotonic() + 120
+    while not last.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.wait(60) != 0
+    printed = (tmp_path / "printed").read_text()
+    said = rf"^fairseq-train: interrupted at \d+ updates; {last} has \d+, from which the same"
+    assert re.search(said, printed, re.MULTILINE), printed[-3000:]
+    assert "Traceback" not in printed
+    assert not (last.parent / ".training").exists()
+
+
+@pytest.mark.parametrize("name", ["plugin", "serve.app"])
+def test_python_s_root_logger_stays_as_it_was(name: str, run_cli: RunCli) -> None:
+    imported = f"import logging, fairseq_clusterformer.{name}"
+    shown = "print(logging.root.level, logging.root.handlers)"
+    run = run_cli("python", "-c", f"{imported}; {shown}")
+    assert run.stdout.splitlines()[-1] == f"{logging.WARNING} []"

@@ -215,41 +215,43 @@ PAIR = ("a man ' s dog , 3 .", "no dog ?")
 RAW = ("A man's dog, 3.", "No dog?")
 
 
-def json_line(label, pair=RAW):
-    record = {"gold_label": label, "sentence1": pair[0], "sentence2": pair[1], "pairID": "1"}
-    return json.dumps(record) + "\n"
+def json_line(label):
+    return json.dumps({"gold_label": label, "sentence1": RAW[0], "sentence2": RAW[1]}) + "\n"
 
 
-def write_pairs(source, name, labels):
-    """Write one of the layouts: its pairs have the labels in turn."""
+def tabs(*cells):
+    return "\t".join(cells) + "\n"
+
+
+LAYOUTS = {  # a file for each split, its header, and a line of each label
+    "snli": ("snli_1.0/snli_1.0_{}.jsonl.gz", "", json_line),
+    "scitail json": ("snli_format/scitail_1.0_{}.txt", "", json_line),
+    "scitail": ("tsv_format/scitail_1.0_{}.tsv", "", lambda label: tabs(*RAW, label)),
+    "sick": ("SICK_{}.txt", SICK, lambda label: tabs("1", *RAW, "4.5", label)),
+    "quora partition": ("{}.tsv", "", lambda label: tabs(label, *PAIR, "1")),
+    "wikiqa": (
+        "WikiQACorpus/WikiQA-{}.tsv",
+        WIKIQA,
+        lambda label: tabs("Q1", RAW[0], "D1", "T", "S1", RAW[1], label),
+    ),
+}
+COLUMNS = {"sim.txt": str, "id.txt": lambda _: "Q1"}
+COLUMNS |= {"a.toks": lambda _: PAIR[0], "b.toks": lambda _: PAIR[1]}
+
+
+def write_pairs(source, layout, labels):
+    """Write a layout: its pairs have the labels in turn."""
     for split, place in PLACES.items():
-        if name == "snli":
-            text = "".join(map(json_line, [*labels, "-"]))
-            write(source / "snli_1.0" / f"snli_1.0_{place}.jsonl.gz", text)
-        elif name == "scitail json":
-            text = "".join(map(json_line, labels))
-            write(source / "snli_format" / f"scitail_1.0_{place}.txt", text)
-        elif name == "scitail":
-            text = "".join("\t".join((*RAW, label)) + "\n" for label in labels)
-            write(source / "tsv_format" / f"scitail_1.0_{place}.tsv", text)
-        elif name == "sick":
+        if layout == "wikiqa aligned":
+            for name, cell in COLUMNS.items():
+                lines = "".join(f"{cell(label)}\n" for label in labels)
+                write(source / "wikiqa" / place / name, lines)
+            continue
+        name, header, line = LAYOUTS[layout]
+        if layout == "sick":
             place = {"valid": "trial", "test": "test_annotated"}.get(split, split)
-            lines = ("\t".join(("1", *RAW, "4.5", label)) + "\n" for label in labels)
-            write(source / f"SICK_{place}.txt", SICK + "".join(lines))
-        elif name == "quora partition":
-            text = "".join("\t".join((label, *PAIR, "1")) + "\n" for label in labels)
-            write(source / f"{place}.tsv", text)
-        elif name == "wikiqa":
-            rows = (("Q1", RAW[0], "D1", "T", "S1", RAW[1], label) for label in labels)
-            lines = ("\t".join(row) + "\n" for row in rows)
-            write(source / "WikiQACorpus" / f"WikiQA-{place}.tsv", WIKIQA + "".join(lines))
-        else:
-            columns = {"sim": labels, "id": ["Q1"] * len(labels)}
-            columns |= {"a": [PAIR[0]] * len(labels), "b": [PAIR[1]] * len(labels)}
-            for column, lines in columns.items():
-                end = "toks" if column in "ab" else "txt"
-                text = "".join(f"{line}\n" for line in lines)
-                write(source / "wikiqa" / place / f"{column}.{end}", text)
+        more = [line("-")] if layout == "snli" else []
+        write(source / name.format(place), "".join([header, *map(line, labels), *more]))
 
 
 @pytest.mark.parametrize(
@@ -457,59 +459,45 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert not (tmp_path / "dest" / "input0" / "test.bin").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "lines", "options", "message"),
-    [
-        ("a.tsv", ["x\ty", "x"], (), "a.tsv: line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
-        ("a.tsv", ["x\ty", "\ty"], (), "a.tsv: line 2: the label is empty"),
-        ("a.tsv", ["x\ty"] * 9, (), "9 examples, labels: x; allowed: two labels or more"),
-        ("a.tsv", [f"{i}\ty" for i in range(9)], (), "9 labels in 9 examples, such as '0'; all"),
-        ("a.tsv", ["a\tx", "b\ty"] * 2, (), "4 examples are too few to draw test from"),
-        (
-            "a.tsv",
-            ["a\tx", "b\ty"] * 9,
-            ("--labels", "a,c"),
-            "--labels is a,c: no example has the label c; allowed: some of",
-        ),
-        ("a.csv", ["a,b,c,d"], (), "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
-        ("a.csv", ["a,b"], ("--label-field", "y"), "line 1: ['a', 'b']; allowed: a header with y"),
-        ("a.csv", ['a,"b'], (), "a.csv: line 1: unexpected end of data"),
-        (
-            "a.csv",
-            ["mood,words", *["good,x", "bad,y"] * 9],
-            (),
-            "a.csv: line 1: no other line has the label 'mood'; allowed: a label that comes again",
-        ),
-        *(
-            ("a.tsv", [f"{label}\tx", "b\ty"] * 3, (), f"a.tsv: a label is {label}, a special")
-            for label in ("<unk>", "</s>", "<pad>", "<s>", "madeupword0000", "madeupword0012")
-        ),
-        (
-            "a.jsonl",
-            ['{"label": "a", "text": "\\ud83d"}'],
-            (),
-            r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
-        ),
-        ("a.jsonl", ["[" * 100_000], (), "a.jsonl: line 1: '[[[["),
-        (
-            "a.jsonl",
-            ['{"label": 1, "text": "x"}', "{"],
-            (),
-            "a.jsonl: line 2: '{'; allowed: a JSON",
-        ),
-        ("a.jsonl", ['{"label": null, "text": "x"}'], (), 'line 1: \'{"label": null'),
-        ("a.jsonl", ["[]"], (), "line 1: '[]'; allowed: a JSON object with the fields label, te"),
-        ("a.all", ["fine"], (), "a.all: line 1: 'fine'; allowed: LABEL text"),
-        ("a.tsv", ["x\t\udce9"], (), "a.tsv: line 1: byte 0xE9 "),
-    ],
-)
-def test_mistakes_in_own_files(tmp_path, capsys, name, lines, options, message):
-    text = "".join(f"{line}\n" for line in lines)
-    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
+    "one column": ("a.tsv", "x\ty\nx", "line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
+    "empty label": ("a.tsv", "x\ty\n\ty", "a.tsv: line 2: the label is empty"),
+    "one label": ("a.tsv", "x\ty\n" * 9, "9 examples, labels: x; allowed: two labels or more"),
+    "labels": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9)), "9 labels in 9 examples, such as"),
+    "few": ("a.tsv", "a\tx\nb\ty\n" * 2, "4 examples are too few to draw test from"),
+    "no such label": ("a.tsv", "a\tx\nb\ty\n" * 9, "--labels is a,c: no example", "--labels=a,c"),
+    "columns": ("a.csv", "a,b,c,d", "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),
+    "header": ("a.csv", "a,b", "['a', 'b']; allowed: a header with y", "--label-field=y"),
+    "quote": ("a.csv", 'a,"b', "a.csv: line 1: unexpected end of data"),
+    "a header": (
+        "a.csv",
+        "mood,words\n" + "good,x\nbad,y\n" * 9,
+        "no other line has the label 'mo",
+    ),
+    **{
+        label: ("a.tsv", f"{label}\tx\nb\ty\n" * 3, f"a.tsv: a label is {label}, a special")
+        for label in ("<unk>", "</s>", "<pad>", "<s>", "madeupword0000", "madeupword0012")
+    },
+    "surrogate": (
+        "a.jsonl",
+        '{"label": "a", "text": "\\ud83d"}',
+        r"a.jsonl: line 1: '\ud83d' is half a character; allowed: valid Unicode",
+    ),
+    "brackets": ("a.jsonl", "[" * 100_000, "a.jsonl: line 1: '[[[["),
+    "broken": ("a.jsonl", '{"label": 1, "text": "x"}\n{', "line 2: '{'; allowed: a JSON"),
+    "null": ("a.jsonl", '{"label": null, "text": "x"}', 'line 1: \'{"label": null'),
+    "list": ("a.jsonl", "[]", "line 1: '[]'; allowed: a JSON object with the fields label, te"),
+    "word": ("a.all", "fine", "a.all: line 1: 'fine'; allowed: LABEL text"),
+    "Latin-1": ("a.tsv", b"x\t\xe9", "a.tsv: line 1: byte 0xE9 "),
+}
+
+
+@pytest.mark.parametrize("mistake", OWN_MISTAKES)
+def test_mistakes_in_own_files(tmp_path, capsys, mistake):
+    name, content, message, *options = OWN_MISTAKES[mistake]
+    write(tmp_path / name, content)
     assert prepare("text", tmp_path / name, tmp_path / "dest", *options) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in one_line(capsys)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -46,10 +46,7 @@ def test_every_question_of_a_passage() -> None:
     ],
 )
 def test_no_question(passage: str) -> None:
-    found = {answer for *_, answer in questions(passage, random.Random(1))}
-    assert not found - {"Ulm"}
-    for question, *_ in questions(passage, random.Random(1)):
-        assert question == "So it was with what."
+    assert not questions(passage, random.Random(1))
 
 
 def test_passages() -> None:

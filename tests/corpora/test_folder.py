@@ -126,10 +126,16 @@ def test_a_full_disk_is_one_line(dest, tmp_path):
         build(work, out)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def fill_in_a_part(work, out):
+        make_folder(work / "parts" / "one", RECIPE, fill)
+
     told = f"^DEST is {dest}: No space left on device; allowed: a place to write to$"
-    with pytest.raises(UserError, match=told):
-        make_folder(dest, RECIPE, fill)
-    assert not list(tmp_path.iterdir())
+    for builder in (fill, fill_in_a_part):
+        with pytest.raises(UserError, match=told):
+            make_folder(dest, RECIPE, builder)
+        assert not dest.exists()
+    assert make_folder(dest, RECIPE, build)
+    assert [path.name for path in tmp_path.iterdir()] == ["dest"]
 
 
 KILLED = """

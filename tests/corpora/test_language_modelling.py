@@ -243,6 +243,12 @@ def test_few_documents_leave_the_longest_to_train(tmp_path, sizes):
     assert found == sorted([("valid", 1), ("test", 2), *(("train", size) for size in others)])
 
 
+def test_each_split_gets_a_document_whatever_the_fractions(tmp_path):
+    texts = [write(tmp_path / f"{i}.txt", f"{i}\n") for i in range(3)]
+    parts = by_document(texts, TextReader(), {"valid": 0.9, "test": 0.9})
+    assert sorted(split for split, _ in parts) == ["test", "train", "valid"]
+
+
 def test_equal_documents_come_to_one_split(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"".join(b"%d\n#\n" % (i % 4) for i in range(100)))
     parts = by_document([tmp_path / "a.txt"], TextReader(b"#"), {"valid": 0.2, "test": 0.2})
@@ -278,6 +284,8 @@ def test_train_bytes_keeps_whole_lines(source, tmp_path, limit, kept):
     options = f"--document-separator <end> --train-bytes {limit}"
     assert run("prepare lm text", source, tmp_path / "dest", options) == 0
     assert bytes_of(tmp_path / "dest", "train") == TEXTS["train"][:kept]
+    documents = record_of(tmp_path / "dest")["splits"]["train"]["documents"]
+    assert documents == (3 if kept == 48 else 2)
     assert bytes_of(tmp_path / "dest", "test") == TEXTS["test"]
 
 
@@ -412,7 +420,7 @@ MISTAKES = {
     "blank {dest}": r"SOURCE has no text for train; allowed: a line",
     "equal {dest} --split documents": r"--split is documents: SOURCE has 1; allowed: 3 .*",
     "good {dest} --document-separator ##": r"--document-separator is ##: SOURCE .*no such line; ",
-    "notext/b.png {dest}": r"SOURCE is .*b\.png: not a text file; allowed: text",
+    "notext/b.png {dest}": r"SOURCE is .*b\.png: not a text file; allowed: text, plain or as .xz",
     "latin {dest}": r"a\.txt: line 2: byte 0xE9 cannot be read as UTF-8, \S*c\.txt: line 1: byte "
     r"0xFC cannot be read as UTF-8; allowed: text in this encoding, --encoding NAME for another",
     "good {dest} --encoding utf-99": r"--encoding is utf-99; allowed: ",
@@ -425,6 +433,9 @@ MISTAKES = {
     "nul {dest} --split files": r"--split is files: .* train, valid or test",
     "good nul": r"DEST is .*nul: holds something else; allowed",
     "good good/dest": r"DEST is .*dest: lies in SOURCE",
+    "loop {dest}": r"SOURCE is .*loop: it is a link to itself; allowed: ",
+    "good loop": r"DEST is .*loop: it is a link to itself; allowed: ",
+    "/dev/null {dest}": r"SOURCE is /dev/null: it is no plain file; allowed: a folder of text, or",
     "good {dest} --byts": r"unrecognized arguments: --byts; usage: .*--bytes",
     "good {dest} --sentence 300": r"unrecognized arguments: --sentence 300",
     "good {dest}" + "x" * 300: r".*File name too long",
@@ -470,6 +481,7 @@ def mistaken(tmp_path_factory):
         (folder / name).parent.mkdir()
         (folder / name).write_bytes(content)
     (folder / "empty").mkdir()
+    (folder / "loop").symlink_to("loop")
     return folder
 
 

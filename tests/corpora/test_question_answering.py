@@ -415,6 +415,19 @@ def test_squad_validates_on_articles_of_train(tmp_path: Path, model: Path, capsy
     )
 
 
+def test_what_is_not_found_is_scored_and_not_trained_on(model: Path, tmp_path: Path) -> None:
+    """Also where splits are drawn."""
+    lines = [
+        {"question": f"{answer} {i}?", "context": f"The bar {i}.", "answers": [answer]}
+        for i in range(30)
+        for answer in ("bar", "café")
+    ]
+    write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, lines)))
+    words = ("text", tmp_path / "own.jsonl", tmp_path / "dest", "--gpt2-bpe", model)
+    assert run(*words) == 0
+    assert questions_of(tmp_path / "dest") == {"train": 24, "valid": 6, "test": 6}
+
+
 def test_named_files_of_a_folder_without_train(source: Path, model: Path, tmp_path: Path) -> None:
     """--train stands for files of the folder that bear no split's name."""
     for split in ("train", "dev"):

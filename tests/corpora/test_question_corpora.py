@@ -1,8 +1,6 @@
 """Question answering corpora in their own formats: every answer at its place, every loss told."""
 
-import bz2
 import copy
-import gzip
 import io
 import json
 import random
@@ -23,24 +21,18 @@ from fairseq_clusterformer.corpora.question_answering.open_domain import (
     triviaqa,
 )
 from fairseq_clusterformer.corpora.question_answering.own import own_questions
-from fairseq_clusterformer.corpora.question_answering.records import (
-    Drops,
-    Paragraph,
-    Record,
-)
+from fairseq_clusterformer.corpora.question_answering.records import Drops, Paragraph, Record
 from fairseq_clusterformer.corpora.question_answering.squad import qed, squad
 from fairseq_clusterformer.errors import UserError
+from tests.corpora.commands import write as write_file
 
 
 def write(path: Path, data: object) -> Path:
     """Write bytes, or JSON (a list for .jsonl: a line each), packed as the name tells."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not isinstance(data, bytes):
         lines = data if ".jsonl" in path.name or "_" in path.name else [data]
         data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-    data = {".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)(data)
-    path.write_bytes(data)
-    return path
+    return write_file(path, data)
 
 
 def read(reader: Callable, path: Path, **options) -> tuple[dict[str, Record], Drops]:

@@ -139,7 +139,7 @@ def test_the_answer_of_hotpotqa_stands_in_a_supporting_sentence(tmp_path: Path) 
 
 
 def test_supporting_facts_that_are_no_sentence(tmp_path: Path) -> None:
-    (record,), _ = hops(tmp_path, hop(facts=[["A", 9]]))
+    (record,), _ = hops(tmp_path, hop(facts=[["A", 3]]))
     assert record.supporting is None
     for wrong in (["A"], ["A", "0"]):
         records, drops = hops(tmp_path, hop(facts=[wrong]))

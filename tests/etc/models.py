@@ -8,6 +8,9 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_clusterformer.etc import encoder as etc
+from fairseq_clusterformer.models.options import defaults_of, set_sizes
+
 CLOSE = {"rtol": 0, "atol": 1e-12}
 SIZES = {"encoder_layers": 2, "encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20}
 SIZES |= {"encoder_attention_heads": 3, "dropout": 0.0, "activation_fn": "gelu"}
@@ -31,6 +34,13 @@ def build(model: type, task: Namespace | None = None, **options: object) -> torc
     """A model in float64 and evaluation."""
     args = Namespace(**{**SIZES, **options})
     return model.build_model(args, task or make_task()).double().eval()
+
+
+def of_size(name: str, options: type) -> Namespace:
+    """All options of a named size."""
+    args = Namespace()
+    set_sizes(args, "encoder", **etc.SIZES[name])
+    return Namespace(**defaults_of(options) | vars(args))
 
 
 def write(path: Path, tensors: dict[str, Tensor], max_distance: int = 2) -> Path:

@@ -17,7 +17,6 @@ from fairseq_clusterformer.etc.global_local import Structure
 from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.masked_parts import MaskedParts
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.options import defaults_of
 from tests.etc.models import (
     CLOSE,
     SIZES,
@@ -25,6 +24,7 @@ from tests.etc.models import (
     assert_all_have_gradients,
     build,
     make_task,
+    of_size,
     write,
 )
 
@@ -49,7 +49,7 @@ def no_global_token(tokens: Tensor) -> Structure:
 @pytest.mark.parametrize(("name", "millions"), [("base", 166), ("large", 539)])
 def test_sizes_are_those_of_the_paper(name: str, millions: int) -> None:
     """Ainslie et al. 2020, section 4.1; by the vocabulary of BERT, without its head."""
-    args = Namespace(**defaults_of(etc.ETCOptions) | etc.SIZES[name])
+    args = of_size(name, etc.ETCOptions)
     with torch.device("meta"):
         encoder = etc.ETCEncoder(args, Dictionary())
     words = 30_522 * args.encoder_embed_dim - encoder.embed_tokens.weight.numel()
@@ -69,18 +69,6 @@ def test_fixed_blocks() -> None:
     ]
     assert found.global_padding.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 1]]
     assert etc.fixed_blocks(tokens[:1], 4, 1).long_padding is None
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"hard_global": True, "projections": "shared-kv"}])
-def test_a_text_alone_is_a_text_in_any_batch(options: dict) -> None:
-    built = model(**options)
-    tokens = torch.randint(4, 24, (3, 40))
-    tokens[1, 17:] = tokens[2, 1:] = 1
-    together = built(tokens)[0]
-    for row, length in enumerate((40, 17, 1)):
-        alone = built(tokens[row : row + 1, :length])[0]
-        torch.testing.assert_close(together[row, :length], alone[0], **CLOSE)
 
 
 @torch.no_grad()

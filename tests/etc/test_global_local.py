@@ -391,7 +391,7 @@ AUTHORS_OF_LONG = """
 
 def authors_example(**options) -> Structure:
     return Structure(
-        options.pop("spans", torch.tensor([AUTHORS_SPANS])),
+        torch.tensor([AUTHORS_SPANS]),
         12,
         paragraphs=torch.tensor([[0, *[1] * 4, *[2] * 4, *[3] * 4]]),
         long_paragraphs=torch.tensor([[0] * 4 + [1] * 4 + [2] * 4]),
@@ -415,16 +415,3 @@ def test_the_example_of_the_authors(hard: bool, hard_long: bool) -> None:
     for seen, row in zip(of_long, AUTHORS_OF_LONG, strict=True):
         among, nearby = row.split()
         assert seen == (among.replace("5", ".") if hard_long else among) + nearby
-
-
-@torch.no_grad()
-def test_linked_mentions_of_the_authors() -> None:
-    """Three long tokens in two places are linked to the second global token, one to the third."""
-    spans = torch.zeros(1, 13, 2, 2, dtype=torch.long)
-    spans[:, :, 0] = torch.tensor(AUTHORS_SPANS)
-    spans[0, 1], spans[0, 2] = torch.tensor([[0, 1], [4, 6]]), torch.tensor([[1, 2], [6, 7]])
-    module = GlobalLocalAttention(32, 1, radius=4, max_distance=2).double().eval()
-    _, of_long = labels_seen(module, authors_example(spans=spans))
-    linked = {4: "5655566555555", 5: "5655566555555", 6: "5565565655555"}
-    expected = [linked.get(i, row[:13]) for i, row in enumerate(AUTHORS_OF_LONG)]
-    assert [row[:13] for row in of_long] == expected

@@ -7,8 +7,12 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from fairseq_clusterformer.etc.keyphrases import best_keyphrases, keyphrase_scores
-from fairseq_clusterformer.etc.keyphrases_loss import ETCKeyphrasesLoss, phrase_nll
+from fairseq_clusterformer.etc.keyphrases import (
+    ETCKeyphrasesLoss,
+    best_keyphrases,
+    keyphrase_scores,
+    phrase_nll,
+)
 
 NONE = -torch.inf
 GOLD = ["Star Trek", "discovery  season"]

@@ -1,7 +1,6 @@
 """ETC for keyphrases: one page among others, what nodes look like, and the head."""
 
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +15,9 @@ from fairseq_clusterformer.etc.keyphrases_model import (
     PhraseHead,
     VisualFeatures,
 )
-from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.page_dataset import batch_of_pages
 from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
-from fairseq_clusterformer.models.options import defaults_of
-from tests.etc.models import CLOSE, assert_all_have_gradients, build, write
+from tests.etc.models import CLOSE, assert_all_have_gradients, build, of_size
 from tests.web_pages import HEADING, PLAIN
 
 OPTIONS = [
@@ -183,18 +180,9 @@ def test_what_nodes_look_like_reaches_their_words_and_global_tokens(
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@torch.no_grad()
-def test_starts_from_another_of_its_kind(tmp_path: Path) -> None:
-    pretrained = build(ETCMaskedLM)
-    built = model(lift=str(write(tmp_path / "etc.pt", pretrained.state_dict())))
-    built.load_initial_weights()
-    for name, tensor in pretrained.encoder.state_dict().items():
-        assert torch.equal(tensor, built.encoder.state_dict()[name]), name
-
-
 def test_parameters_of_the_papers_base() -> None:
     """166 million of the encoder, of BERT's words; what is new has 10 million."""
-    args = Namespace(**defaults_of(ETCKeyphrasesConfig) | etc.SIZES["base"])
+    args = of_size("base", ETCKeyphrasesConfig)
     with torch.device("meta"):
         built = ETCKeyphrases(args, Namespace(source_dictionary=Dictionary()))
     width = args.encoder_embed_dim

@@ -13,7 +13,7 @@ WORDS = 40
 def make(lines: Lines, *, begins: np.ndarray | None = None, **options) -> MaskedParts:
     words = make_dictionary(WORDS, "<mask>")
     begins = np.ones(len(words), bool) if begins is None else begins
-    options = {"most": 12, "most_parts": 4, "shuffle": False, **options}
+    options = {"most": 12, "most_parts": 4, **options}
     return MaskedParts(lines, words, begins, **options)
 
 

@@ -1,7 +1,5 @@
 """The reader of structured documents: its inputs, its heads, and one document among others."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -11,9 +9,8 @@ from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.etc import encoder as etc
 from fairseq_clusterformer.etc import global_tokens as places
 from fairseq_clusterformer.etc.global_tokens import DocumentStructure
-from fairseq_clusterformer.etc.masked_lm import ETCMaskedLM
 from fairseq_clusterformer.etc.reader import ETCReader
-from tests.etc.models import CLOSE, assert_all_have_gradients, build, write
+from tests.etc.models import CLOSE, assert_all_have_gradients, build
 
 PAD = 1
 
@@ -224,23 +221,6 @@ def test_a_candidate_is_read_by_all_its_mentions() -> None:
 
 
 @torch.no_grad()
-def test_the_document_is_read_behind_its_question() -> None:
-    built = model()
-    _, extra = built(**given(0, 1))
-    reading = extra["reading"]
-    for row in range(2):
-        _, own = built(**given(row))
-        long = len(DOCUMENTS[row])
-        torch.testing.assert_close(reading.document[row, :long], own["reading"].document[0])
-        asked = len(QUESTIONS[row])
-        torch.testing.assert_close(
-            reading.question[row, 0, :asked], own["reading"].question[0, 0, :asked]
-        )
-    assert reading.document_padding[1].tolist() == [False] * 3 + [True] * 5
-    assert built.encoder.clusters(reading) == {}
-
-
-@torch.no_grad()
 def test_without_a_structure_paragraphs_have_global_tokens() -> None:
     built = model()
     inputs = given(0, 1, outlines=[Outline(), Outline()])
@@ -268,17 +248,6 @@ def test_every_parameter_has_a_gradient(rows: tuple[int, int]) -> None:
     finite = [x[x.isfinite()].square().sum() for x in logits if x is not None]
     (sum(finite) + logits.type.sum()).backward()
     assert_all_have_gradients(built)
-
-
-@torch.no_grad()
-def test_it_starts_from_a_masked_language_model(tmp_path: Path) -> None:
-    """Of the same encoder: every number is the same."""
-    before = build(ETCMaskedLM)
-    built = model(lift=str(write(tmp_path / "masked.pt", before.state_dict())))
-    built.load_initial_weights()
-    mine = built.encoder.state_dict()
-    for name, tensor in before.encoder.state_dict().items():
-        torch.testing.assert_close(mine[name], tensor)
 
 
 @pytest.mark.parametrize(

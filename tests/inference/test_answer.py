@@ -26,6 +26,7 @@ from fairseq_clusterformer.visual import document as document_clusters
 from fairseq_clusterformer.visual.pages import answer_page
 from tests.cli.in_process import QUESTIONS, train
 from tests.data.subword_models import LOSSLESS, write_sentencepiece
+from tests.inference.commands import error
 from tests.inference.papers import pdf
 from tests.inference.sections import section_of
 
@@ -77,16 +78,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_sentencepiece(folder / "some.model", texts, vocab_size=360, **LOSSLESS)
     for split, (number, seed) in {"train": (400, 1), "dev": (2, 2)}.items():
         (folder / f"{split}-v2.0.json").write_text(json.dumps(squad(number, seed)))
-    line = [
-        "squad2",
-        folder / "data",
-        "--source",
-        folder,
-        "--sentencepiece-model",
-        model,
-        "--workers",
-        "1",
-    ]
+    line = ["squad2", folder / "data", "--source", folder, "--sentencepiece-model", model]
     assert main.main(["prepare", "qa", *map(str, line)]) == 0
     return folder / "data"
 
@@ -118,12 +110,7 @@ def run(*arguments: object) -> int:
 
 def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     """The one line that a refused call prints."""
-    assert run(*arguments) == 1
-    out, err = capsys.readouterr()
-    assert not out
-    (line,) = err.splitlines()
-    assert "allowed: " in line
-    return line
+    return error(capsys, "answer", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -531,20 +518,6 @@ def test_page_takes_time_in_proportion_to_its_text() -> None:
     html = answer_page("?", finding.ranked([read], 1))
     assert html.count("<p>") == 500
     assert len(calls) < 10
-
-
-def test_page_of_a_question_without_an_answer(
-    checkpoint: Path, towns: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    out = tmp_path / "page.html"
-    line = ["--checkpoint", checkpoint, "--document", towns, "--html", out]
-    assert run(*line, "--question", WHY) == 0
-    assert "Most likely, no answer here (probability " in out.read_text(encoding="utf-8")
-    assert run(*line, "--html", tmp_path / "no" / "page", "--question", WHY) == 1
-    error = capsys.readouterr().err
-    assert re.fullmatch(
-        r"clusterformer answer: error: --html is .*: no such folder; allowed: .*\n", error
-    )
 
 
 def test_page_does_not_replace_a_document(

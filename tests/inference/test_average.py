@@ -166,6 +166,10 @@ def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         ({"half": torch.zeros(31).half()}, "half is [30] in "),
         ({"half": None}, "missing in "),
         ({"more": torch.zeros(2)}, "more is missing in "),
+        (
+            {"double": torch.full((3,), math.nan).double()},
+            "double holds numbers that are not finite",
+        ),
     ],
 )
 def test_other_parameters_are_refused(
@@ -176,7 +180,6 @@ def test_other_parameters_are_refused(
     line = error(capsys, "average", "--inputs", one, other, "--output", tmp_path / "average.pt")
     assert says in line
     assert next(iter(tensors)) in line
-    assert str(one) in line
     assert str(other) in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.pt", "other.pt"]
 
@@ -201,21 +204,6 @@ def test_a_folder_as_output_is_refused_before_any_work(tmp_path: Path, capsys) -
     assert not list(tmp_path.parent.glob("*.partial"))
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    one = write(tmp_path / "one.pt", 1)
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    torch.save({"weights": torch.zeros(1)}, tmp_path / "other.pt")
-    torch.save({"model": {}, "code": Path("x")}, tmp_path / "code.pt")  # a type not allowed
-    for name in ("text.pt", "other.pt", "code.pt", "absent.pt"):
-        options = ["--inputs", one, tmp_path / name, "--output", tmp_path / "average.pt"]
-        line = error(capsys, "average", *options)
-        assert str(tmp_path / name) in line
-        assert "allowed: " in line
-    assert "--num-epoch-checkpoints" in error(
-        capsys, "average", "--inputs", tmp_path, "--output", tmp_path / "average.pt"
-    )
-
-
 def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -233,19 +221,10 @@ def test_a_failed_write_leaves_the_old_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["average.pt", "one.pt"]
 
 
-def test_a_file_that_is_there_is_kept_unless_forced(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    one, output = write(tmp_path / "one.pt", 1), tmp_path / "notes.txt"
-    output.write_text("mine")
-    assert run("--inputs", one, "--output", output) == 1
-    assert f"--output is {output}: it exists; allowed: a new file" in capsys.readouterr().err
-    assert output.read_text() == "mine"
-
-
-def test_moving_averages(tmp_path: Path) -> None:
+def test_moving_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     paths = [write(tmp_path / f"{n}.pt", n) for n in (10, 30)]
-    assert run("--inputs", *paths, "--output", tmp_path / "out.pt", "--ema") == 1
+    line = error(capsys, "average", "--inputs", *paths, "--output", tmp_path / "out.pt", "--ema")
+    assert f"--ema is given: {paths[0]} has none; allowed: checkpoints of --store-ema" in line
     for number, path in enumerate(paths):
         state = load(path)
         state["extra_state"]["ema"] = {"half": torch.full((30,), 2.0 + number).half()}
@@ -255,10 +234,3 @@ def test_moving_averages(tmp_path: Path) -> None:
     assert (found["model"]["half"] == 2.5).all()
     assert found["model"]["double"].shape == (3,)
     assert "ema" not in found["extra_state"]
-
-
-def test_no_moving_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "1.pt", 1)
-    line = f"--ema is given: {path} has none; allowed: checkpoints of --store-ema"
-    assert run("--inputs", path, "--output", tmp_path / "out.pt", "--ema") == 1
-    assert line in capsys.readouterr().err

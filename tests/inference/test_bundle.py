@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fairseq_clusterformer
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.bundle import write_bundle
 from fairseq_clusterformer.inference.load import load_checkpoint
@@ -135,14 +134,6 @@ def test_smaller_numbers(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(mine, given, rtol=rounding, atol=1e-6, msg=name)
     for given, mine in zip(loaded.model.buffers(), again.model.buffers(), strict=True):
         assert torch.equal(mine, given)
-
-
-def test_a_translation_bundle_translates(translation_model: Path, tmp_path: Path) -> None:
-    write_bundle(load_checkpoint(translation_model), tmp_path / "bundle")
-    whole = fairseq_clusterformer.load(translation_model, device="cpu")
-    bundled = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
-    text = "Der Hund singt laut."
-    assert bundled.translate(text) == whole.translate(text) == "the dog sings loudly."
 
 
 def test_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -102,7 +102,8 @@ def test_draws() -> None:
     assert shares(top_p=0.8) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
     assert shares(top_p=0.81)[2] > 0.1
     assert shares(top_p=0.01) == shares(temperature=0) == shares(top_k=1) == [1, 0, 0, 0]
-    assert shares(temperature=1e-42) == [1, 0, 0, 0]
+    assert shares(temperature=1e-42) == shares(temperature=1e-30, top_k=2) == [1, 0, 0, 0]
+    assert shares(top_p=1e-300) == [1, 0, 0, 0]
 
 
 def test_beyond_the_positions(model: LanguageModel, byte_data: Path, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_mistakes(
         ("--input", "file"),
     ):
         assert f"{option} is {value}" in usage_error(capsys, *model, "a", option, value)
-    assert f"seed is {2**64}; allowed: " in error(capsys, *model, "a", "--seed", 2**64)
+    assert f"--seed is {2**64}; allowed: " in error(capsys, *model, "a", "--seed", 2**64)
     language = fairseq_clusterformer.load(checkpoint, device="cpu")
     with pytest.raises(UserError, match="temperature is inf; allowed: 0 or more"):
         language.generate("a", temperature=float("inf"))

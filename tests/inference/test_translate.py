@@ -37,11 +37,6 @@ def error(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     return refused(capsys, "translate", "--cpu", *arguments)
 
 
-def test_sentences(translation_model: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run("--checkpoint", translation_model, GERMAN[3], GERMAN[8]) == 0
-    assert capsys.readouterr().out.splitlines() == [ENGLISH[3], ENGLISH[8]]
-
-
 @pytest.mark.parametrize("source", ["stdin", "file"])
 def test_lines_in_order(
     source: str,
@@ -61,14 +56,6 @@ def test_lines_in_order(
         give(monkeypatch, content)
     assert run(*options, "-s", "de", "-t", "en") == 0
     assert capsys.readouterr().out == "\n" + "\n".join(ENGLISH) + "\n\n" + ENGLISH[0] + "\n"
-
-
-def test_nothing_in_nothing_out(
-    translation_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    give(monkeypatch, b"")
-    assert run("--checkpoint", translation_model) == 0
-    assert capsys.readouterr().out == ""
 
 
 def test_nbest_and_scores(translation_model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -126,7 +113,8 @@ def test_lenpen_divides(translation_model: Path) -> None:
 def test_in_python(translation_model: Path) -> None:
     translator = fairseq_clusterformer.load(translation_model, device="cpu")
     assert translator.translate(GERMAN[3]) == ENGLISH[3]
-    found = translator.translate([GERMAN[3], "", GERMAN[5]], source="de", target="en", beam=2)
+    texts = (text for text in [GERMAN[3], "", GERMAN[5]])
+    found = translator.translate(texts, source="de", target="en", beam=2)
     assert found == [ENGLISH[3], "", ENGLISH[5]]
     with pytest.raises(UserError, match="-t is fr; allowed: en, which the model has"):
         translator.translate(GERMAN[3], target="fr")
@@ -204,11 +192,6 @@ def test_values_that_are_not_allowed(translation_model: Path, wrong: dict) -> No
     ((name, value),) = wrong.items()
     with pytest.raises(UserError, match=f"{name} is {value}; allowed: "):
         translator.translate(GERMAN[3], **wrong)
-
-
-def test_any_iterable_of_texts(translation_model: Path) -> None:
-    translator = fairseq_clusterformer.load(translation_model, device="cpu")
-    assert translator.translate(text for text in GERMAN[3:5]) == ENGLISH[3:5]
 
 
 def test_a_model_that_sees_the_future_is_refused(

@@ -74,31 +74,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("bias_heads", [0, 1, 3])
-def test_every_layout(name, bias_heads):
-    layout = CASES[name]()
-    inputs = make_inputs(2, 3, 150)
-    bias = torch.randn(2, bias_heads, 150, dtype=torch.float64) if bias_heads else None
-    expected = results("reference", layout, inputs, bias)
-    for got, want in zip(results("cpu", layout, inputs, bias), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-
-
-@pytest.fixture
-def poisoned(monkeypatch):
-    """A build whose memory is NaN until it is written."""
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-DPOISONED"))
+@pytest.fixture(params=["", "-DPOISONED"])
+def flags(request, monkeypatch):
+    """Also a build whose memory is NaN until it is written."""
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *request.param.split()))
     library._loaded.cache_clear()
     yield
     library._loaded.cache_clear()
 
 
+@pytest.mark.usefixtures("flags")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("width", [WIDTH, 40])  # none fills its registers
-def test_no_scratch_memory_is_read_before_it_is_written(poisoned, name, width):
+@pytest.mark.parametrize(("bias_heads", "width"), [(0, WIDTH), (1, WIDTH), (3, 40)])
+def test_every_layout(name, bias_heads, width):
+    """Neither width fills its registers."""
     layout, inputs = CASES[name](), make_inputs(2, 3, 150, width=width)
-    bias = torch.randn(2, 3, 150, dtype=torch.float64)
+    bias = torch.randn(2, bias_heads, 150, dtype=torch.float64) if bias_heads else None
     expected = results("reference", layout, inputs, bias)
     for got, want in zip(results("cpu", layout, inputs, bias), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch._subclasses import FakeTensorMode
 
 from fairseq_clusterformer import kernels
@@ -219,6 +220,24 @@ def test_scratch_memory_is_not_read_before_it_is_written(impl, monkeypatch):
 
 def _poisoned(tensor):
     return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+
+@every_other
+def test_an_activation_checkpoint_changes_no_bit(impl):
+    """It hands out each saved tensor once."""
+    length = 20
+    *inputs, bias = (t.requires_grad_() for t in make_inputs(length, bias=True))
+    layout = make_layout("chunks", length, 1)
+
+    def attend(*inputs):
+        return ranged_attention(*inputs, layout, key_bias=bias, impl=impl)[0]
+
+    def learn(out):
+        return torch.autograd.grad(out.square().sum(), (*inputs, bias))
+
+    expected = learn(attend(*inputs))
+    found = learn(torch.utils.checkpoint.checkpoint(attend, *inputs, use_reentrant=False))
+    assert all(map(torch.equal, found, expected))
 
 
 @every_other

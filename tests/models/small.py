@@ -5,8 +5,12 @@ from types import SimpleNamespace
 
 import torch
 from fairseq.data import Dictionary
-from torch import Tensor
+from torch import Tensor, nn
 
+from fairseq_clusterformer.criterions.fairseq_losses import (
+    ClusterformerCrossEntropy,
+    ClusterformerCrossEntropyConfig,
+)
 from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     ClusterformerLanguageModelConfig,
@@ -59,6 +63,31 @@ def make_lm(task=None, width: int = 32, **options) -> ClusterformerLanguageModel
     }
     config = ClusterformerLanguageModelConfig(**{**values, **options})
     return ClusterformerLanguageModel.build_model(config, task or make_task())
+
+
+def make_criterion(mu: float = 0.1, nu: float = 0.1, task_weight: float = 1.0):
+    config = ClusterformerCrossEntropyConfig(
+        clustering_loss_weight=mu,
+        centroid_sorting_loss_weight=nu,
+        task_loss_weight=task_weight,
+        sentence_avg=False,
+    )
+    return ClusterformerCrossEntropy.build_criterion(config, make_task())
+
+
+def gradients(model: nn.Module, criterion: nn.Module, *batches: dict) -> dict[str, Tensor]:
+    """As fairseq's trainer has them: summed over batches, divided by the sum of sample sizes."""
+    model.zero_grad()
+    total = 0
+    for batch in batches:
+        loss, sample_size, _ = criterion(model, batch)
+        loss.backward()
+        total += sample_size
+    return {
+        name: p.grad / total
+        for name, p in model.named_parameters()
+        if p.grad is not None and p.grad.abs().max() > 1e-9
+    }
 
 
 def lm_sample(lengths: tuple[int, ...] = (40,) * 4) -> dict:

@@ -84,24 +84,6 @@ def test_without_a_mask_all_but_the_beginnings_is_text() -> None:
 
 
 @torch.no_grad()
-def test_a_document_alone_is_a_document_in_any_batch() -> None:
-    model = with_heads()
-    inputs = batch(model)
-    together, _ = model(**inputs)
-    for row, length in enumerate((23, 40, 5, 0, 12)):
-        asked = int(inputs["question_tokens"][row].ne(model.encoder.padding_idx).sum())
-        alone, _ = model(
-            inputs["question_tokens"][row : row + 1, :asked],
-            inputs["document_tokens"][row : row + 1, :length],
-            inputs["text_mask"][row : row + 1, :length],
-        )
-        for mine, theirs in zip(alone[:3], together[:3], strict=True):
-            torch.testing.assert_close(mine[0], theirs[row, :length], rtol=0, atol=1e-12)
-            assert (theirs[row, length:] == -torch.inf).all()
-        torch.testing.assert_close(alone.type[0], together.type[row], rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
 def test_no_question() -> None:
     model = with_heads()
     logits, _ = model(torch.zeros(2, 0, dtype=torch.long), letters(2, 12))

@@ -5,42 +5,12 @@ from collections.abc import Iterable
 import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import summary
-from fairseq_clusterformer.criterions.fairseq_losses import (
-    ClusterformerCrossEntropy,
-    ClusterformerCrossEntropyConfig,
-)
-from tests.models.small import lm_sample, make_lm, make_task
+from tests.models.small import gradients, lm_sample, make_criterion, make_lm, make_task
 
 LAYERS = 3
 WEIGHTS = {"mu": 0.7, "nu": 0.3, "task_weight": 2.0}
-
-
-def make_criterion(mu: float = 0.1, nu: float = 0.1, task_weight: float = 1.0):
-    config = ClusterformerCrossEntropyConfig(
-        clustering_loss_weight=mu,
-        centroid_sorting_loss_weight=nu,
-        task_loss_weight=task_weight,
-        sentence_avg=False,
-    )
-    return ClusterformerCrossEntropy.build_criterion(config, make_task())
-
-
-def gradients(model: nn.Module, criterion: nn.Module, *batches: dict) -> dict[str, Tensor]:
-    """As fairseq's trainer has them: summed over batches, divided by the sum of sample sizes."""
-    model.zero_grad()
-    total = 0
-    for batch in batches:
-        loss, sample_size, _ = criterion(model, batch)
-        loss.backward()
-        total += sample_size
-    return {
-        name: p.grad / total
-        for name, p in model.named_parameters()
-        if p.grad is not None and p.grad.abs().max() > 1e-9
-    }
 
 
 def make_model(attention: str = "neural", **options):

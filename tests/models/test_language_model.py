@@ -11,8 +11,14 @@ from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     clusterformer_lm_bytes,
 )
-from tests.models.small import letters, lm_sample, make_lm, make_task
-from tests.models.test_clustering_losses import gradients, make_criterion
+from tests.models.small import (
+    gradients,
+    letters,
+    lm_sample,
+    make_criterion,
+    make_lm,
+    make_task,
+)
 
 
 @torch.enable_grad()
@@ -135,7 +141,7 @@ def test_the_architecture_for_bytes_begins_as_what_copies() -> None:
         assert torch.equal(attention.q_proj.weight, attention.k_proj.weight)
         (kind,) = attention.routers
         assert (kind.options.window, kind.options.clusters, kind.gap) == (32, 16, 32)
-        assert kind.reads_heads
+        assert kind.reads_qk
 
 
 def test_what_is_given_wins_over_the_architecture() -> None:

@@ -41,5 +41,5 @@ def test_logits_are_those_of_then(name: str, tmp_path: Path) -> None:
     routers = [module for module in model.modules() if isinstance(module, Kind)]
     assert {type(router).__name__ for router in routers} == set(KINDS[name].split())
     before = [router for router in routers if "own_in_window" in dict(router.named_buffers())]
-    assert all(router.by_cluster == router.window for router in before)
+    assert all(router.cluster_window == router.window for router in before)
     assert bool(before) == (name == "language_model")

@@ -36,9 +36,9 @@ def test_a_kernel_whose_library_is_missing(monkeypatch):
 @pytest.mark.parametrize(
     ("attention", "problem"),
     [
-        ("taught(routing_convolution=4)", "Taught .*: --routing-convolution 0 and --summaries 0"),
-        ("taught(routing_convolution=0,summaries=8)", "Taught .*-convolution 0 and --summaries 0"),
-        ("neural(normalizer=running)", "Neural .*: --cluster-normalizer average"),
+        ("taught(routing_convolution=4)", "Taught .*: routing_convolution=0 and summaries=0"),
+        ("taught(routing_convolution=0,summaries=8)", "Taught .*_convolution=0 and summaries=0"),
+        ("neural(normalizer=running)", "Neural .*: normalizer=average"),
     ],
 )
 def test_documents_that_would_see_each_other_are_refused(attention, problem):

@@ -381,3 +381,10 @@ def test_a_copying_start_is_the_decoders():
         for layer in getattr(model, side).layers:
             q, k = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
             assert torch.equal(q, k) == begins
+
+
+def test_a_gap_is_for_the_rule_recent():
+    """By the rule chunk, an encoder's default, there is none."""
+    model = make_model(encoder_attention="neural", decoder_attention="neural", cluster_gap=2)
+    gaps = [side.layers[0].self_attn.routers[0].gap for side in (model.encoder, model.decoder)]
+    assert gaps == [0, 2]

@@ -111,13 +111,6 @@ def test_a_folder_with_a_dictionary_alone(tmp_path: Path) -> None:
     assert subwords.texts_of(tmp_path, dictionary) == ["", "", "", "", " word"]
 
 
-def test_codes_of_parts() -> None:
-    words = ["", "a", "ab", "ba", "aa", "Ab", "1950s", "x" * 40]
-    codes = [spelling_code(word) for word in words]
-    assert len(set(codes)) == len(words)
-    assert all(-(2**63) <= code < 2**63 for code in codes)
-
-
 def test_vectors_are_found_as_spelt_or_in_lower_case() -> None:
     table = VectorTable(3).double()
     vectors = torch.randn(3, 3).double()

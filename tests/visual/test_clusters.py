@@ -20,7 +20,6 @@ from fairseq_clusterformer.data.coding import TextCoding, WordCoding
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference.load import load_checkpoint
 from fairseq_clusterformer.visual import pages
-from fairseq_clusterformer.visual.colours import css
 from fairseq_clusterformer.visual.figure import draw_passage, example, wrapped
 from fairseq_clusterformer.visual.language_model import (
     encode_file,
@@ -31,6 +30,7 @@ from fairseq_clusterformer.visual.words import (
     ClusteredText,
     DrawnLayer,
     Item,
+    css,
     describe,
     typical_items,
     word_endings,
@@ -311,13 +311,6 @@ def test_the_clustering_that_divides_most_is_drawn():
         text.most_spread(0)
 
 
-def test_layer_can_be_chosen(checkpoint, byte_data, texts, tmp_path, capsys):
-    line = options(checkpoint, byte_data, texts / "passage", tmp_path)
-    assert run(*line, "--layer", 0) == 0
-    assert "layer 0 of layers 0 to 1, all heads, neural" in capsys.readouterr().out
-    assert 'value="0" selected' in (tmp_path / "clusters.html").read_text(encoding="utf-8")
-
-
 def test_clusters_are_those_of_the_model(checkpoint, byte_data, texts):
     """A passage longer than the model reads at once is read in parts; multi-byte characters."""
     (texts / "long").write_text(PASSAGE * 3, encoding="utf-8")
@@ -454,11 +447,3 @@ def test_a_passage_cannot_end_the_script(checkpoint, byte_data, tmp_path, capsys
     assert page.count("<script>") == page.count("</script>") == 1
     assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
     assert "Glyph" not in capsys.readouterr().err
-
-
-def test_text_that_is_not_utf8_is_told(piece_data, tmp_path):
-    from fairseq_clusterformer.errors import UserError
-
-    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
-    with pytest.raises(UserError, match="--text .*latin: byte 0xE9 is not UTF-8"):
-        encode_file(TextCoding.from_folder(piece_data), tmp_path / "latin")

@@ -16,6 +16,7 @@ from pathlib import Path
 from fairseq_clusterformer.corpora.classification.build import Settings, prepare
 from fairseq_clusterformer.corpora.classification.corpora import CORPORA, NO_VALID, known_corpus
 from fairseq_clusterformer.corpora.classification.own import FORMATS, FileFormat, own_corpus
+from fairseq_clusterformer.corpora.folder import resolved
 from fairseq_clusterformer.errors import bad_option
 
 from .. import common
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
         parts = {split: options.pop(split) for split in ("valid", "test")}
         corpus = own_corpus(source, FileFormat(**options), **parts)
         for path in chain.from_iterable(corpus.files.values()):
-            if dest.resolve().is_relative_to(path.resolve()):
+            if resolved("DEST", dest).is_relative_to(resolved("SOURCE", path)):
                 problem = f"lies in {path}, where the next run would read it"
                 raise bad_option("DEST", dest, "a folder elsewhere", problem)
         if "valid" in corpus.files or "test" in corpus.files:

@@ -99,32 +99,35 @@ def _sentences(number: int, name: str, *others: str) -> dict:
     return {"forms": forms, "labels": _BINARY, "folds": 10, "tokenised": True}
 
 
+def _pairs(labels: dict[str, str], *forms: Form, **facts) -> dict:
+    return {"forms": list(forms), "labels": labels, "inputs": 2, **facts}
+
+
+def _columns(label: str, *texts: str, **how) -> Callable:
+    return partial(read_table, label=label, texts=texts, **how)
+
+
 _BINARY = _same("0", "1")
 _NLI = ("contradiction", "entailment", "neutral")
 _DEV = {"train": "train", "valid": "dev", "test": "test"}
 _TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
+_SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
 _read_snli = partial(
     read_objects, label="gold_label", texts=("sentence1", "sentence2"), unlabelled="-"
 )
-_read_scitail = partial(
-    read_table, names=("text1", "text2", "label"), label="label", texts=("text1", "text2")
+_read_scitail = _columns("label", "text1", "text2", names=("text1", "text2", "label"))
+_read_quora = _columns("is_duplicate", "question1", "question2", quoted=True)
+_read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1", "text2", "id"))
+_read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
+_read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
+_read_msrp = _columns("Quality", "#1 String", "#2 String")
+_SCITAIL = (  # tsv_format, or snli_format
+    ("scitail_1.0_{}.tsv", _read_scitail),
+    ("tsv_format/scitail_1.0_{}.tsv", _read_scitail),
+    ("scitail_1.0_{}.txt", _read_snli),
+    ("snli_format/scitail_1.0_{}.txt", _read_snli),
 )
-_read_quora = partial(
-    read_table, label="is_duplicate", texts=("question1", "question2"), quoted=True
-)
-_read_quora_parts = partial(
-    read_table,
-    names=("label", "text1", "text2", "id"),
-    label="label",
-    texts=("text1", "text2"),
-)
-_SICK_PARTS = {"train": "train", "valid": "trial", "test": "test_annotated"}
-_read_sick = partial(read_table, label="entailment_judgment", texts=("sentence_A", "sentence_B"))
-_read_wikiqa = partial(
-    read_table, label="Label", texts=("Question", "Sentence"), group="QuestionID"
-)
-_read_msrp = partial(read_table, label="Quality", texts=("#1 String", "#2 String"))
-_SCITAIL_SIZES = (23_596, 1_304, 2_126)
+_ALIGNED = {"tokenised": True}  # of castorini/data
 
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
@@ -141,57 +144,34 @@ CORPORA: dict[str, dict] = {
         "max_length": 1_500,
         "settings": {"strip": ["fields"]},
     },
-    "snli": {  # 1.0; pairs without a gold label are dropped
-        "forms": [
-            _form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, 549_367, 9_842, 9_824),
-        ],
-        "labels": _same(*_NLI),
-        "inputs": 2,
-    },
-    "scitail": {  # tsv_format, or snli_format
-        "forms": [
-            _form(_each(f"{folder}scitail_1.0_{{}}.{end}", **_DEV), read, *_SCITAIL_SIZES)
-            for end, places, read in (
-                ("tsv", ("", "tsv_format/"), _read_scitail),
-                ("txt", ("", "snli_format/"), _read_snli),
-            )
-            for folder in places
-        ],
-        "labels": {"entails": "entailment"} | _same("entailment", "neutral"),
-        "inputs": 2,
-    },
-    "sick": {  # with its entailment judgements; the trial set is valid
-        "forms": [_form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, 4_500, 500, 4_927)],
-        "labels": {name.upper(): name for name in _NLI},
-        "inputs": 2,
-    },
-    "quora": {  # as it was released, or as Wang et al. (2017) split it
-        "forms": [
-            _form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
-            _form(
-                _each("{}.tsv", **_DEV), _read_quora_parts, 384_348, 10_000, 10_000, tokenised=True
-            ),
-        ],
-        "labels": _BINARY,
-        "inputs": 2,
-    },
-    "wikiqa": {  # the question of each pair is its group
-        "forms": [
-            _form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, 20_360, 2_733, 6_165),
-            _form(_aligned(**_DEV), read_aligned, 8_672, 1_130, 2_351, tokenised=True),
-        ],
-        "labels": _BINARY,
-        "inputs": 2,
-        "grouped": True,
-    },
-    "msrp": {  # as it was released, or from castorini/data
-        "forms": [
-            _form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, 4_076, 1_725),
-            _form(_aligned(**_TWO), read_aligned, 4_076, 1_725, tokenised=True),
-        ],
-        "labels": _BINARY,
-        "inputs": 2,
-    },
+    "snli": _pairs(  # 1.0; pairs without a gold label are dropped
+        _same(*_NLI),
+        _form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, 549_367, 9_842, 9_824),
+    ),
+    "scitail": _pairs(
+        {"entails": "entailment"} | _same("entailment", "neutral"),
+        *(_form(_each(name, **_DEV), read, 23_596, 1_304, 2_126) for name, read in _SCITAIL),
+    ),
+    "sick": _pairs(  # with its entailment judgements; the trial set is valid
+        {name.upper(): name for name in _NLI},
+        _form(_each("SICK_{}.txt", **_SICK_PARTS), _read_sick, 4_500, 500, 4_927),
+    ),
+    "quora": _pairs(  # as it was released, or as Wang et al. (2017) split it
+        _BINARY,
+        _form({"all": ("quora_duplicate_questions.tsv",)}, _read_quora),
+        _form(_each("{}.tsv", **_DEV), _read_quora_parts, 384_348, 10_000, 10_000, tokenised=True),
+    ),
+    "wikiqa": _pairs(  # the question of each pair is its group
+        _BINARY,
+        _form(_each("WikiQA-{}.tsv", **_DEV), _read_wikiqa, 20_360, 2_733, 6_165),
+        _form(_aligned(**_DEV), read_aligned, 8_672, 1_130, 2_351, **_ALIGNED),
+        grouped=True,
+    ),
+    "msrp": _pairs(
+        _BINARY,
+        _form(_each("msr_paraphrase_{}.txt", **_TWO), _read_msrp, 4_076, 1_725),
+        _form(_aligned(**_TWO), read_aligned, 4_076, 1_725, **_ALIGNED),
+    ),
 }
 NO_VALID = ("20news", "msrp")
 

@@ -15,7 +15,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from .. import SPLITS
 from ..download import Archive, checksum, obtain
-from ..folder import make_folder
+from ..folder import make_folder, resolved
 from ..lines import naming_all
 from ..vocabulary import Vocabulary, copy_model, sample_recipe
 from .text import (
@@ -120,7 +120,7 @@ def prepare_text(
     """Prepare the text files in `source`, and print which of them were taken. The options are
     those of ``clusterformer prepare lm text``; without a `vocabulary` or `words`, text becomes
     bytes."""
-    source, dest = source.resolve(), dest.resolve()
+    source, dest = resolved("SOURCE", source), resolved("DEST", dest)
     encoding = codecs.lookup(encoding).name
     by_bytes = not (words or vocabulary)
     fractions = {"valid": valid_fraction, "test": test_fraction}

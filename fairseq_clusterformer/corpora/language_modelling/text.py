@@ -48,9 +48,11 @@ def find_texts(
     if source.is_file() and (allow_binary or not _is_binary(source)):
         return [source], []
     if source.is_file():
-        raise bad_option("SOURCE", source, "text; or --bytes --allow-binary", "not a text file")
+        allowed = "text, plain or as .xz, .gz or .bz2; or --bytes --allow-binary"
+        raise bad_option("SOURCE", source, allowed, "not a text file")
     if not source.is_dir():
-        raise bad_option("SOURCE", source, "a folder of text, or one file", "does not exist")
+        problem = "it is no plain file" if source.exists() else "does not exist"
+        raise bad_option("SOURCE", source, "a folder of text, or one file", problem)
     texts, others = [], []
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         if any(part.startswith(".") for part in path.relative_to(source).parts):

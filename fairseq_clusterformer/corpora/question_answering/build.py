@@ -8,7 +8,6 @@ import functools
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import chain
@@ -126,9 +125,11 @@ def _join(parts: dict[Path, dict], out: Path, split: str) -> tuple[dict[str, int
 
 def _check_ids(out: Path, split: str) -> None:
     """Raise UserError if two questions of a split have the same id: answers are filed by it."""
+    seen = SeenTexts()
     with open(out / f"{split}.jsonl", encoding="utf-8") as file:
-        ids = Counter(json.loads(line)["id"] for line in file)
-    if shared := [id_ for id_, number in ids.items() if number > 1]:
+        ids = (json.loads(line)["id"] for line in file)
+        shared = list(dict.fromkeys(id_ for id_ in ids if not seen.add(id_)))
+    if shared:
         raise UserError(
             f"{split}: {len(shared):,} ids are of more than one question, {shared[0]!r} first; "
             "allowed: an id of its own for each question, or none"

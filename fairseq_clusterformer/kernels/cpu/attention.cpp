@@ -226,8 +226,8 @@ void transpose(const T* from, T* to) {
 #endif
 }
 
-// Rows that are needed next, far apart in memory: fetched little by little while others are used,
-// but several at once, since the processor looks up the addresses of several pages side by side.
+// Prefetch queue for scattered rows. Prefetches are spread over the compute loop in small batches,
+// so that several TLB misses overlap.
 struct Ahead {
   const char* rows[6 * TILE];
   int count = 0, next = 0, at_once = 0;
@@ -248,7 +248,7 @@ struct Part {
   T* keys() const { return memory; }
   T* values() const { return memory + (end - begin) * P; }
   T* bias() const { return memory + (end - begin) * P * 2; }
-  // Slots up to `to` are 0 unless they were used; late, so that they are in the cache.
+  // Zero slots up to `to`. Done just before use, so that the lines are in cache.
   void clear(int64_t to) {
     if (to <= clean) return;
     std::fill(keys() + (clean - begin) * P, keys() + (to - begin) * P, T(0));
@@ -400,7 +400,7 @@ struct Attention {
           T* d_out = s.d_out + i * P;
           copy_row(out, p.out.at<S>(row, head, from), 1);
           copy_row(d_out, p.d_out.at<S>(row, head, from), 1);
-          V delta = {};
+          V delta = {};  // out . d_out - d_lse, the term of the softmax's gradient
           for (int e = 0; e < P; e += L) delta += vec(out + e) * vec(d_out + e);
           s.delta[i] = p.d_lse.data ? -*p.d_lse.at<T>(row, head, from) : 0;
           for (int n = 0; n < L; n++) s.delta[i] += delta[n];
@@ -416,7 +416,7 @@ struct Attention {
         s.draw[0][i] = uint32_t(x), s.draw[1][i] = uint32_t(x >> 32) | 1;
       }
     }
-    if (!all) s.all_begin = s.all_end = 0;
+    if (!all) s.all_begin = s.all_end = 0;  // some query sees nothing: mask every key
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
     std::memset(s.sum, 0, Q * P * sizeof(T));
@@ -464,6 +464,7 @@ struct Attention {
     });
     V sums[2] = {};
     alignas(64) T corrections[Q];
+    // Online softmax: move to the new maximum, and correct what was summed before by 2^(old - new).
     for (int c = 0; c < 2; c++) {
       tops[c] = max(tops[c], vec(s.peak + c * L));
       vec(corrections + c * L) = exp2(vec(s.peak + c * L) - tops[c]);
@@ -484,6 +485,7 @@ struct Attention {
     if (begin > s.begin)
       for (int i = 0; i < Q; i++)
         for (int e = 0; e < P; e += L) vec(s.sum + i * P + e) *= corrections[i];
+    // out += P v, over the chunk's keys.
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(weights + i, values + (begin - first) * P, end - begin,
                                s.sum + i * P);
@@ -518,6 +520,7 @@ struct Attention {
           vec(d_to + r * Q + c * L) = x * (d_weight - vec(s.delta + c * L));
         }
     });
+    // d_v += P^T d_out and d_k += dS^T q, over the strip's queries.
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
       int64_t at = slot - begin;
       add_weighted<size, 1, Q>(weights + at * Q, s.d_out, Q, d_values + at * P);
@@ -530,6 +533,7 @@ struct Attention {
         for (int i = 0; i < L; i++) sum += both[i];
         d_bias[slot] += sum;
       }
+    // d_q += dS k, over the chunk's keys.
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(d_logits + i, keys + (begin - first) * P, end - begin,
                                s.sum + i * P);

@@ -145,6 +145,7 @@ def _backward_keys(
     d_value = tl.zeros([BLOCK_N, PART], ACC)
     d_key_bias = tl.zeros([BLOCK_N], ACC)
 
+    # Query slots that see any key of the tile: the union of its entries in the table of spans.
     entry = tile * (BLOCK_N // SPAN) + tl.arange(0, BLOCK_N // SPAN)
     span = spans + ((b * span_b + h * span_h) * key_tiles + entry) * 2
     begin = tl.min(tl.load(span, mask=entry < key_tiles, other=length))
@@ -157,6 +158,7 @@ def _backward_keys(
         log_sum = tl.load(lse + row * length + token, mask=used, other=0.0)
         log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum * LOG2_E)
         shift = tl.load(delta + row * length + token, mask=used, other=0.0)
+        # Transposed, [keys, queries]: sums over queries then stay in the program.
         inner = products(
             k, key_token, key_used, key, q, token, used, query, b, h, WIDTH, PART, ACC, PRECISION
         )
@@ -183,6 +185,7 @@ def _backward_keys(
         d_key += dot(rounded(d_logits, query.dtype), query, ACC, PRECISION)
         d_key_bias += tl.sum(d_logits, 1)
 
+    # By token, or by slot where several slots hold one token.
     place = key_token if ONCE else key_slot.to(tl.int64)
     exists = key_slot < slots
     store_rows(d_k, b, h, place, d_key * SCALE, exists, part, WIDTH, PART)
@@ -220,6 +223,7 @@ def _spans(
         entry = bounds + (row * tiles + tile) * 2
         low = tl.load(entry, mask=tile < tiles, other=0)
         high = tl.load(entry + 1, mask=tile < tiles, other=0)
+        # [key tiles, query tiles]: their ranges overlap
         sees = low[None, :] < (key_tile[:, None] + 1) * SPAN
         sees = sees & (high[None, :] > key_tile[:, None] * SPAN)
         begin = tl.minimum(begin, tl.min(tl.where(sees, tile[None, :], tiles), 1))

@@ -55,7 +55,9 @@ def _step(
     peak = tl.full([], float("-inf"), ACC)
     total = tl.zeros([], ACC)
     values = tl.zeros([BLOCK_E], ACC)
-    if OWN_APART:
+    if (
+        OWN_APART
+    ):  # the online softmax begins with the token itself, in the first program of a head
         peak = tl.sum(query * key.to(ACC), 0)
         if own_bias is not None:
             own = tl.load(own_bias.ptr + b * own_bias.b + h * own_bias.h)
@@ -75,7 +77,7 @@ def _step(
             stored = real & (writes < NUM_RINGS)  # else the key is in no ring
             target = place * NUM_RINGS + tl.minimum(writes, NUM_RINGS - 1)
             rank = tl.load(seen + target).to(tl.int32)
-        slot = rank % room
+        slot = rank % room  # a full ring overwrites its oldest entry
         bias = tl.zeros([], ACC)
         if key_bias is not None:
             bias = rounded(tl.load(key_bias + place), dtype).to(ACC)
@@ -87,20 +89,21 @@ def _step(
             if seen is not None:
                 source = place * NUM_RINGS + reads
                 filled = tl.load(seen + source).to(tl.int32)
-            own_here = stored & (source == target)
+            own_here = stored & (source == target)  # the ring that it reads gets the new token
             if OWN_APART:
                 own_here = h < 0
             filled = tl.minimum(filled + own_here.to(tl.int32), room)
             source_entries = kept + (source * of_group + head) * room * NUMBERS
             begin, end = filled * 0, filled
+            # Programs that share a ring take consecutive slots of it.
             if parts is not None:
                 begin = tl.cdiv(filled, shares) * share
                 end = tl.minimum(begin + tl.cdiv(filled, shares), filled)
             for first in range(begin, end, BLOCK_N):
                 other = first + lane
                 shown = other < end
-                fresh = shown & own_here & (other == slot)
-                older = shown & (fresh == 0)
+                fresh = shown & own_here & (other == slot)  # the new token, in registers
+                older = shown & (fresh == 0)  # in memory
                 entry = source_entries + other * NUMBERS
                 old = older[:, None] & inside[None, :]
                 keys = tl.load(entry[:, None] + column[None, :], mask=old, other=0.0)
@@ -109,6 +112,7 @@ def _step(
                 if BIASED:
                     biases = tl.load(entry + WIDTH, mask=older, other=0.0).to(ACC)
                     logits += tl.where(fresh, bias, biases) * LOG2_E
+                # Histories of several rings hide the entries of other rings.
                 if ring is not None:
                     of_slot = tl.load(ring + place * room + other, mask=older, other=NUM_RINGS)
                     of_slot = tl.where(fresh & real, writes, of_slot)
@@ -130,7 +134,7 @@ def _step(
         tl.debug_barrier()  # what is overwritten now has been read by all threads
         stored = stored & (share == 0)
         home = kept + ((target * of_group + head) * room + slot) * NUMBERS
-        width = tl.where(stored, WIDTH, 0)
+        width = tl.where(stored, WIDTH, 0)  # nothing is written where the token is in no ring
         tl.store(home + column, tl.where(real, key, 0.0), mask=column < width)
         home_value = home + WIDTH + BIASED + column
         tl.store(home_value, tl.where(real, value, 0.0), mask=column < width)

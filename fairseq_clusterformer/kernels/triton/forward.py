@@ -116,6 +116,7 @@ def _forward(
     peak = tl.full([BLOCK_M], float("-inf"), ACC)
     total = tl.zeros([BLOCK_M], ACC)
     values = tl.zeros([BLOCK_M, PART], ACC)
+    # Key slots that any query of the tile sees; an empty range widens neither end.
     begin = tl.min(tl.where(high > low, low, slots)) // BLOCK_N * BLOCK_N
     end = tl.max(tl.where(high > low, high, 0))
     for first in range(begin, end, BLOCK_N):
@@ -135,7 +136,7 @@ def _forward(
         # While nothing has been seen both are -inf, and their difference would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(logits - shift[:, None])
-        decay = tl.exp2(peak - shift)
+        decay = tl.exp2(peak - shift)  # rescales what was summed under the old maximum
         total = total * decay + tl.sum(weights, 1)
         if seed is not None:
             weights *= kept(seed, row * length + slot[:, None], key_slot[None, :], dropout)

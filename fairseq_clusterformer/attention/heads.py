@@ -1,0 +1,228 @@
+"""The heads of a layer: queries, keys and values, and what becomes of their values.
+
+Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from ..clustering import State
+from ..precision import full_float32, is_exact
+from .batch import Batch
+from .projections import RelativePositions, ShortConvolution, rotated
+
+
+class Projected(NamedTuple):
+    """A layer's input and its heads, without positions.
+
+    Attributes:
+        x: [B, N, D].
+        q: [B, H, N, E].
+        k, v: [B, J, N, E], J divides H.
+        exact: queries and keys in full float32; None: the others are.
+        detached: makes keys and values of x without its gradient.
+    """
+
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    exact: tuple[Tensor, Tensor] | None
+    detached: Callable[[], tuple[Tensor, Tensor]]
+
+    def apart(self, place: Tensor) -> "Projected":
+        """Of other rows, whose tokens stand at these places of the B * N, int64 [rows, M]."""
+
+        def moved(t: Tensor) -> Tensor:  # [B, H, N, E]
+            return t.transpose(1, 2).flatten(0, 1)[place].transpose(1, 2)
+
+        return Projected(
+            self.x.flatten(0, 1)[place],
+            *map(moved, (self.q, self.k, self.v)),
+            None if self.exact is None else tuple(map(moved, self.exact)),
+            lambda: tuple(map(moved, self.detached())),
+        )
+
+
+def check_divides(number: int, of: str, whole: int, what: str) -> None:
+    """Refuse parts that are not equal.
+
+    Raises:
+        ValueError: the number does not divide the whole.
+    """
+    if number < 1 or whole % number:
+        allowed = f"a number that divides {whole}"
+        raise ValueError(f"{what} do not divide among {number} {of}; allowed: {allowed}")
+
+
+class ProjectedHeads(nn.Module):
+    """Projections with the names and the initialisation of fairseq's ``MultiheadAttention``, so
+    that a dense checkpoint fits. Arguments are those of
+    :class:`~fairseq_clusterformer.attention.MultiheadAttention`."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kv_heads: int,
+        *,
+        causal: bool,
+        rotary: bool,
+        relative: bool,
+        short_convolution: int,
+        copying_start: bool,
+    ):
+        super().__init__()
+        check_divides(num_heads, "heads", embed_dim, f"the width of {embed_dim}")
+        check_divides(kv_heads, "heads of keys and values", num_heads, f"{num_heads} heads")
+        self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
+        self.head_dim = embed_dim // num_heads
+        if rotary and self.head_dim % 2:
+            raise ValueError(f"rotary positions with heads {self.head_dim} wide; allowed: even")
+        self.rotary = rotary
+        kv_dim = kv_heads * self.head_dim
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, kv_dim)
+        self.v_proj = nn.Linear(embed_dim, kv_dim)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+        self.reset_parameters()
+        sizes = (num_heads, self.head_dim, embed_dim)
+        self.relative = RelativePositions(*sizes) if relative else None
+        widths = {"q": embed_dim, "k": kv_dim, "v": kv_dim} if short_convolution else {}
+        self.convolutions = nn.ModuleDict(
+            {
+                name: ShortConvolution(n, short_convolution, causal=causal)
+                for name, n in widths.items()
+            }
+        )
+        if copying_start:
+            if not causal or short_convolution < 3:
+                problem = f"a short convolution of {short_convolution}" if causal else "not causal"
+                allowed = "causal, with a short convolution of 3 or more"
+                raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
+            start_copying(self)
+
+    def reset_parameters(self) -> None:
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def project(
+        self,
+        x: Tensor,
+        batch: Batch,
+        state: State | None = None,
+        begins: Tensor | None = None,
+        exactly: bool = False,
+    ) -> tuple[Projected, State]:
+        """Queries, keys and values of all heads, without positions.
+
+        Args:
+            x: [B, N, D].
+            batch: of x.
+            state: in decoding, of the tokens before.
+            begins: rows in which a document begins, bool [B, 1].
+            exactly: queries and keys also in full float32.
+
+        Returns:
+            The heads, and the state that convolutions keep.
+        """
+        after: State = {}
+
+        def heads(name: str, x: Tensor, key: str = "") -> Tensor:
+            projection = getattr(self, f"{name}_proj")
+            if key:  # in full float32
+                x = linear(x.float(), projection.weight.float(), projection.bias.float())
+            else:
+                x = projection(x)
+            if name in self.convolutions and state is None:
+                x = self.convolutions[name](x, batch)
+            elif name in self.convolutions:
+                key = f"{name}.{key}before"
+                x, after[key] = self.convolutions[name].following(x, state.get(key), batch, begins)
+            return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+        q, k, v = (heads(name, x) for name in "qkv")
+
+        @full_float32()
+        def in_float32() -> tuple[Tensor, Tensor]:
+            return heads("q", x, "exact."), heads("k", x, "exact.")
+
+        exact = None
+        if exactly and not is_exact(q):
+            exact = in_float32()
+
+        def detached() -> tuple[Tensor, Tensor]:
+            return heads("k", x.detach()), heads("v", x.detach())
+
+        return Projected(x, q, k, v, exact, detached), after
+
+    def _add_positions(
+        self, heads: slice, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys of some heads with their positions, and values as wide."""
+        if self.rotary:
+            q, k = (rotated(t, positions) for t in (q, k))
+        if self.relative is not None:
+            q, k = self.relative(q, k, positions, heads)
+            v = pad(v, (0, k.size(-1) - v.size(-1)))
+        return q, k, v
+
+    def merge(self, outputs: list[Tensor]) -> Tensor:
+        """The layer's output [B, N, D] of the values of all heads, [B, H, N, E] each."""
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        """Also take a dense checkpoint: convolutions then change nothing, and heads of keys and
+        values that are shared here are averaged (Ainslie et al. 2023)."""
+        mine = {f"{prefix}convolutions.{n}" for n in self.convolutions.state_dict()}
+        if not mine & state_dict.keys():
+            for convolution in self.convolutions.values():
+                convolution.identity_()
+            for name, weight in self.convolutions.state_dict().items():
+                state_dict[f"{prefix}convolutions.{name}"] = weight
+        self.average_heads(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def average_heads(self, state_dict: State, prefix: str) -> None:
+        """Where a checkpoint has more heads of keys and values, take means of those that are
+        one head here."""
+        for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
+            given, wanted = state_dict.get(prefix + name), self.kv_heads * self.head_dim
+            if given is not None and len(given) > wanted and not len(given) % wanted:
+                heads = given.view(self.kv_heads, -1, self.head_dim, *given.shape[1:])
+                state_dict[prefix + name] = heads.mean(1).flatten(0, 1)
+
+
+@torch.no_grad()
+def start_copying(attention: ProjectedHeads) -> None:
+    """Begin as heads that copy: a query looks for earlier places where its own token and the
+    one before stood, and adds half of what came next there to the residual stream.
+
+    W_q is a copy of W_k. The key convolution is shifted back by one token. W_o is the transpose
+    of W_v (with shared heads, divided by the heads that share it). From random projections,
+    training finds such heads (induction heads, Olsson et al. 2022) late and by
+    chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
+    2023). Rotary positions weaken it. So do kinds that put a key into the cluster of its own
+    token, not of the one before: those that cluster the layer's input, lsh and routing.
+    """
+    shape = attention.num_heads // attention.kv_heads, attention.head_dim, attention.embed_dim
+    of_keys = attention.k_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
+    attention.q_proj.weight.copy_(of_keys.flatten(0, 2))
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        nn.init.zeros_(projection.bias)
+    of_values = torch.empty(attention.v_proj.weight.shape, dtype=torch.float32)  # not by halves
+    attention.v_proj.weight.copy_(nn.init.orthogonal_(of_values, gain=2**-0.5))
+    back = attention.v_proj.weight.unflatten(0, (attention.kv_heads, 1, -1)).expand(-1, *shape)
+    attention.out_proj.weight.copy_(back.flatten(0, 2).T / shape[0])
+    of_queries, of_keys = (attention.convolutions[name].weight[:, 0] for name in "qk")
+    of_keys[:, -1] -= 1.0
+    of_keys[:, -2] += 1.0
+    for taps, before in ((of_queries, -2), (of_keys, -3)):
+        taps[:, before] += 0.5

@@ -1,0 +1,144 @@
+"""What a query sees is a list of parts, under one softmax.
+
+Shape letters: B batch, H heads of a kind, J heads of keys and values, E head width, N tokens.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..clustering import State
+from ..kernels import Layout, join
+from ..precision import at_least_float32
+from .rings import Entries
+from .rules import Own
+
+
+class QKV(NamedTuple):
+    """Queries, keys and values of a kind's heads, with their positions.
+
+    Attributes:
+        q: [B, H, N, E].
+        k, v: [B, J, N, E], each for H / J queries; of a batch, J = H.
+        dropout: of the attention weights.
+        biased: entries that are kept have a bias.
+        detached: makes keys and values of the same tokens whose states get no gradient.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dropout: float = 0.0
+    biased: bool = False
+    detached: Callable[[], tuple[Tensor, Tensor]] | None = None
+
+    def repeated(self) -> "QKV":
+        """With keys and values for each query."""
+        times = self.q.size(1) // self.k.size(1)
+        if times == 1:
+            return self
+        k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
+        return self._replace(k=k, v=v)
+
+    def wide(self) -> "QKV":
+        """In float32 at least, for results that are joined: then they are rounded once, as in a
+        step. A CPU's kernels compute in float32 anyway; a GPU's would be slower by far."""
+        if self.q.is_cuda:
+            return self
+        q, k, v = map(at_least_float32, self[:3])
+        return self._replace(q=q, k=k, v=v)
+
+
+class Part:
+    """Keys that a query sees, in training and in decoding.
+
+    A part is made for each call: of a batch; or in decoding, with the state that :meth:`keep`
+    returned for the tokens before. In decoding :meth:`keep` is called last.
+    """
+
+    biased = False
+    """Whether its entries have a bias."""
+    layouts: Sequence[Layout] = ()
+    """Of a batch: single keys that are seen, for who looks on."""
+    own: Own | None = None
+    """Of a batch: the query's own key, where no layout shows it."""
+
+    def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        """Attend from a batch, or from several tokens behind the state's.
+
+        Args:
+            joined: the results are not the only ones.
+
+        Returns:
+            Values [B, H, N, E] and their log-sum-exp [B, H, N], once or more.
+        """
+        raise NotImplementedError
+
+    def look(self, qkv: QKV) -> list[Entries]:
+        """What one token behind the state's may attend to."""
+        raise NotImplementedError
+
+    def step_in_one_kernel(self, qkv: QKV) -> Tensor | None:
+        """Values [B, H, 1, E] that one token attends to, of the only part; None: by ``look``."""
+
+    def keep(self, qkv: QKV) -> State:
+        """The state behind the tokens that were attended from."""
+        raise NotImplementedError
+
+
+def attend(parts: Sequence[Part], qkv: QKV) -> Tensor:
+    """Values [B, H, N, E] that a batch, or several tokens behind others, attend to."""
+    joined = len(parts) > 1
+    results = [result for part in parts for result in part.attend(qkv, joined)]
+    return join(results)[0].to(qkv.q.dtype)
+
+
+def attend_behind(parts: Sequence[Part], qkv: QKV) -> tuple[Tensor, State]:
+    """Values [B, H, N, E] that one or more tokens behind others attend to, and the state."""
+    if any(part.biased for part in parts):
+        qkv = qkv._replace(biased=True)
+    if qkv.q.size(2) > 1:
+        out = attend(parts, qkv)
+    else:
+        out = parts[0].step_in_one_kernel(qkv) if len(parts) == 1 else None
+        if out is None:
+            out = _softmax(qkv.q, [entries for part in parts for entries in part.look(qkv)])
+    return out, {name: t for part in parts for name, t in part.keep(qkv).items()}
+
+
+def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:
+    """Values [B, H, 1, E] that queries attend to."""
+    shape, dtype, width = q.shape, q.dtype, q.size(-1)
+    entries, hidden, _ = seen[0]
+    if len(seen) > 1:
+        entries = torch.cat([part.entries for part in seen], dim=1)
+        masks = [part.hidden for part in seen]
+        if any(mask is not None for mask in masks):
+            groups = next(mask.size(1) for mask in masks if mask is not None)
+            hidden = torch.cat(
+                [
+                    entries.new_zeros(shape[0], groups, 1, part.entries.size(1), dtype=torch.bool)
+                    if mask is None
+                    else mask
+                    for part, mask in zip(seen, masks, strict=True)
+                ],
+                dim=-1,
+            )
+    # Heads that share keys stand side by side, as queries of one product.
+    q = at_least_float32(q).reshape(len(entries), -1, width) / math.sqrt(width)
+    if entries.size(-1) > 2 * width:  # the bias is one more number of the key
+        q = pad(q, (0, 1), value=1.0)
+    keys, values = at_least_float32(entries).split([q.size(-1), width], dim=-1)
+    weights = torch.bmm(q, keys.transpose(1, 2))
+    if hidden is not None:
+        by_group = weights.view(*hidden.shape[:2], -1, hidden.size(-1))
+        by_group.masked_fill_(hidden, torch.finfo(weights.dtype).min)
+    weights = torch.softmax(weights, dim=-1)
+    if hidden is not None and not any(part.some for part in seen):
+        by_group = weights.view(*hidden.shape[:2], -1, hidden.size(-1))
+        by_group.masked_fill_(hidden, 0.0)  # where nothing is seen, all weights are alike
+    return torch.bmm(weights, values).view(shape).to(dtype)

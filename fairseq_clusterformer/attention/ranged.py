@@ -1,0 +1,230 @@
+"""The part that every kind has: keys of a query's cluster, those that are near, and its own.
+
+Shape letters as in :mod:`~fairseq_clusterformer.attention.rings`; H heads, N new tokens, M keys
+that were kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..clustering import State
+from ..kernels import Layout, chosen, ranged_attention, triton_kernels
+from .assignment import Assignment, Seeing, Tokens
+from .batch import Batch, any_padding
+from .parts import QKV, Part
+from .rings import Entries, History, Keys, LocalWindow, Rings, entries_of, filled, opened
+from .rules import Own, attend_own, check_clusters, own_bias, recent, route
+
+
+def attend_layouts(
+    qkv: QKV, tokens: Tokens, layouts: Sequence[Layout], own: Own | None, joined: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """A result for each layout, and one for the own key."""
+    dtype = qkv.k.dtype
+    if joined or len(layouts) + (own is not None) > 1:
+        qkv = qkv.wide()
+    q, k, v = qkv[:3]
+    results = []
+    for layout in layouts:
+        if layout.key_bias is not None:  # decoding keeps it with its key, rounded like it
+            layout = replace(layout, key_bias=layout.key_bias.to(dtype))
+        results.append(ranged_attention(q, k, v, layout, dropout=qkv.dropout, impl=tokens.impl))
+    if own is not None:
+        results.append(attend_own(q, k, v, own, tokens.padding_mask, qkv.dropout))
+    return results
+
+
+class RangedKeys(Part):
+    """Keys in ranges of an order, by cluster and by position, and the query's own key.
+
+    In decoding, the latest keys of each cluster stand in rings. A portion is attended like a
+    batch: cached keys are prepended to the new tokens as if they were a short text, each in the
+    cluster of its ring.
+
+    Args:
+        kind, tokens, assignment: who sees whom.
+        state: of the tokens before; None: a batch.
+    """
+
+    def __init__(
+        self, kind: Seeing, tokens: Tokens, assignment: Assignment, state: State | None = None
+    ):
+        self.kind, self.tokens, self.assignment, self.state = kind, tokens, assignment, state
+        self.own_bias = own_bias(kind) if kind.gap else 0.0
+        self.biased = self.own_bias != 0.0 or assignment.key_bias is not None
+        self.near: LocalWindow | None = None
+        self.stored = False
+        if state is None:
+            self.layouts, self.own, self.of_scouts = route(kind, tokens, assignment)
+
+    def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        if self.state is None:
+            return attend_layouts(qkv, self.tokens, self.layouts, self.own, joined)
+        return self._attend_portion(qkv, joined)
+
+    def look(self, qkv: QKV) -> list[Entries]:
+        self._open(qkv)
+        gap = self.kind.gap
+        if gap == 0:  # the query sees its own key in its ring
+            self._store()
+        some = gap == 0 and self.assignment.key is None
+        seen = [self.kept.look(self.read, self.assignment.latest)._replace(some=some)]
+        if gap > 0:
+            bias = qkv.k.new_full((1, 1, 1), self.own_bias) if qkv.biased else None
+            own = entries_of(qkv.k, qkv.v, bias, self.written.size(1))
+            seen.append(Entries(own.flatten(0, 3), some=True))
+        if self.near is not None:
+            seen.append(self.near.look(self.tokens.before, qkv.biased))
+        return seen
+
+    def step_in_one_kernel(self, qkv: QKV) -> Tensor | None:
+        tokens, bias = self.tokens, self.assignment.key_bias
+        simple = self.kind.gap <= 1 and tokens.begins is None and self.assignment.latest is None
+        simple = simple and qkv.k.size(1) == qkv.q.size(1)
+        if not simple or chosen(tokens.impl, qkv.q) != "triton":
+            return None
+        self._open(qkv)
+        numbered = self.kept.is_numbered
+        out, changed = triton_kernels(qkv.q).triton_step(
+            *qkv[:3],
+            self.written if numbered else None,
+            self.read if numbered else None,
+            self.kept.state,
+            num_rings=self.kind.num_rings,
+            key_bias=None if bias is None else bias.expand(-1, -1, self.written.size(2)),
+            own_apart=self.kind.gap > 0,
+            own_bias=qkv.q.new_full((len(qkv.q), 1), self.own_bias) if self.own_bias else None,
+            padding_mask=tokens.padding_mask,
+        )
+        self.kept.state |= changed
+        self.kept.count()
+        self.stored = True
+        return out
+
+    def keep(self, qkv: QKV) -> State:
+        if qkv.q.size(2) > 1:
+            return self._keep_portion()
+        if not self.stored:
+            self._store()
+        return self.kept.state | ({} if self.near is None else self.near.state)
+
+    def _new(self, qkv: QKV) -> tuple[Tensor, Tensor]:
+        """Entries of the new tokens [B, G, 1, J / G, N, C], and their rings [B, G, L, N]."""
+        keys, bias = self.assignment.keys(), self.assignment.key_bias
+        if keys[0] is None:
+            keys = [qkv.k.new_zeros(len(qkv.k), 1, qkv.k.size(2), dtype=torch.long)]
+        if bias is None and qkv.biased:
+            bias = qkv.k.new_zeros(1, 1, 1)
+        return entries_of(qkv.k, qkv.v, bias, keys[0].size(1)), _stacked(keys)
+
+    def _open(self, qkv: QKV) -> None:
+        """Make room for one token."""
+        tokens, gap, rounds = self.tokens, self.kind.gap, self.assignment.rounds()
+        self.entry, written = self._new(qkv)
+        self.written = written.squeeze(-1)  # [B, G, L]
+        if rounds[0][0][0] is None:
+            self.read = written
+        else:  # [B, G, L, P]
+            reads = (torch.cat(q, dim=-1) if len(q) > 1 else q[0] for q, _ in rounds)
+            self.read = _stacked(list(reads))
+        ragged = self.kind.drops_keys or tokens.padding_mask is not None
+        ragged = ragged or tokens.begins is not None or gap > 1
+        layouts = len(rounds)
+        self.kept = opened(self.state, self.entry, layouts, self.kind, ragged)
+        if tokens.begins is not None:
+            self.kept.forget(tokens.begins)
+        if gap > 1:
+            self.near = LocalWindow(self.state, self.entry, layouts, gap)
+
+    def _store(self) -> None:
+        tokens = self.tokens
+        new = self.entry.squeeze(-2).expand(-1, -1, self.written.size(2), -1, -1)
+        leaving = new, self.written, tokens.padding_mask
+        if self.near is not None:
+            leaving = self.near.push(new, self.written, tokens.before, tokens.padding_mask)
+        self.kept.store(*leaving)
+        self.stored = True
+
+    def _attend_portion(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        tokens, layouts = self.tokens, len(self.assignment.rounds())
+        check_clusters(self.kind, tokens, self.assignment)
+        entries, rings = self._new(qkv)
+        mask = tokens.padding_mask
+        hidden = rings.new_zeros(1, 1, dtype=torch.bool) if mask is None else mask
+        hidden = hidden.unsqueeze(1).expand(len(rings), layouts, rings.size(-1))
+        texts = [Keys(entries.expand(-1, -1, layouts, -1, -1, -1), rings, hidden)]
+        if self.kind.gap > 1:
+            self.near = LocalWindow(self.state, entries, layouts, self.kind.gap)
+        if self.state:
+            kept = (Rings if "seen" in self.state else History)(self.state, self.kind)
+            texts.insert(0, kept.keys())
+            if self.kind.gap > 1:
+                texts.insert(1, self.near.keys(tokens.before))
+        entries, rings, hidden = zip(*texts, strict=True)
+        hidden = any_padding(torch.cat(hidden, dim=-1))
+        self.text = Keys(torch.cat(entries, dim=-2), torch.cat(rings, dim=-1), hidden)
+        joined = joined or layouts > 1
+        return [part for i in range(layouts) for part in self._attend_layout(qkv, i, joined)]
+
+    def _attend_layout(self, qkv: QKV, i: int, joined: bool) -> list[tuple[Tensor, Tensor]]:
+        """By one layout of M + N tokens, of which the first M ask for nothing."""
+        kind, none = self.kind, self.kind.num_rings
+        entries, rings = self.text.entries[:, :, i], self.text.rings[:, :, i]
+        hidden = None if self.text.hidden is None else self.text.hidden[:, i]
+        past, width = rings.size(-1) - qkv.q.size(2), qkv.q.size(-1)
+        heads = entries.flatten(1, 2)
+        q, k, v = pad(qkv.q, (0, 0, past, 0)), heads[..., :width], heads[..., -width:]
+        assignment = Assignment()
+        probed, _ = self.assignment.rounds()[i]
+        if probed[0] is not None:  # no cached token is a query of any ring
+            first, *others = (pad(clusters, (past, 0), value=none) for clusters in probed)
+            assignment = Assignment(first, rings, probes=tuple(others))
+        tokens = Tokens(q[:, 0], None, Batch(hidden), impl=self.tokens.impl)
+        by_cluster, near, own = recent(kind, tokens, assignment, none + 1)
+        if self.assignment.key_bias is not None:
+            bias = entries[:, :, 0, :, width]
+            by_cluster = [replace(layout, key_bias=bias) for layout in by_cluster]
+        if i > 0:  # what is seen by position is seen once
+            near, own = (), None
+        asks = torch.arange(rings.size(-1), device=q.device).view(1, 1, -1) >= past
+        latest = self.assignment.latest
+        layouts = []
+        for layout in (*by_cluster, *near):
+            lo, hi = layout.lo, layout.hi
+            if latest is not None:
+                lo = lo.maximum(hi - _of_slots(pad(latest, (past, 0)).unsqueeze(1), layout))
+            if past:
+                hi = torch.where(_of_slots(asks, layout), hi, lo)
+            layouts.append(replace(layout, lo=lo, hi=hi))
+        results = attend_layouts(
+            qkv._replace(q=q, k=k, v=v).repeated(), tokens, layouts, own, joined
+        )
+        return [(values[:, :, past:], lse[..., past:]) for values, lse in results]
+
+    def _keep_portion(self) -> State:
+        entries, rings, hidden = self.text
+        state = {}
+        if self.near is not None:
+            near = self.near.fill(self.text).unsqueeze(1)
+            hidden = near if hidden is None else hidden | near
+            state = self.near.state
+        if hidden is not None:
+            entries = entries.masked_fill(hidden[:, None, :, None, :, None], 0.0)
+            rings = rings.masked_fill(hidden.unsqueeze(1), self.kind.num_rings)
+        ragged = hidden is not None or self.kind.drops_keys
+        return state | filled(entries, rings, self.kind, ragged)
+
+
+def _of_slots(of_token: Tensor, layout: Layout) -> Tensor:
+    """Numbers of tokens [1 or B, 1, N], in the order of a layout's queries."""
+    order = layout.query_order
+    return of_token if order is None else of_token.expand_as(order).gather(-1, order)
+
+
+def _stacked(x: Sequence[Tensor]) -> Tensor:
+    """Tensors [B, G, ...] as one, [B, G, L, ...]."""
+    return x[0].unsqueeze(2) if len(x) == 1 else torch.stack(tuple(x), dim=2)
