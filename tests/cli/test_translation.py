@@ -376,6 +376,7 @@ class TestHydra:
     ) -> None:
         words = ["--config-dir", CONFIG, "--config-name", "multi30k", f"task.data={parallel_data}"]
         words += [f"checkpoint.save_dir={tmp_path}", "model._name=clusterformer_tiny"]
+        words += ["task.source_lang=src", "task.target_lang=tgt"]
         run = run_cli("fairseq-hydra-train", *words, user_dir=None, cwd=REPO_ROOT, check=False)
         assert run.returncode != 0
         message = "model._name is clusterformer_tiny: .*; allowed: clusterformer, with each size"
