@@ -94,8 +94,8 @@ def load_checkpoint(
         for name, value in state["model"].items():
             if not isinstance(value, Tensor) and name not in banks:
                 raise ValueError(f"{name} is no tensor")
-        model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
         _check_weights(model, state["model"])
+        model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError, ImportError) as error:
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
         problem = f"does not fit the data in {folder} or this version ({reason_of(error)})"
@@ -119,14 +119,15 @@ def _check_types(cfg: DictConfig) -> None:
 
 
 def _check_weights(model: BaseFairseqModel, given: Mapping[str, Tensor]) -> None:
-    """Raises ValueError: a tensor that is not finite, or is of whole numbers where the model's is
-    not. A buffer may hold the logarithm of 0."""
+    """Raises ValueError: a given tensor that is not finite, or is of whole numbers where the
+    model's is not. A buffer may hold the logarithm of 0."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+    for name, own in model.state_dict().items():
+        tensor = given.get(name)
+        if not isinstance(tensor, Tensor) or not own.is_floating_point():
             continue
-        if name in given and not given[name].is_floating_point():
-            raise ValueError(f"{name} is of {given[name].dtype}; allowed: floating point")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} is of {tensor.dtype}; allowed: floating point")
         numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
         if not numbers.isfinite().all():
             raise ValueError(f"{name} holds numbers that are not finite; allowed: finite ones")

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.data.subwords import TOKENIZER
-from fairseq_clusterformer.data.tokenizer import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 
 from .checkpoints import CheckpointError
 from .encoder_only import EncoderOnlyModel, tell

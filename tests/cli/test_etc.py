@@ -12,8 +12,14 @@ import fairseq_clusterformer
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import last_line
-from tests.cli.in_process import HERE, assert_equal_states, load_state, train, validate
-from tests.cli.test_distributed import in_two_processes
+from tests.cli.in_process import (
+    HERE,
+    assert_equal_states,
+    in_two_processes,
+    load_state,
+    train,
+    validate,
+)
 from tests.cli.topics import LINE
 from tests.conftest import RunCli
 from tests.corpora.commands import run
@@ -166,6 +172,7 @@ def test_two_workers_are_one_with_twice_the_batch(
     line = f"{LINE} --hide-parts 0 --curriculum 100 --adam-eps 1e-3 --max-update 6 --max-epoch 1"
     train(sentences, line, tmp_path / "one")
     line = line.replace("--cpu --distributed-world-size 1", "--cpu").replace("size 4", "size 2")
-    saved = in_two_processes(run_cli, sentences, line, tmp_path / "two")
-    states = [load_state(p)["model"] for p in (tmp_path / "one" / "checkpoint_last.pt", saved)]
+    words = (sentences, *line.split(), "--save-dir", tmp_path / "two")
+    in_two_processes(run_cli, "fairseq-train", *words)
+    states = [load_state(tmp_path / n / "checkpoint_last.pt")["model"] for n in ("one", "two")]
     assert_equal_states(*states, rtol=1e-5, atol=2e-6)

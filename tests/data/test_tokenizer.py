@@ -4,43 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from fairseq_clusterformer.data import subwords
-from fairseq_clusterformer.data.tokenizer import TokenizerSubwords
-
-TEXT = "Zürich's lake: 88 km², naïve cafés [SEP] </s> and ﬁsh."
-
-
-def made(kind: str, file: Path) -> Path:
-    """A tokenizer of one of the library's models, trained on a sentence or two."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    if kind == "wordpiece":
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=tokens)
-    elif kind == "bytes":
-        tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=tokens, initial_alphabet=alphabet
-        )
-    else:
-        tokens = ["<s>", "<pad>", "</s>", "<unk>"]
-        tokenizer = Tokenizer(models.Unigram())
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=90, special_tokens=tokens, unk_token="<unk>", show_progress=False
-        )
-    trainer.show_progress = False
-    tokenizer.train_from_iterator([TEXT, "A lake and a fish, cafés and a café."], trainer)
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=64)
-    tokenizer.save(str(file))
-    return file
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from tests.data.tokenizers import TEXT, made
 
 
 @pytest.fixture(params=["wordpiece", "bytes", "unigram"])

@@ -9,11 +9,11 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.data.tokenizer import TokenizerSubwords
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.models.pretrained import FAMILIES
-from tests.data.test_tokenizer import made
+from tests.data.tokenizers import made
 
 transformers = pytest.importorskip("transformers")
 

@@ -81,7 +81,7 @@ def test_a_query_sees_keys_of_its_cluster():
         layer(x)
         hook.remove()
         (routing,) = caught
-        clusters, layout = routing.report.clusters[0], routing.layouts[0]
+        clusters, layout = routing.report.clusters[0], routing.parts[0].layouts[0]
         for group, of_group in enumerate(clusters):
             order, lo, hi = (
                 t[0, group % t.size(1)] for t in (layout.query_order, layout.lo, layout.hi)
