@@ -244,18 +244,17 @@ class LocalWindow:
         skipped = before < kept.size(-2)
         if padding_mask is not None:
             skipped = skipped | padding_mask
-        all_kept, all_ring = (
-            torch.cat([old, t.unsqueeze(d)], dim=d)
-            for old, t, d in ((kept, new[:, :, 0], -2), (ring, written, -1))
-        )
-        leaving = all_kept[..., 0, :].unsqueeze(2).expand_as(new)
-        after = {"near": all_kept[..., 1:, :], "near.ring": all_ring[..., 1:]}
+        leaving = kept[..., 0, :].unsqueeze(2).expand_as(new), ring[..., 0], skipped
+        after = {  # shifted by one place
+            "near": torch.cat([kept[..., 1:, :], new[:, :, 0].unsqueeze(-2)], dim=-2),
+            "near.ring": torch.cat([ring[..., 1:], written.unsqueeze(-1)], dim=-1),
+        }
         if padding_mask is not None:  # which pushes nothing out
             hidden = padding_mask[..., None, None]
             after["near.ring"] = torch.where(hidden, ring, after["near.ring"])
             after["near"] = torch.where(hidden.unsqueeze(-1), kept, after["near"])
         self.state = after
-        return leaving, all_ring[..., 0], skipped
+        return leaving
 
     def keys(self, before: Tensor) -> Keys:
         """All that is kept."""

@@ -40,7 +40,7 @@ _ALLOWED = "a bundle that clusterformer bundle wrote"
 _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
 _FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
-_FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe")
+_FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe", "tokenizer.json")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
 #: options of where and how a training ran, which models of argparse have among their own
 _OF_A_RUN = {
