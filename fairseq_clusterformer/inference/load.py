@@ -65,6 +65,8 @@ def load_checkpoint(
     _check_names(cfg, path, option, [task] if isinstance(task, str) else task)
     given = str(data) if data is not None else getattr(cfg.task, "data", None) or ""
     folder = Path(utils.split_paths(given)[0])
+    if getattr(cfg.model, "attention_kernel", "") == "flex":  # which is gone
+        overwrite_args_by_name(cfg, {"attention_kernel": "auto"})
     overwrite_args_by_name(cfg, {**overrides, "data": str(folder)})
     allowed = f"the folder that {path} was trained on, wherever it is now"
     if not folder.is_dir():

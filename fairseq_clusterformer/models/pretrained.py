@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq import utils
 from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
@@ -110,18 +111,25 @@ def load_folder(model: EncoderOnlyModel, folder: str, option: str = "--pretraine
     path = Path(folder)
     config = _config(path, option)
     family = _family(config, path, option)
-    _check_options(model.args, config, family, path, option)
     numbers = _numbers(model.encoder.dictionary.symbols, path, option)
     theirs = _tensors(path, option)
     mine = model.state_dict()
     try:
+        _check_options(model.args, config, family)
         loaded, left = _renamed(theirs, family, config, numbers)
-        loaded |= _question_answering(theirs, mine)
+        heads = _question_answering(theirs, mine)
+        loaded |= heads
         model.load_state_dict(mine | loaded)
     except KeyError as error:
-        raise CheckpointError(f"{option} is {folder}: it has no tensor {error}") from None
-    except CheckpointError as error:
-        raise CheckpointError(f"{option} is {folder}: it does not fit: {error}") from None
+        raise CheckpointError(
+            f"{option} is {folder}: it has no {error}; allowed: a folder that transformers has "
+            "written"
+        ) from None
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:  # of what a file says
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{option} is {folder}: it does not fit: {reason}") from None
+    if heads:
+        left = [name for name in left if not name.startswith("qa_outputs.")]
     tell(folder, mine, loaded, left)
 
 
@@ -137,7 +145,7 @@ def _config(path: Path, option: str) -> dict[str, Any]:
 
 def _family(config: dict[str, Any], path: Path, option: str) -> Family:
     kind = config.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
             f"{option} is {path}: its model_type is {kind}; allowed: {', '.join(FAMILIES)}"
         )
@@ -145,7 +153,7 @@ def _family(config: dict[str, Any], path: Path, option: str) -> Family:
     for name, wanted in family.fixed.items():
         if (found := config.get(name, wanted)) != wanted:
             raise CheckpointError(f"{option} is {path}: its {name} is {found}; allowed: {wanted}")
-    width = config[family.sizes["encoder_embed_dim"]]
+    width = config.get(family.sizes["encoder_embed_dim"])
     if (found := config.get("embedding_size", width)) != width:
         raise CheckpointError(
             f"{option} is {path}: its embeddings are {found} wide; allowed: {width}, as its layers"
@@ -153,19 +161,22 @@ def _family(config: dict[str, Any], path: Path, option: str) -> Family:
     return family
 
 
-def _check_options(
-    args: Any, config: dict[str, Any], family: Family, path: Path, option: str
-) -> None:
-    """Refuse options that make another model than the folder's, and name all that fit."""
+def _check_options(args: Any, config: dict[str, Any], family: Family) -> None:
+    """Raises ValueError for options that make another model than the folder's, with all that
+    fit; and for what no option makes."""
     wanted = {ours: config[theirs] for ours, theirs in family.sizes.items()}
     wanted["activation_fn"] = _ACTIVATIONS.get(wanted["activation_fn"], wanted["activation_fn"])
+    if wanted["activation_fn"] not in utils.get_available_activation_fns():
+        raise ValueError(f"its activation is {wanted['activation_fn']}, which fairseq lacks")
     wanted["layer_norm_eps"] = family.epsilon or config["layer_norm_eps"]
-    if family.types and config.get("type_vocab_size", 1) > 1:
-        wanted["token_types"] = config["type_vocab_size"]
+    types = config.get("type_vocab_size", 2) if family.types else 1
+    if types not in (1, 2):
+        raise ValueError(f"its type_vocab_size is {types}; allowed: 1 or 2")
+    wanted["token_types"] = 2 if types == 2 else 0
     wanted["window_positions"] = config["max_position_embeddings"] - family.unused
     if any(getattr(args, name) != value for name, value in wanted.items() if hasattr(args, name)):
         shown = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in wanted.items())
-        raise CheckpointError(f"{option} is {path}: it has other sizes; allowed: {shown}")
+        raise ValueError(f"other sizes; allowed: {shown}")
 
 
 def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:

@@ -76,6 +76,16 @@ def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
         assert says in refused(edited(checkpoint, path, edit))
 
 
+def test_a_kernel_that_is_gone(checkpoint: Path, tmp_path: Path) -> None:
+    """``flex`` is read as ``auto``."""
+
+    def edit(state: dict) -> None:
+        state["cfg"]["model"]["attention_kernel"] = "flex"
+
+    edited(checkpoint, tmp_path / "flex.pt", edit)
+    assert load_checkpoint(tmp_path / "flex.pt").cfg.model.attention_kernel == "auto"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1])
 def test_weights_that_are_no_weights(value: float, checkpoint: Path, tmp_path: Path) -> None:
     def edit(state: dict) -> None:

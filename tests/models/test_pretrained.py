@@ -120,6 +120,11 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key"),
         ({"num_hidden_layers": 3}, "--encoder-layers 3"),
         ({"num_hidden_layers": 1}, "--encoder-layers 1"),
+        ({"hidden_act": "mish"}, "its activation is mish"),
+        ({"hidden_size": None}, "other sizes"),
+        ({"num_attention_heads": "x"}, "other sizes"),
+        ({"model_type": ["bert"]}, "model_type is ['bert']"),
+        ({"type_vocab_size": 3}, "its type_vocab_size is 3; allowed: 1 or 2"),
     ],
 )
 def test_what_does_not_fit_is_one_line(changes, message, tmp_path: Path) -> None:

@@ -119,6 +119,9 @@ def _existing(options: dict) -> Vocabulary | None:
     ):
         if path and not path.is_file():
             raise bad_option(option, path, what, "no such file")
+        # the name decides how a file is read
+        if path and (path.suffix == ".json") != (path is tokenizer):
+            raise bad_option(option, path, what, "its name says something else")
     given = gpt2_bpe or model or tokenizer
     return Vocabulary(given, dictionary=words) if given else None
 

@@ -198,7 +198,8 @@ def triton_step(
     own_bias: Tensor | None,
     padding_mask: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What follows :func:`fairseq_clusterformer.attention.rings.attend_step`'s choice of rings.
+    """A step of decoding, once its rings are chosen; see
+    :class:`fairseq_clusterformer.attention.ranged.RangedKeys`.
 
     Args:
         q, k, v: [B, H, 1, E].
@@ -207,7 +208,9 @@ def triton_step(
         state: with room for the token; written to in place.
         num_rings: R.
         key_bias: of the token in each layout [B, G, L].
-        own_apart, own_bias, padding_mask: as ``attend_step`` takes them.
+        own_apart: the token's own key is in no ring yet.
+        own_bias: of that key, [B, 1]; None: 0.
+        padding_mask: bool [B, 1].
 
     Returns:
         The attended values [B, H, 1, E] and what changes in the state, except for its steps.
