@@ -124,7 +124,7 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
 
 def explain_loading() -> None:
     """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models, and go
-    on from the newest whole one where the last one is broken."""
+    on from the newest whole one where the last one is broken or missing."""
     load = Trainer.load_checkpoint
     if hasattr(load, "__wrapped__"):
         return
@@ -138,17 +138,19 @@ def explain_loading() -> None:
         missing = option == "--restore-file" and not ours and not Path(filename).is_file()
         if explains and missing:
             raise CheckpointError(f"{option} is {value}: no such file; allowed: a checkpoint")
+        lost = option == "--save-dir" and not Path(filename).is_file()
+        if explains and lost and not self.cfg.checkpoint.no_last_checkpoints:
+            # else the best of the training would be written over by a new one's first
+            _restore_newest(self, filename, f"{option} is {value}: {filename} is missing")
         try:
             return load(self, filename, *args, **kwargs)
         except Exception as error:
             if reason := _why_unreadable(filename):
                 problem = f"{option} is {value}: {filename} cannot be read ({reason})"
-                if not (whole := _newest_whole(self, filename)):
+                if not _restore_newest(self, filename, problem):
                     raise CheckpointError(
                         f"{problem}; allowed: a checkpoint that fairseq has written"
                     ) from error
-                logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
-                PathManager.copy(whole, filename, overwrite=True)
                 return load(self, filename, *args, **kwargs)
             if not explains or not isinstance(error.__context__, CheckpointError):
                 raise
@@ -169,6 +171,15 @@ def _why_unreadable(filename: str) -> str:
     except Exception as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return ""
+
+
+def _restore_newest(trainer: Trainer, filename: str, problem: str) -> bool:
+    """Copy the newest whole checkpoint to a file that is broken or missing, if there is one."""
+    if not (whole := _newest_whole(trainer, filename)):
+        return False
+    logger.warning(f"{problem}; training goes on from {whole}, the newest whole one")
+    PathManager.copy(whole, filename, overwrite=True)
+    return True
 
 
 def _newest_whole(trainer: Trainer, broken: str) -> str | None:

@@ -52,6 +52,17 @@ def test_a_broken_checkpoint(line: str, size: int, byte_data: Path, tmp_path: Pa
     assert_equal_states(load_state(last)["model"], expected)
 
 
+def test_a_missing_checkpoint(byte_data: Path, tmp_path: Path, caplog) -> None:
+    """Training does not begin again where others lie, and so keeps the best."""
+    train(byte_data, f"{CLUSTERFORMER} {SAVING} --max-update 4", tmp_path)
+    (tmp_path / "checkpoint_last.pt").unlink()
+    caplog.set_level("WARNING")
+    run = train(byte_data, f"{CLUSTERFORMER} {SAVING}", tmp_path)
+    (said,) = (m for m in caplog.messages if "is missing" in m)
+    assert f"from {tmp_path / 'checkpoint_1_4.pt'}, the newest whole one" in said
+    assert run.trainer.get_num_updates() == 4 + len(run.updates) > 4
+
+
 def test_no_checkpoint_is_whole(byte_data: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint_last.pt").write_bytes(b"")
     (tmp_path / "checkpoint_best.pt").write_bytes(b"PK")
