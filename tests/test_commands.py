@@ -22,7 +22,9 @@ from fairseq.dataclass.initialize import hydra_init
 from fairseq_cli import hydra_train
 from hydra import compose, initialize_config_dir
 
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from tests.cli.towns import squad
+from tests.data.tokenizers import made
 from tests.inference.commands import run
 from tests.pages import CONFIGURATIONS, PAGES, ROOT, commands, overrides, parse_fairseq, recipe
 
@@ -109,6 +111,8 @@ def write_inputs(folder: Path) -> None:
                 asked.append({"question": one["question"], "answers": answers})
                 asked[-1]["context"] = paragraph["context"]
     (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    (folder / "my-questions").mkdir()
+    shutil.copy(folder / "questions.jsonl", folder / "my-questions" / "train.jsonl")
     (folder / "mnist").mkdir()
     draw = np.random.default_rng(1)
     for name, number in (("train", 200), ("t10k", 60)):
@@ -118,6 +122,17 @@ def write_inputs(folder: Path) -> None:
             head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
             with gzip.open(folder / "mnist" / f"{name}-{kind}-ubyte.gz", "wb") as file:
                 file.write(head + array.tobytes())
+
+
+def write_encoder(folder: Path) -> None:
+    """A folder of BERT's form, with MiniLM's layers and heads and the widths of :func:`tiny`."""
+    from transformers import BertConfig, BertModel
+
+    folder.mkdir()
+    made("wordpiece", folder / "tokenizer.json")
+    sizes = {"hidden_size": 48, "intermediate_size": 8, "num_attention_heads": 12}
+    words = len(TokenizerSubwords(folder / "tokenizer.json").symbols)
+    BertModel(BertConfig(vocab_size=words, num_hidden_layers=6, **sizes)).save_pretrained(folder)
 
 
 QUESTIONS = "prepare qa text questions.jsonl {} --sentencepiece 300"
@@ -204,6 +219,8 @@ def tiny_overrides(config: Path) -> list[str]:
 def execute(words: list[str]) -> None:
     words = words[words.index("--no-python") + 1 :] if words[0] == "torchrun" else words
     make_what_is_missing(words)
+    if any(word.startswith("MINILM") for word in words) and not Path("MINILM").exists():
+        write_encoder(Path("MINILM"))
     if words[0] == "clusterformer":
         assert run(*tiny(words)[1:]) == 0, words
     elif words[0] == "python":
