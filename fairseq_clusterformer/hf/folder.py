@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from fairseq_clusterformer import __version__
+from fairseq_clusterformer.data.subwords import TOKENIZER
 from fairseq_clusterformer.data.text import TARGETS_OWN
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference.bundle import (
@@ -158,6 +159,9 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
         what = "has siamese pairs" if known else f"transformers has no place for {architecture}"
         allowed = f"a model of {', '.join(KINDS)}; clusterformer bundle takes every model"
         raise bad_option("CHECKPOINT", loaded.path, allowed, what)
+    if (loaded.folder / TOKENIZER).is_file():  # save_pretrained writes another of this name
+        problem = f"its text is coded by {TOKENIZER}"
+        raise bad_option("CHECKPOINT", loaded.path, "sentencepiece or GPT-2's subwords", problem)
     source = task.source_dictionary
     target = task.target_dictionary or source
     config = ClusterformerConfig(

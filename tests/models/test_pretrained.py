@@ -14,6 +14,7 @@ from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
 from fairseq_clusterformer.models.pretrained import FAMILIES
 from tests.data.tokenizers import made
+from tests.models.bert import folder_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -37,33 +38,6 @@ def reader_from(folder: Path, words: Path | None = None):
     model = ClusterformerReader.build_model(args, SimpleNamespace(source_dictionary=dictionary))
     model.load_initial_weights()
     return model.eval(), dictionary
-
-
-def folder_of(family: str, path: Path, **changes) -> Path:
-    """A small random model of a family, for question answering, with its tokenizer."""
-    path.mkdir()
-    made("bytes" if family == "roberta" else "wordpiece", path / "tokenizer.json")
-    words = len(TokenizerSubwords(path / "tokenizer.json").symbols)
-    common = {"vocab_size": words, "max_position_embeddings": 40}
-    if family == "distilbert":
-        sizes = {"n_layers": 2, "dim": 16, "hidden_dim": 32, "n_heads": 2}
-    else:
-        sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32}
-        sizes |= {"num_attention_heads": 2}
-    if family == "electra":
-        sizes["embedding_size"] = 16
-    if family == "roberta":
-        sizes |= {"type_vocab_size": 1, "pad_token_id": 1}
-    config = transformers.AutoConfig.for_model(family, **common, **sizes)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForQuestionAnswering.from_config(config).eval()
-    for parameter in model.parameters():  # norms of 1 and biases of 0 would hide mistakes
-        torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(path)
-    if changes:
-        file = path / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    return path
 
 
 @pytest.fixture(params=list(FAMILIES))
