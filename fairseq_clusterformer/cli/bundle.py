@@ -10,33 +10,25 @@ fairseq's own commands take checkpoints alone.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .common import Parser, add_output, add_places, finite, megabytes, read_card, whole_number
+from .common import Parser, add_output, add_places, finite, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a bundle; returns the exit status.
-
-    Raises:
-        UserError: if the checkpoint or its data is wrong, or OUT is there.
-    """
+    """Write a bundle; returns the exit status, or raises UserError."""
     parser = Parser(prog="clusterformer bundle", description=__doc__)
-    add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help="of fairseq, or a bundle")
-    add("out", metavar="OUT", type=Path, help="the folder to make")
+    add = parser.add
+    add("checkpoint CHECKPOINT", "of fairseq, or a bundle")
+    add("out OUT", "the folder to make")
     add_places(parser)
     add_output(parser, "a bundle")
-    about = (
-        "a reader of words knows the words of this file (of the space that it was trained with)"
-    )
-    add("--word-vectors", metavar="FILE", type=Path, help=about)
-    about = "so many words of it, the first ones (default: 50000)"
-    add("--max-words", metavar="N", type=whole_number, help=about)
+    about = "a reader of words knows the words of this file (of the space it was trained with)"
+    add("--word-vectors FILE", about)
+    add("--max-words N", "so many words of it, the first ones (default: 50000)")
     about = 'a reader adds this to the score of "no answer" (default: as in training, 0)'
-    add("--no-answer-bias", metavar="B", type=finite, help=about)
+    add("--no-answer-bias B", about, type=finite)
     args = parser.parse_args(arguments)
     if args.max_words is not None and args.word_vectors is None:
         raise bad_option("--max-words", args.max_words, "with --word-vectors")

@@ -1,8 +1,6 @@
 """Classification data: every example accounted for, folds disjoint, nothing half-made."""
 
-import io
 import json
-import tarfile
 from collections import Counter
 
 import pytest
@@ -11,7 +9,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.corpora.classification.readers import GROUPS
-from tests.corpora.commands import SPLITS, one_line, write, write_splits
+from tests.corpora.commands import SPLITS, one_line, pack, write, write_splits
 
 PLACES = {"train": "train", "valid": "dev", "test": "test"}
 
@@ -183,12 +181,7 @@ def posts(request, tmp_path):
         for name, data in files.items():
             write(tmp_path / "source" / name, data.decode("latin-1"), "latin-1")
         return tmp_path
-    (tmp_path / "source").mkdir()
-    with tarfile.open(tmp_path / "source" / "20news-bydate.tar.gz", "w:gz") as archive:
-        for name, data in reversed(files.items()):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    pack(tmp_path / "source" / "20news-bydate.tar.gz", dict(reversed(files.items())))
     return tmp_path
 
 
@@ -503,71 +496,48 @@ def test_mistakes_in_own_files(tmp_path, capsys, mistake):
 
 # Mistakes
 
-DAMAGES = {  # corpus, layout, file, content (None: it goes), message
-    "Latin-1": (
-        "sick",
-        "SICK_trial.txt",
-        (SICK + "1\tcafé").encode("latin-1"),
-        "line 2: byte 0xE9",
-    ),
-    "label": (
-        "sick",
-        "SICK_trial.txt",
-        SICK + "1\ta\tb\t1\tMAYBE\n",
+SNLI = "snli_1.0/snli_1.0_dev.jsonl"
+DAMAGES = [  # corpus (with its layout), file, content (None: it goes), what is said
+    ("sick", "SICK_trial.txt", (SICK + "1\tcafé").encode("latin-1"), "line 2: byte 0xE9"),
+    (
+        *("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\tMAYBE\n"),
         "line 2: label is 'MAYBE'; allowed: CONTRADICTION, ENTAILMENT",
     ),
-    "column": ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
-    "header": (
-        "sick",
-        "SICK_trial.txt",
-        "a\tb\n",
-        "line 1: ['a', 'b']; allowed: a header with ent",
-    ),
-    "empty": ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
-    "missing": (
-        "sick",
-        "SICK_trial.txt",
-        None,
-        "no files of sick; allowed: a folder that holds SICK",
-    ),
-    "ragged": ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
-    "JSON": (
-        "snli",
-        "snli_1.0/snli_1.0_dev.jsonl.gz",
-        '{"gold_label": "neutral", "sentence1": "a", "sentence2": "b"}\n{"sentence1"\n',
+    ("sick", "SICK_trial.txt", SICK + "1\ta\tb\t1\n", "line 2: 4 columns"),
+    ("sick", "SICK_trial.txt", "a\tb\n", "line 1: ['a', 'b']; allowed: a header with ent"),
+    ("sick", "SICK_trial.txt", SICK, "SICK_trial.txt: no example; allowed: one or more"),
+    ("sick", "SICK_trial.txt", None, "no files of sick; allowed: a folder that holds SICK"),
+    ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks has 1 lines, "),
+    (
+        *("snli", f"{SNLI}.gz", json_line("neutral") + '{"sentence1"\n'),
         "dev.jsonl.gz: line 2: '{\"sentence1\"'; allowed: a JSON object",
     ),
-    "field": (
-        "snli",
-        "snli_1.0/snli_1.0_dev.jsonl.gz",
-        '{"gold_label": "neutral"}\n',
-        "dev.jsonl.gz: line 1",
-    ),
-    "twice": ("snli", "snli_1.0/snli_1.0_dev.jsonl", "", "allowed: one */snli_1.0_dev*.jsonl*"),
-    "no label": ("cr", "custrev.all", "0 fine\nfine\n", "line 2: 'fine'; allowed: LABEL text"),
-    "no tar": ("20news", "20news-bydate.tar.gz", "text", "tar.gz: cannot be read after 0 files"),
-    "quote": (
-        "quora",
-        "quora_duplicate_questions.tsv",
-        QUORA + '1\t1\t2\t"a\tb\t1\n',
+    ("snli", f"{SNLI}.gz", '{"gold_label": "neutral"}\n', "dev.jsonl.gz: line 1"),
+    ("snli", SNLI, "", "allowed: one */snli_1.0_dev*.jsonl*"),
+    ("cr", "custrev.all", "0 fine\nfine\n", "line 2: 'fine'; allowed: LABEL text"),
+    ("20news", "20news-bydate.tar.gz", b"text", "tar.gz: cannot be read after 0 files"),
+    (
+        *("quora", "quora_duplicate_questions.tsv", QUORA + '1\t1\t2\t"a\tb\t1\n'),
         "questions.tsv: line 2: unexpected end of data",
     ),
-}
+]
 LABELS = {"sick": ("NEUTRAL",), "snli": NLI}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, capsys, damage):
-    layout, name, content, message = DAMAGES[damage]
+@pytest.mark.parametrize(("layout", "name", "content", "message"), DAMAGES)
+def test_damaged_files_are_refused_and_nothing_is_left(
+    tmp_path, capsys, layout, name, content, message
+):
     source, corpus = tmp_path / "source", layout.split()[0]
     if corpus in ("sick", "snli", "wikiqa"):
         write_pairs(source, layout, LABELS.get(corpus, "01"))
     if content is None:
         (source / name).unlink()
+    elif name.endswith(".tar.gz"):
+        source.mkdir()
+        (source / name).write_bytes(content)
     else:
         write(source / name, content)
-    if damage == "no tar":
-        (source / name).write_bytes(b"text")
     assert run(corpus, tmp_path) == 1
     assert message in one_line(capsys)
     assert not list((tmp_path / "dest").glob("*"))
