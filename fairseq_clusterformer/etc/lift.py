@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
 from fairseq_clusterformer.models.options import set_sizes
-from fairseq_clusterformer.models.roberta import check_words
+from fairseq_clusterformer.models.pretrained import check_words, renamed
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
 
@@ -84,22 +84,6 @@ class ETCModel(EncoderOnlyModel):
             if not name.startswith(_LEFT_OUT):
                 raise self._error(f"it also has {name}")
         return own
-
-
-def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
-    with other names, and with queries, keys and values as one."""
-    found = {}
-    for name, tensor in given.items():
-        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
-        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
-        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
-        if "in_proj_" in short:
-            for which, part in zip("qkv", tensor.chunk(3), strict=True):
-                found[short.replace("in_proj_", f"{which}_proj.")] = part
-        else:
-            found[short] = tensor
-    return found
 
 
 def lifted(
