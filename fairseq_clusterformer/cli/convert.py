@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.ranges import Range
+
+from .common import Parser, add_places, number, whole_number
 
 _LENGTH = 2048  # short texts are enough to teach a router
 

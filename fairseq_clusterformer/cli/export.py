@@ -12,14 +12,9 @@ of GPT-2, RoBERTa, Marian or BART.
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_output,
-    add_places,
-    megabytes,
-    read_card,
-)
 from fairseq_clusterformer.errors import UserError
+
+from .common import Parser, add_output, add_places, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:

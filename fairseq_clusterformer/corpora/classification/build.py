@@ -39,36 +39,21 @@ Dealt = dict[str, Sequence[str]]  # of each part, the split of each example
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the preparation, the same for all data sets.
+    """Options of the preparation, the same for all data sets."""
 
-    Args:
-        seed: of the folds, or of the splits that are drawn.
-        vocabulary_size: the most entries of the dictionary, special symbols included.
-        min_count: how often a word must be in train to be in the dictionary.
-        max_length: the most tokens of an input, ``</s>`` included; None: any number.
-        validation: the share of train that becomes valid, where the data set has none.
-        test: the same of test; 0: there is no test set then.
-    """
-
-    seed: int = 1
-    vocabulary_size: int = 30_000
-    min_count: int = 1
-    max_length: int | None = None
-    validation: float = 0.1
-    test: float = 0.0
+    seed: int = 1  # of the folds, or of the splits that are drawn
+    vocabulary_size: int = 30_000  # of the dictionary at most, special symbols included
+    min_count: int = 1  # how often a word must be in train to be in the dictionary
+    max_length: int | None = None  # of an input, ``</s>`` included; None: any number of tokens
+    validation: float = 0.1  # the share of train that becomes valid, where there is none
+    test: float = 0.0  # the same of test; 0: there is no test set then
 
 
 def prepare(
     dest: Path, corpus: LabelledCorpus, settings: Settings, options: dict, force: bool = False
 ) -> dict | None:
-    """Prepare `corpus` in the folder `dest`, as `make_folder` does.
-
-    Args:
-        options: other options of the command, for the record.
-
-    Raises:
-        UserError: if the files are damaged, or too small to be split.
-    """
+    """Prepare `corpus` in the folder `dest`, as `make_folder` does; other `options` of the command
+    are for the record. Raises UserError for files that are damaged, or too small to be split."""
     recipe = {
         "name": corpus.name,
         "unicode": FORM,
