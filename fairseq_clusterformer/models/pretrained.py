@@ -135,17 +135,17 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
     (_load_roberta if Path(path).is_file() else _load_folder)(model, path, option)
 
 
-def set_sizes_of_folder(args: Any) -> None:
+def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
     if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
         return
     path = Path(getattr(args, "pretrained", ""))
-    config = _config(path, "--pretrained")
-    family = _family(config, path, "--pretrained")
+    config = _config(path, option)
+    family = _family(config, path, option)
     try:
         set_defaults(args, **_options(config, family), encoder_attention="full")
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"--pretrained is {path}: it does not fit: {error}") from None
+        raise CheckpointError(f"{option} is {path}: it does not fit: {error}") from None
 
 
 def folder_tensors(
