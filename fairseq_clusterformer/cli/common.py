@@ -251,8 +251,10 @@ def prepare_folder(options: dict) -> int:
 def add_output(parser: Parser, replaced: str) -> None:
     """Add the options of commands that write a model into a folder OUT: what --force replaces,
     such as "a bundle", and others."""
-    about = "of the weights in the file; float32 changes no output"
-    add(parser, "--dtype", about, choices=("float32", "float16", "bfloat16"), default="float32")
+    about = "of the weights in the file; float32 changes no output; int8, of bundles alone: a "
+    about += "quarter of it, with a factor for each row of a matrix"
+    dtypes = ("float32", "float16", "bfloat16", "int8")
+    add(parser, "--dtype", about, choices=dtypes, default="float32")
     about = "a Markdown file that says what the model is, of what data, and how good"
     add(parser, "--card FILE", about)
     add(parser, "--force", f"replace {replaced}, nothing else")

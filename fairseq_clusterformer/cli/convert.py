@@ -6,7 +6,7 @@
   clusterformer convert a-marian clustered --text source.txt target.txt
 
 CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, one of ours whose
-attention is full, or a folder of Hugging Face's GPT-2, RoBERTa, Marian or BART. OUT becomes a
+attention is full, or a folder of transformers' GPT-2, BERT, RoBERTa, Marian or BART. OUT becomes a
 folder with checkpoint.pt, convert.json and convert.png. Without a data folder, it also has data/,
 which holds the dictionary and the subwords. All dense weights are kept. The attention of each head
 is measured on texts of the model's own task: heads that look near become windows, the others

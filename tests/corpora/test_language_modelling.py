@@ -24,6 +24,7 @@ from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
 from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import SPLITS, one_line, pack, record_of, run, write, write_splits
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
+from tests.data.tokenizers import made
 
 ALL_BYTES = bytes(range(256))
 
@@ -178,6 +179,20 @@ def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences):
     assert list(recipe["dictionary"]) == ["dict.txt"]
 
 
+def test_a_tokenizer(texts, tmp_path):
+    """Also as one line for each sentence."""
+    model = made("wordpiece", tmp_path / "tokenizer.json")
+    for name, more in (("lines", ""), ("sentences", " --sentences")):
+        options = f"--tokenizer {model} --document-separator ##{more}"
+        assert run("prepare lm text", texts, tmp_path / name, options) == 0
+        coding = TextCoding.from_folder(tmp_path / name)
+        items = items_of(tmp_path / name, "train")
+        assert all(item[-1] == coding.dictionary.eos() for item in items)
+        assert len(items) == (6 if more else 4)
+    assert (tmp_path / "lines" / "tokenizer.json").read_bytes() == model.read_bytes()
+    assert list(record_of(tmp_path / "lines")["recipe"]["subwords"]) == ["tokenizer.json"]
+
+
 def test_an_existing_sentencepiece_model(texts, tmp_path):
     model = write_sentencepiece(tmp_path / "some.model", **LOSSLESS)
     options = f"--sentencepiece-model {model} --document-separator ##"
@@ -198,6 +213,8 @@ def test_an_existing_sentencepiece_model(texts, tmp_path):
             "the dictionary that belongs to the model of subwords",
         ),
         ("--gpt2-bpe {missing}", "no such folder; allowed: a folder with encoder.json and"),
+        ("--tokenizer {missing}.json", "no such file; allowed: a tokenizer.json"),
+        ("--tokenizer {gpt2}/encoder.json", "encoder.json: is no tokenizer.json"),
         ("--sentencepiece-model {missing}", "no such file; allowed: a sentencepiece model"),
         ("--gpt2-bpe {gpt2} --allow-binary", "together with --bytes only"),
         ("--gpt2-bpe {gpt2} --words", "not allowed with argument"),

@@ -60,12 +60,16 @@ def add_subwords(parser: Parser) -> None:
     units = parser.add_mutually_exclusive_group()
     about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
     add(units, "--sentencepiece VOCAB", about)
-    add(units, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
     add_existing(parser, units)
+
+
+def add_tokenizer(parser: argparse._ActionsContainer) -> None:
+    add(parser, "--tokenizer FILE", "the tokenizer.json of a pre-trained model, such as BERT's")
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     """Those of an existing model, which exclude others in ``units``, and `add_sample`'s."""
+    add_tokenizer(units)
     add(units, "--sentencepiece-model FILE", "an existing sentencepiece model")
     about = "GPT-2's subwords, which RoBERTa has: a folder with encoder.json and vocab.bpe"
     add(units, "--gpt2-bpe DIR", about)
@@ -90,12 +94,10 @@ def take_sample(options: dict, trains: bool) -> int:
     return given or SAMPLE
 
 
-def _existing(options: dict) -> Vocabulary | None:
+def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
-    gpt2_bpe, model, words = (
-        options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
-    )
-    tokenizer = options.pop("tokenizer", None)  # not of every command
+    names = ("gpt2_bpe", "sentencepiece_model", "dict", "tokenizer")
+    gpt2_bpe, model, words, tokenizer = (options.pop(name, None) for name in names)
     if words and not (gpt2_bpe or model):
         raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
     if gpt2_bpe and not gpt2_bpe.is_dir():
@@ -117,7 +119,7 @@ def _existing(options: dict) -> Vocabulary | None:
 def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary | None:
     """Take a model, or one to train, out of the options. `usual`: pieces to train, or fewer, where
     no model is given; None: none is trained."""
-    pieces, existing = options.pop("sentencepiece"), _existing(options)
+    pieces, existing = options.pop("sentencepiece"), take_existing(options)
     trains = not existing and (pieces or usual)
     sample = take_sample(options, bool(trains))
     if not trains:

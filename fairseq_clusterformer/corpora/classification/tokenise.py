@@ -5,6 +5,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Optional
 
 from fairseq_clusterformer.data.unicode import composed
 from fairseq_clusterformer.data.words import words_of
@@ -13,6 +14,9 @@ from fairseq_clusterformer.errors import UserError
 from ..splits import key_of
 from .corpora import LabelledCorpus
 from .readers import some
+
+if TYPE_CHECKING:
+    from fairseq_clusterformer.data.subwords import Subwords
 
 
 @dataclass
@@ -26,18 +30,28 @@ class TokenisedPart:
     counts: Counter = field(default_factory=Counter)
 
 
-def split_words(text: str, *, tokenised: bool, max_length: int | None) -> tuple[list[str], bool]:
+def split_words(
+    text: str, *, tokenised: bool, max_length: int | None, model: Optional["Subwords"] = None
+) -> tuple[list[str], bool]:
     """Return the words of a text in lower case, and whether its end was cut off, since it has
-    `max_length` tokens or more (``</s>`` is one). `tokenised`: words stand between blanks."""
-    text = composed(text).lower()
-    words = text.split() if tokenised else words_of(text)
+    `max_length` tokens or more (``</s>`` is one). `tokenised`: words stand between blanks.
+    With a model of subwords: its symbols instead."""
+    text = composed(text)
+    if model is not None:
+        words = [model.symbols[i] for i in model.encode(text).ids]
+    else:
+        words = text.lower().split() if tokenised else words_of(text.lower())
     if max_length and len(words) >= max_length:
         return words[: max_length - 1], True
     return words, False
 
 
 def tokenise(
-    corpus: LabelledCorpus, part: str, max_length: int | None, work: Path
+    corpus: LabelledCorpus,
+    part: str,
+    max_length: int | None,
+    work: Path,
+    model: Optional["Subwords"] = None,
 ) -> TokenisedPart:
     """Write the columns of a part's examples into files of the folder `work`; raises UserError if
     a label is not in the data set, or if there is no example."""
@@ -51,7 +65,7 @@ def tokenise(
         outs = [stack.enter_context(open(path, "w", encoding="utf-8")) for path in files.values()]
         examples = corpus.read(corpus.files[part])
         how = {"unit": " examples", "disable": None, "leave": False}
-        how_split = {"tokenised": corpus.tokenised, "max_length": max_length}
+        how_split = {"tokenised": corpus.tokenised, "max_length": max_length, "model": model}
         for example in tqdm(examples, desc=f"{part} tokens", **how):
             if example.label is None:
                 counts["dropped: no gold label"] += 1
