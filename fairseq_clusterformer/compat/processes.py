@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -35,6 +35,8 @@ def train_in_several_processes() -> None:
     def call_main(cfg, main, **kwargs):
         if Path(main.__code__.co_filename).name == "train.py":
             check_training(cfg)
+        if cfg.common.bf16 and utils.xm is None:
+            cfg.common.tpu = False  # fairseq takes --bf16 for a TPU, which is not here
         _join(cfg)
         training = cfg.distributed_training
         alone = training.distributed_world_size == 1
