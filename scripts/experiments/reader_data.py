@@ -42,7 +42,7 @@ DIVIDED = (
 STORIES = "qa/fairytaleqa/fairytaleqa-train.squad-v1.1.json.xz"
 QED = "longqa/qed-dev.first1000.jsonlines"
 QED_TRAIN = 800  # the others are for tests
-LONG = 20_000  # training questions over many paragraphs
+LONG, LONG_TEST = 20_000, 600  # questions over many paragraphs
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 
@@ -175,6 +175,7 @@ def long_splits(folder: Path, share: float, draw: random.Random) -> dict[str, li
     splits["train"] += natural_questions(folder / QED, draw)[:QED_TRAIN]
     drawn = draw.sample(splits["train"], min(LONG, len(splits["train"])))
     splits["train"] = [without_answers(r) if draw.random() < share else r for r in drawn]
+    splits["test"] = draw.sample(splits["test"], min(LONG_TEST, len(splits["test"])))
     return splits
 
 
