@@ -110,9 +110,10 @@ class MultiheadAttention(ProjectedHeads):
         heads, _ = self.project(x, batch, exactly=self.reads_qk)
         outputs, reports = [], []
         for i, router in enumerate(self.routers):
-            whole_rows = batch.documents is not None and not router.by_tokens
-            attend_kind = self._attend_apart if whole_rows else self._attend
-            out, report = attend_kind(i, heads, batch, centroids)
+            if batch.documents is None or router.by_tokens:
+                out, report = self._attend(i, heads, batch, centroids)
+            else:  # it looks at whole rows: each document is a row of its own
+                out, report = self._attend_apart(i, heads, batch, centroids)
             outputs.append(out)
             reports.append(report)
         return self.merge(outputs), reports
@@ -121,44 +122,31 @@ class MultiheadAttention(ProjectedHeads):
         self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
     ) -> tuple[Tensor, Report]:
         """Values that the heads of a kind attend to [B, H, N, E], and its report."""
-        router = self.routers[i]
         tokens, qkv = self._of_kind(i, heads, batch, centroids=centroids)
         qkv = qkv.repeated()
-        routing: Routing = router(tokens)
-        report, scouts, gain = routing.report, routing.scouts, None
-        if scouts is not None:
-            layouts = routing.parts[0].of_scouts
-            gain = routing_gain(qkv.q, qkv.k, layouts, scouts, impl=self.impl)
+        routing: Routing = self.routers[i](tokens)
         out = attend(routing.parts, qkv)[..., : self.head_dim]
-        if gain is not None:
-            out, gain = weighed(out, gain)
-            report = report._replace(routing_loss=routing_loss(gain))
-        return out, report
+        if routing.scouts is None:
+            return out, routing.report
+        layouts = routing.parts[0].of_scouts
+        gain = routing_gain(qkv.q, qkv.k, layouts, routing.scouts, impl=self.impl)
+        out, gain = weighed(out, gain)
+        return out, routing.report._replace(routing_loss=routing_loss(gain))
 
     def _attend_apart(
         self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
     ) -> tuple[Tensor, Report]:
-        """The same for a kind that looks at whole rows: each document is a row of its own."""
+        """The same, with each document as a row of its own."""
         if centroids is not None and self.routers[i].needs_centroids:
             raise ValueError(
                 "centroids that are handed on from layer to layer, in rows of several documents; "
                 "allowed: each layer owns its centroids"
             )
         place, documents = batch.apart
-        rows, length = heads.x.shape[:2]
         out, report = self._attend(i, heads.apart(place), documents, None)
-        if documents.padding_mask is not None:  # its values go to one token more, and away
-            place = place.masked_fill(documents.padding_mask, rows * length)
-
-        def together(t: Tensor) -> Tensor:  # [documents, G, M, ...] to [B, G, N, ...]
-            t = t.transpose(1, 2).flatten(0, 1)
-            whole = t.new_zeros(rows * length + 1, *t.shape[1:])
-            whole = whole.index_copy(0, place.flatten(), t)[:-1]
-            return whole.unflatten(0, (rows, length)).transpose(1, 2)
-
         if report.clusters is not None:
-            report = report._replace(clusters=together(report.clusters))
-        return together(out), report
+            report = report._replace(clusters=batch.together(report.clusters))
+        return batch.together(out), report
 
     @property
     def can_step(self) -> bool:
@@ -194,9 +182,7 @@ class MultiheadAttention(ProjectedHeads):
             return x, state
         before, begins, after = _place(x, state, batch)
         real = Batch(batch.padding_mask)
-        positions = before
-        if x.size(1) > 1:
-            positions = before + real.positions(x)
+        positions = before if x.size(1) == 1 else before + real.positions(x)
         heads, kept = self.project(x, real, state, begins, exactly=self.reads_qk)
         after |= kept
         outputs = []
@@ -220,7 +206,6 @@ class MultiheadAttention(ProjectedHeads):
     ) -> tuple[Tokens, QKV]:
         """What a kind may read, and what its heads attend with; ``others``: of ``Tokens``."""
         router, count = self.routers[i], self.num_heads // len(self.kinds)
-        part = slice(i * count, (i + 1) * count)
         # Heads of keys stay shared where a kind takes them as they are.
         shared = type(router).project is Kind.project and self.kv_heads % len(self.kinds) == 0
 
@@ -240,14 +225,16 @@ class MultiheadAttention(ProjectedHeads):
 
         tokens = Tokens(heads.x, exact, batch, impl=self.impl, **others)
 
+        def placed(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            of_kind = slice(i * count, (i + 1) * count)
+            return self._add_positions(of_kind, q, k, share(v), tokens.positions)
+
         def detached() -> tuple[Tensor, Tensor]:
             k, v = heads.detached()
-            k = projected(heads.q, k)[1]
-            return self._add_positions(part, q, k, share(v), tokens.positions)[1:]
+            return placed(projected(heads.q, k)[1], v)[1:]
 
-        qkv = self._add_positions(part, q, k, share(heads.v), tokens.positions)
         dropout = self.dropout if self.training else 0.0
-        return tokens, QKV(*qkv, dropout=dropout, detached=detached)
+        return tokens, QKV(*placed(k, heads.v), dropout=dropout, detached=detached)
 
     def observe(self, reports: list[Report]) -> None:
         """Let the kinds remember a training batch; called once its forward pass is over."""

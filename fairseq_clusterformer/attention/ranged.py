@@ -41,13 +41,9 @@ def attend_layouts(
 class RangedKeys(Part):
     """Keys in ranges of an order, by cluster and by position, and the query's own key.
 
-    In decoding, the latest keys of each cluster stand in rings. A portion is attended like a
-    batch: cached keys are prepended to the new tokens as if they were a short text, each in the
-    cluster of its ring.
-
-    Args:
-        kind, tokens, assignment: who sees whom.
-        state: of the tokens before; None: a batch.
+    In decoding (with the ``state`` of the tokens before), the latest keys of each cluster stand in
+    rings. A portion is attended like a batch: cached keys are prepended to the new tokens as if
+    they were a short text, each in the cluster of its ring.
     """
 
     def __init__(
@@ -56,8 +52,7 @@ class RangedKeys(Part):
         self.kind, self.tokens, self.assignment, self.state = kind, tokens, assignment, state
         self.own_bias = own_bias(kind) if kind.gap else 0.0
         self.biased = self.own_bias != 0.0 or assignment.key_bias is not None
-        self.near: LocalWindow | None = None
-        self.stored = False
+        self.near, self.stored = None, False
         if state is None:
             self.layouts, self.own, self.of_scouts = route(kind, tokens, assignment)
 
@@ -119,26 +114,22 @@ class RangedKeys(Part):
             keys = [qkv.k.new_zeros(len(qkv.k), 1, qkv.k.size(2), dtype=torch.long)]
         if bias is None and qkv.biased:
             bias = qkv.k.new_zeros(1, 1, 1)
-        return entries_of(qkv.k, qkv.v, bias, keys[0].size(1)), _stacked(keys)
+        return entries_of(qkv.k, qkv.v, bias, keys[0].size(1)), torch.stack(keys, dim=2)
 
     def _open(self, qkv: QKV) -> None:
         """Make room for one token."""
         tokens, gap, rounds = self.tokens, self.kind.gap, self.assignment.rounds()
-        self.entry, written = self._new(qkv)
-        self.written = written.squeeze(-1)  # [B, G, L]
-        if rounds[0][0][0] is None:
-            self.read = written
-        else:  # [B, G, L, P]
-            reads = (torch.cat(q, dim=-1) if len(q) > 1 else q[0] for q, _ in rounds)
-            self.read = _stacked(list(reads))
+        self.entry, self.read = self._new(qkv)  # reading its own ring: [B, G, L, P]
+        self.written = self.read.squeeze(-1)  # [B, G, L]
+        if rounds[0][0][0] is not None:
+            self.read = torch.stack([torch.cat(probed, dim=-1) for probed, _ in rounds], dim=2)
         ragged = self.kind.drops_keys or tokens.padding_mask is not None
         ragged = ragged or tokens.begins is not None or gap > 1
-        layouts = len(rounds)
-        self.kept = opened(self.state, self.entry, layouts, self.kind, ragged)
+        self.kept = opened(self.state, self.entry, len(rounds), self.kind, ragged)
         if tokens.begins is not None:
             self.kept.forget(tokens.begins)
         if gap > 1:
-            self.near = LocalWindow(self.state, self.entry, layouts, gap)
+            self.near = LocalWindow(self.state, self.entry, len(rounds), gap)
 
     def _store(self) -> None:
         tokens = self.tokens
@@ -223,8 +214,3 @@ def _of_slots(of_token: Tensor, layout: Layout) -> Tensor:
     """Numbers of tokens [1 or B, 1, N], in the order of a layout's queries."""
     order = layout.query_order
     return of_token if order is None else of_token.expand_as(order).gather(-1, order)
-
-
-def _stacked(x: Sequence[Tensor]) -> Tensor:
-    """Tensors [B, G, ...] as one, [B, G, L, ...]."""
-    return x[0].unsqueeze(2) if len(x) == 1 else torch.stack(tuple(x), dim=2)
