@@ -31,16 +31,14 @@ class MultiheadAttention(ProjectedHeads):
     Args:
         embed_dim: D.
         num_heads: H, divided equally among the kinds.
-        kinds: as a layer of a spec ("window(64)+gated(clusters=32)"), or as
-            :func:`parse_attention` returns a layer.
+        kinds: a layer of a spec ("window(64)+gated(clusters=32)"), or of `parse_attention`.
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
         rotary: queries and keys carry rotary positions.
         relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
-        copying_start: begin as heads that copy, see ``start_copying``; causal, with a short
-            convolution of 3 or more.
+        copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Raises:
@@ -169,8 +167,7 @@ class MultiheadAttention(ProjectedHeads):
             The output [B, N, D], equal to the last positions of ``forward``, and the state.
 
         Raises:
-            ValueError: a kind that cannot decode step by step; several tokens at once of rows of
-                several documents.
+            ValueError: a kind that cannot step; several tokens at once of several documents.
         """
         for router in self.routers:
             if not router.can_step:
@@ -181,15 +178,13 @@ class MultiheadAttention(ProjectedHeads):
         if not x.size(1):
             return x, state
         before, begins, after = _place(x, state, batch)
-        real = Batch(batch.padding_mask)
-        positions = before if x.size(1) == 1 else before + real.positions(x)
-        heads, kept = self.project(x, real, state, begins, exactly=self.reads_qk)
-        after |= kept
-        outputs = []
+        real, outputs = Batch(batch.padding_mask), []
+        heads, convolved = self.project(x, real, state, begins, exactly=self.reads_qk)
+        decoding = {"before": before, "begins": begins}
+        decoding["positions"] = before if x.size(1) == 1 else before + real.positions(x)
         for i, router in enumerate(self.routers):
             if begins is not None and not router.per_token:
                 raise ValueError(router.why_apart)
-            decoding = {"positions": positions, "before": before, "begins": begins}
             tokens, qkv = self._of_kind(i, heads, real, **decoding)
             assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
             if qkv.k.size(1) < assignment.groups:
@@ -199,7 +194,7 @@ class MultiheadAttention(ProjectedHeads):
             outputs.append(out[..., : self.head_dim])
             after |= {f"{i}.routing.{name}": t for name, t in routing.items()}
             after |= {f"{i}.kept.{name}": t for name, t in kept.items()}
-        return self.merge(outputs), after
+        return self.merge(outputs), after | convolved
 
     def _of_kind(
         self, i: int, heads: Projected, batch: Batch, **others: Any
@@ -276,13 +271,3 @@ def _place(x: Tensor, state: State, batch: Batch) -> tuple[Tensor, Tensor | None
 def _under(state: State, prefix: str) -> State:
     """What of a state begins with a prefix, without it."""
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-
-
-def prefill(
-    attention: MultiheadAttention,
-    x: Tensor,
-    batch: Batch | Tensor | None = None,
-    state: State | None = None,
-) -> tuple[Tensor, State]:
-    """The next tokens of a causal sequence: :meth:`MultiheadAttention.step` of several."""
-    return attention.step(x, state or {}, batch)

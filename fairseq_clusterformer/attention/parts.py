@@ -116,18 +116,14 @@ def _softmax(q: Tensor, seen: Sequence[Entries]) -> Tensor:
     entries, hidden, _ = seen[0]
     if len(seen) > 1:
         entries = torch.cat([part.entries for part in seen], dim=1)
-        masks = [part.hidden for part in seen]
-        if any(mask is not None for mask in masks):
-            groups = next(mask.size(1) for mask in masks if mask is not None)
-            hidden = torch.cat(
-                [
-                    entries.new_zeros(shape[0], groups, 1, part.entries.size(1), dtype=torch.bool)
-                    if mask is None
-                    else mask
-                    for part, mask in zip(seen, masks, strict=True)
-                ],
-                dim=-1,
-            )
+        groups = max(0 if part.hidden is None else part.hidden.size(1) for part in seen)
+        if groups:
+            none = entries.new_zeros(shape[0], groups, 1, 1, dtype=torch.bool)
+            masks = [
+                none.expand(-1, -1, -1, keys.size(1)) if mask is None else mask
+                for keys, mask, _ in seen
+            ]
+            hidden = torch.cat(masks, dim=-1)
     # Heads that share keys stand side by side, as queries of one product.
     q = at_least_float32(q).reshape(len(entries), -1, width) / math.sqrt(width)
     if entries.size(-1) > 2 * width:  # the bias is one more number of the key

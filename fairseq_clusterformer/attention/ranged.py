@@ -181,16 +181,15 @@ class RangedKeys(Part):
             by_cluster = [replace(layout, key_bias=bias) for layout in by_cluster]
         if i > 0:  # what is seen by position is seen once
             near, own = (), None
-        asks = torch.arange(rings.size(-1), device=q.device).view(1, 1, -1) >= past
         latest = self.assignment.latest
+        if latest is None:  # a new token may see all keys
+            latest = rings.new_full((1, qkv.q.size(2)), rings.size(-1))
+        latest = pad(latest, (past, 0)).unsqueeze(1)  # a cached one none
         layouts = []
         for layout in (*by_cluster, *near):
-            lo, hi = layout.lo, layout.hi
-            if latest is not None:
-                lo = lo.maximum(hi - _of_slots(pad(latest, (past, 0)).unsqueeze(1), layout))
-            if past:
-                hi = torch.where(_of_slots(asks, layout), hi, lo)
-            layouts.append(replace(layout, lo=lo, hi=hi))
+            order = layout.query_order
+            most = latest if order is None else latest.expand_as(order).gather(-1, order)
+            layouts.append(replace(layout, lo=layout.lo.maximum(layout.hi - most)))
         results = attend_layouts(
             qkv._replace(q=q, k=k, v=v).repeated(), tokens, layouts, own, joined
         )
@@ -208,9 +207,3 @@ class RangedKeys(Part):
             rings = rings.masked_fill(hidden.unsqueeze(1), self.kind.num_rings)
         ragged = hidden is not None or self.kind.drops_keys
         return state | filled(entries, rings, self.kind, ragged)
-
-
-def _of_slots(of_token: Tensor, layout: Layout) -> Tensor:
-    """Numbers of tokens [1 or B, 1, N], in the order of a layout's queries."""
-    order = layout.query_order
-    return of_token if order is None else of_token.expand_as(order).gather(-1, order)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, prefill
+from fairseq_clusterformer.attention import Batch
 from tests.kinds import CAUSAL, WIDTH, build, every_causal_kind
 
 BATCH, AFTER = 3, 14
@@ -35,7 +35,7 @@ def check(module, length: int, padding: str, tolerance: float = 1e-12) -> None:
         out, state = module.step(x[:, t : t + 1], state, mask)
         step_by_step.append(out)
     wanted = torch.cat(step_by_step, dim=1)
-    found, filled = prefill(module, x[:, :length], hidden)
+    found, filled = module.step(x[:, :length], {}, hidden)
     real = torch.ones(BATCH, length, dtype=torch.bool) if hidden is None else ~hidden
     close = {"rtol": tolerance, "atol": tolerance}
     torch.testing.assert_close(found[real], wanted[real], **close)
@@ -83,9 +83,7 @@ def check_portions(module, portions: tuple[int, ...], padding: str) -> None:
     for size in portions:
         part = slice(begin, begin := begin + size)
         mask = hidden[:, part] if padding != "none" else None
-        by_step = size == 1 and begin > 1
-        read = module.step if by_step else lambda x, state, mask: prefill(module, x, mask, state)
-        out, filled = read(x[:, part], filled, mask)
+        out, filled = module.step(x[:, part], filled, mask)
         found.append(out)
     close = {"rtol": 1e-12, "atol": 1e-12}
     found, wanted = torch.cat(found, dim=1), torch.cat(wanted, dim=1)
@@ -115,6 +113,6 @@ def test_half_precision() -> None:
 def test_what_is_refused() -> None:
     x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
     with pytest.raises(ValueError, match="documents in a prompt; allowed: one document"):
-        prefill(build("window", causal=True), x, Batch(None, torch.zeros(2, 4).long()))
+        build("window", causal=True).step(x, {}, Batch(None, torch.zeros(2, 4).long()))
     with pytest.raises(ValueError, match="cannot decode step by step"):
-        prefill(build("window", causal=False), x)
+        build("window", causal=False).step(x, {})
