@@ -4,7 +4,6 @@ fairseq's trainer says "ensure that the architectures match", and trains from sc
 of ``--restore-file`` does not exist.
 """
 
-import functools
 import logging
 import pickle
 import re
@@ -23,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_clusterformer.attention.spec import written
+from fairseq_clusterformer.compat.wrapping import wraps
 
 logger = logging.getLogger(__name__)
 
@@ -125,12 +125,9 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
 def explain_loading() -> None:
     """Lets fairseq's trainer say why it cannot load a checkpoint into one of our models, and go
     on from the newest whole one where the last one is broken or missing."""
-    load = Trainer.load_checkpoint
-    if hasattr(load, "__wrapped__"):
-        return
 
-    @functools.wraps(load)
-    def load_checkpoint(self: Trainer, filename: str, *args, **kwargs):
+    @wraps(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self: Trainer, filename: str, *args, **kwargs):
         explains = isinstance(self.get_model(), ExplainedCheckpoints)
         option, value = _option(self.cfg.checkpoint, filename)
         ours = Path(filename).resolve().parent == Path(self.cfg.checkpoint.save_dir).resolve()
@@ -159,8 +156,6 @@ def explain_loading() -> None:
                 "allowed: a checkpoint of this architecture or of the dense one that it extends, "
                 "with the same sizes and dictionary"
             ) from None
-
-    Trainer.load_checkpoint = load_checkpoint
 
 
 def _why_unreadable(filename: str) -> str:
