@@ -99,15 +99,14 @@ def _refuse(name: str, numbers: Tensor, wrong: Tensor, allowed: str) -> None:
         raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
 
 
-def validate(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, key_bias: Tensor | None, dropout: float
-) -> None:
+def validate(call: Call) -> None:
     """Check the shapes, dtypes and devices that every kernel relies on. What the layout holds is
     checked only where the environment has ``CLUSTERFORMER_CHECK_LAYOUTS=1``.
 
     Raises:
         ValueError: what was given and what is allowed.
     """
+    q, k, v, key_bias, _, layout, dropout = call
     if q.dim() != 4 or not q.is_floating_point():
         raise ValueError(
             f"q has shape {tuple(q.shape)} and dtype {q.dtype}; "

@@ -17,17 +17,9 @@ from ..precision import at_least_float32
 from .layout import TENSORS, Call, Layout
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    *,
-    key_bias: Tensor | None,
-    dropout: float,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
+def attention(call: Call, impl: str) -> tuple[Tensor, Tensor]:
     """See :func:`fairseq_clusterformer.kernels.ranged_attention`; any ``impl`` but reference."""
+    q, k, v, key_bias, _, layout, dropout = call
     # One number names this call's dropout masks: the backward pass and activation checkpoints draw
     # them again. It stays on the device, so that a CUDA graph draws anew.
     seed = torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None

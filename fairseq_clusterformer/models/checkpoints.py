@@ -8,6 +8,7 @@ import logging
 import pickle
 import re
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -60,19 +61,12 @@ class ExplainedCheckpoints:
             fitting = {name: t for name, t in given.items() if name not in other_shapes}
             result = nn.Module.load_state_dict(self, fitting, strict=False)
             differences["of another shape"] = list(other_shapes.values())
-            differences["that are not finite"] = [
-                name for name, p in self.named_parameters() if not p.isfinite().all()
-            ]
+            differences |= unfit_numbers(self, given)
             if strict:
                 missing = [name for name in result.missing_keys if name not in other_shapes]
                 differences |= {"missing": missing, "of another model": result.unexpected_keys}
-        told = [
-            f"tensors {what}: {len(names)}, such as {names[0]}"
-            for what, names in differences.items()
-            if names
-        ]
-        if told:
-            raise CheckpointError("; ".join(told))
+        if told := explained(differences):
+            raise CheckpointError(told)
         return result
 
     def _prune(self, state: dict[str, Tensor], cfg: DictConfig | Namespace | None):
@@ -103,6 +97,33 @@ class ExplainedCheckpoints:
                 setattr(cfg, f"{side}_layers", len(kept))
                 setattr(cfg, f"{side}_layers_to_keep", "")
         return state
+
+
+def unfit_numbers(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Given tensors that are not finite, or of whole numbers where the model's are not. A buffer
+    may hold the logarithm of 0."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, list[str]] = {"that are not finite": [], "of whole numbers": []}
+    for name, own in model.state_dict().items():
+        tensor = given.get(name)
+        if not torch.is_tensor(own) or not torch.is_tensor(tensor) or not own.is_floating_point():
+            continue
+        if not tensor.is_floating_point():
+            found["of whole numbers"].append(name)
+            continue
+        numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
+        if not numbers.isfinite().all():
+            found["that are not finite"].append(name)
+    return found
+
+
+def explained(differences: Mapping[str, list[str]]) -> str:
+    """What differs, in one line; empty: nothing."""
+    return "; ".join(
+        f"tensors {what}: {len(names)}, such as {names[0]}"
+        for what, names in differences.items()
+        if names
+    )
 
 
 def read_checkpoint(option: str, path: str) -> dict[str, Any]:
