@@ -4,19 +4,19 @@ import functools
 from collections.abc import Callable
 
 
-def wraps(owner: object, name: str) -> Callable[[Callable], Callable]:
-    """Decorator: put a function in the place of one of a module or a class, which it is given
-    before its arguments. What has been wrapped stays as it is."""
+def wrap(owner: object, name: str, function: Callable) -> None:
+    """Put a function in the place of one of a module or a class, which it is given before its
+    arguments. What has been wrapped stays as it is."""
+    wrapped = getattr(owner, name)
 
-    def put(function: Callable) -> Callable:
-        wrapped = getattr(owner, name)
+    @functools.wraps(wrapped)
+    def wrapper(*args, **kwargs):
+        return function(wrapped, *args, **kwargs)
 
-        @functools.wraps(wrapped)
-        def wrapper(*args, **kwargs):
-            return function(wrapped, *args, **kwargs)
+    if not hasattr(wrapped, "__wrapped__"):
+        setattr(owner, name, wrapper)
 
-        if not hasattr(wrapped, "__wrapped__"):
-            setattr(owner, name, wrapper)
-        return function
 
-    return put
+def wraps(owner: object, name: str) -> Callable[[Callable], None]:
+    """:func:`wrap` as a decorator."""
+    return lambda function: wrap(owner, name, function)
