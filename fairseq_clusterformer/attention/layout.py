@@ -193,11 +193,7 @@ def own_chunk_layout(
 
 
 def top_layout(
-    clusters: Tensor,
-    similarity: Tensor,
-    *,
-    padding_mask: Tensor | None = None,
-    impl: str = "auto",
+    clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None, impl: str = "auto"
 ) -> Layout:
     """Top rule (Routing Transformer): a query sees the 2 ceil(n / K) keys that are most similar to
     the centroid of its cluster, wherever they stand; n is the row's number of real tokens.

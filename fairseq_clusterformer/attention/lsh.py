@@ -46,8 +46,7 @@ class Lsh(Float32Buffers, Kind):
         super().__init__(options, shape)
         directions = -(-options.clusters // 2)  # two buckets each, or one of the last
         self.register_buffer(
-            "rotations",
-            torch.randn(options.rounds, shape.num_heads, shape.head_dim, directions),
+            "rotations", torch.randn(options.rounds, shape.num_heads, shape.head_dim, directions)
         )
 
     @property

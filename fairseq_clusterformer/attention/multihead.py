@@ -86,10 +86,7 @@ class MultiheadAttention(ProjectedHeads):
         self.reads_qk = any(router.reads_qk for router in self.routers)
 
     def forward(
-        self,
-        x: Tensor,
-        batch: Batch | Tensor | None = None,
-        centroids: Tensor | None = None,
+        self, x: Tensor, batch: Batch | Tensor | None = None, centroids: Tensor | None = None
     ) -> tuple[Tensor, list[Report]]:
         """Attend within each row, or within each document of it.
 

@@ -137,12 +137,7 @@ def hidden_from(queries: Tensor, layouts: Sequence[Layout]) -> list[Layout]:
 
 @full_float32()
 def routing_gain(
-    q: Tensor,
-    k: Tensor,
-    layouts: Sequence[Layout],
-    scouts: Scouts,
-    *,
-    impl: str,
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, *, impl: str
 ) -> Gain:
     """The logarithm above, of each scout.
 

@@ -216,11 +216,7 @@ class Taught(Kind):
         return Scouts(*drawn, of_queries, of_keys)
 
     def shares(
-        self,
-        q: Tensor,
-        k: Tensor,
-        padding_mask: Tensor | None,
-        log_held: Tensor | None = None,
+        self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The share p(c) of each cluster in queries [B, H, S, K] and in keys [B, H, N, K],
         differentiable.

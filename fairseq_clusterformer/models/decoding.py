@@ -49,8 +49,7 @@ def decode(
     features = []
     for part in (slice(first, first + size) for first in range(0, length, size)):
         batch = Batch(
-            padding[:, part] if padded else None,
-            None if documents is None else documents[:, part],
+            padding[:, part] if padded else None, None if documents is None else documents[:, part]
         )
         x = decoder.embed(tokens[:, part], places[:, part])
         features.append(decoder.run(x, batch, encoder_out, cache.state)[0])
@@ -59,11 +58,7 @@ def decode(
 
 
 def _places(
-    decoder: ClusterformerDecoder,
-    tokens: Tensor,
-    real: Tensor,
-    padded: bool,
-    cache: DecoderState,
+    decoder: ClusterformerDecoder, tokens: Tensor, real: Tensor, padded: bool, cache: DecoderState
 ) -> tuple[Tensor, Tensor | None]:
     """Numbers of the tokens in their rows or documents, from 0, int64 [1 or B, n]; and those of
     the documents [B, n], where an end-of-sentence symbol begins one."""
