@@ -44,14 +44,6 @@ class QKV(NamedTuple):
         k, v = (t.repeat_interleave(times, dim=1) for t in (self.k, self.v))
         return self._replace(k=k, v=v)
 
-    def wide(self) -> "QKV":
-        """In float32 at least, for results that are joined: then they are rounded once, as in a
-        step. A CPU's kernels compute in float32 anyway; a GPU's would be slower by far."""
-        if self.q.is_cuda:
-            return self
-        q, k, v = map(at_least_float32, self[:3])
-        return self._replace(q=q, k=k, v=v)
-
 
 class Part:
     """Keys that a query sees, in training and in decoding.
@@ -60,22 +52,14 @@ class Part:
     returned for the tokens before. In decoding :meth:`keep` is called last.
     """
 
-    biased = False
-    """Whether its entries have a bias."""
+    biased = False  # whether its entries have a bias
+    # Of a batch, for who looks on: single keys that are seen, and the own key if it is in none.
     layouts: Sequence[Layout] = ()
-    """Of a batch: single keys that are seen, for who looks on."""
     own: Own | None = None
-    """Of a batch: the query's own key, where no layout shows it."""
 
     def attend(self, qkv: QKV, joined: bool) -> list[tuple[Tensor, Tensor]]:
-        """Attend from a batch, or from several tokens behind the state's.
-
-        Args:
-            joined: the results are not the only ones.
-
-        Returns:
-            Values [B, H, N, E] and their log-sum-exp [B, H, N], once or more.
-        """
+        """What a batch, or several tokens behind the state's, attend to: values [B, H, N, E] and
+        their log-sum-exp [B, H, N], once or more; ``joined``: these are not the only results."""
         raise NotImplementedError
 
     def look(self, qkv: QKV) -> list[Entries]:

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels import Layout, chosen, ranged_attention, triton_kernels
+from ..precision import at_least_float32
 from .assignment import Assignment, Seeing, Tokens
 from .batch import Batch, any_padding
 from .parts import QKV, Part
@@ -24,10 +25,10 @@ def attend_layouts(
     qkv: QKV, tokens: Tokens, layouts: Sequence[Layout], own: Own | None, joined: bool
 ) -> list[tuple[Tensor, Tensor]]:
     """A result for each layout, and one for the own key."""
-    dtype = qkv.k.dtype
-    if joined or len(layouts) + (own is not None) > 1:
-        qkv = qkv.wide()
-    q, k, v = qkv[:3]
+    (q, k, v), dtype = qkv[:3], qkv.k.dtype
+    joined = joined or len(layouts) + (own is not None) > 1
+    if joined and not q.is_cuda:  # rounded once, as in a step; CPUs compute in float32 anyway
+        q, k, v = map(at_least_float32, (q, k, v))
     results = []
     for layout in layouts:
         if layout.key_bias is not None:  # decoding keeps it with its key, rounded like it

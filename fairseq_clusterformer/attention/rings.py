@@ -62,11 +62,7 @@ class History:
     def __init__(self, state: State, kind: Seeing):
         self.state, self.num_rings = state, kind.num_rings
         self.steps, self.room = state["steps"].size(1), state["kept"].size(-2)
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether it is known in which ring each key is; else all are in the only one."""
-        return "ring" in self.state
+        self.is_numbered = "ring" in state  # else all keys are in the only ring
 
     def forget(self, rows: Tensor) -> None:
         """Drop all keys of some rows, bool [B, 1]."""
@@ -194,11 +190,11 @@ class LocalWindow:
     """
 
     def __init__(self, state: State, entry: Tensor, layouts: int, gap: int):
-        batch, groups, _, heads, _, width = entry.shape
         if "near" not in state:
-            ring = torch.zeros(batch, groups, layouts, gap - 1, dtype=torch.long)
+            batch, groups, _, heads, _, width = entry.shape
             kept = entry.new_zeros(batch, groups, heads, gap - 1, width)
-            state = {"near": kept, "near.ring": ring.to(entry.device)}
+            ring = kept.new_zeros(*kept.shape[:2], layouts, gap - 1, dtype=torch.long)
+            state = {"near": kept, "near.ring": ring}
         self.state = {name: state[name] for name in ("near", "near.ring")}
 
     def hidden(self, before: Tensor) -> Tensor:
@@ -259,12 +255,8 @@ class LocalWindow:
 def opened(
     state: State, entry: Tensor, layouts: int, kind: Seeing, ragged: bool
 ) -> History | Rings:
-    """What is kept, with room for one more token.
-
-    Args:
-        entry: of the token [B, G, 1, J / G, 1, C].
-        ragged: the token is not kept in all rows, or was not: each key has a number then.
-    """
+    """What is kept, with room for one more token, of entries [B, G, 1, J / G, 1, C]; ``ragged``:
+    it is not kept in all rows, or one was not: each key has a number then."""
     if "seen" in state:
         return Rings(state, kind)
     if "kept" not in state:
@@ -288,13 +280,8 @@ def opened(
 
 
 def filled(entries: Tensor, numbers: Tensor, kind: Seeing, ragged: bool) -> State:
-    """What is kept of N tokens, before which there are no others.
-
-    Args:
-        entries: [B, G, L, J / G, N, C].
-        numbers: the ring that each is stored in, R: in none, int64 [B, G, L, N].
-        ragged: some are in none.
-    """
+    """What is kept of the first N tokens, of entries [B, G, L, J / G, N, C], each in the ring of
+    that number, R: in none, int64 [B, G, L, N]; ``ragged``: some are in none."""
     length, window = entries.size(-2), kind.cluster_window
     state = {"steps": entries.new_empty(len(entries), length, 0)}
     if kind.num_rings > 1 or ragged:
