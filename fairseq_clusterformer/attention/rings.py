@@ -269,14 +269,16 @@ def opened(
             seen = kept.new_full(kept.shape[:3], steps, dtype=torch.long)
             return Rings(state | {"seen": seen}, kind)
         ring = kept.new_zeros(*kept.shape[:3], room, dtype=torch.long)
-    if steps == window and ring is not None:
-        return Rings({"steps": state["steps"], **_in_rings(kept, ring, kind)}, kind)
     if steps == room != window:
-        more = max(room, FIRST_ROOM)
+        more = max(room, FIRST_ROOM)  # a prompt of sinks alone has kept none
         more = more if window is None else min(more, window - room)
         kept = pad(kept, (0, 0, 0, more))
         ring = None if ring is None else pad(ring, (0, more))
-    return History(state | {"kept": kept} | ({} if ring is None else {"ring": ring}), kind)
+    if ring is None:
+        return History(state | {"kept": kept}, kind)
+    if steps == window:
+        return Rings({"steps": state["steps"], **_in_rings(kept, ring, kind)}, kind)
+    return History(state | {"kept": kept, "ring": ring}, kind)
 
 
 def filled(entries: Tensor, numbers: Tensor, kind: Seeing, ragged: bool) -> State:

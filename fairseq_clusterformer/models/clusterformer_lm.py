@@ -16,7 +16,14 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
-from .options import ClusteringOptions, attention_plan, complete, option, set_defaults, set_sizes
+from .options import (
+    ClusteringOptions,
+    attention_plan,
+    complete,
+    option,
+    set_defaults,
+    set_sizes,
+)
 
 
 @dataclass

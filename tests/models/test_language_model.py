@@ -11,7 +11,14 @@ from fairseq_clusterformer.models.clusterformer_lm import (
     ClusterformerLanguageModel,
     clusterformer_lm_bytes,
 )
-from tests.models.small import gradients, letters, lm_sample, make_criterion, make_lm, make_task
+from tests.models.small import (
+    gradients,
+    letters,
+    lm_sample,
+    make_criterion,
+    make_lm,
+    make_task,
+)
 
 
 @torch.enable_grad()
