@@ -156,18 +156,6 @@ def test_ties_go_to_the_lowest_cluster():
     assert report.cluster_sizes[..., 0].eq(BATCH * LENGTH).all()
 
 
-def test_a_query_alone_in_its_cluster_sees_itself():
-    """Also in an encoder: there is always a key in sight."""
-    for causal in (True, False):
-        module = make(causal, clusters=50)
-        x = inputs()[:, :2]
-        with torch.no_grad():
-            (report,) = module(x)[1]
-            out, _ = module(x[:, :1])
-        assert report.cluster_sizes.shape == (2, HEADS, 50)
-        torch.testing.assert_close(out, module.out_proj(module.v_proj(x[:, :1])))
-
-
 @torch.no_grad()
 def test_exploration_is_not_reported():
     """What is logged in training is where keys belong: that all are in one shows."""
