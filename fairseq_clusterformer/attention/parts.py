@@ -19,21 +19,14 @@ from .rules import Own
 
 
 class QKV(NamedTuple):
-    """Queries, keys and values of a kind's heads, with their positions.
+    """Queries, keys and values of a kind's heads, with their positions."""
 
-    Attributes:
-        q: [B, H, N, E].
-        k, v: [B, J, N, E], each for H / J queries; of a batch, J = H.
-        dropout: of the attention weights.
-        biased: entries that are kept have a bias.
-        detached: makes keys and values of the same tokens whose states get no gradient.
-    """
-
-    q: Tensor
-    k: Tensor
+    q: Tensor  # [B, H, N, E]
+    k: Tensor  # like v [B, J, N, E], each for H / J queries; of a batch, J = H
     v: Tensor
-    dropout: float = 0.0
-    biased: bool = False
+    dropout: float = 0.0  # of the attention weights
+    biased: bool = False  # entries that are kept have a bias
+    # Makes keys and values of the same tokens whose states get no gradient.
     detached: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def repeated(self) -> "QKV":
