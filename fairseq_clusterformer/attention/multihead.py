@@ -103,23 +103,29 @@ class MultiheadAttention(ProjectedHeads):
         if batch.documents is not None and not all(router.by_tokens for router in self.routers):
             batch.take_apart()  # here, where a compiled graph breaks once
         heads, _ = self.project(x, batch, exactly=self.reads_qk)
-        outputs, reports = [], []
-        for i, router in enumerate(self.routers):
-            if batch.documents is None or router.by_tokens:
-                out, report = self._attend(i, heads, batch, centroids)
-            else:  # it looks at whole rows: each document is a row of its own
-                out, report = self._attend_apart(i, heads, batch, centroids)
-            outputs.append(out)
-            reports.append(report)
-        return self.merge(outputs), reports
+        results = [self._attend(i, heads, batch, centroids) for i in range(len(self.routers))]
+        outputs, reports = zip(*results, strict=True)
+        return self.merge(outputs), list(reports)
 
     def _attend(
         self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
     ) -> tuple[Tensor, Report]:
         """Values that the heads of a kind attend to [B, H, N, E], and its report."""
+        router = self.routers[i]
+        if batch.documents is not None and not router.by_tokens:  # each document as a row
+            if centroids is not None and router.needs_centroids:
+                raise ValueError(
+                    "centroids that are handed on from layer to layer, in rows of several "
+                    "documents; allowed: each layer owns its centroids"
+                )
+            place, documents = batch.apart
+            out, report = self._attend(i, heads.apart(place), documents, None)
+            if report.clusters is not None:
+                report = report._replace(clusters=batch.together(report.clusters))
+            return batch.together(out), report
         tokens, qkv = self._of_kind(i, heads, batch, centroids=centroids)
         qkv = qkv.repeated()
-        routing: Routing = self.routers[i](tokens)
+        routing: Routing = router(tokens)
         out = attend(routing.parts, qkv)[..., : self.head_dim]
         if routing.scouts is None:
             return out, routing.report
@@ -127,21 +133,6 @@ class MultiheadAttention(ProjectedHeads):
         gain = routing_gain(qkv.q, qkv.k, layouts, routing.scouts, impl=self.impl)
         out, gain = weighed(out, gain)
         return out, routing.report._replace(routing_loss=routing_loss(gain))
-
-    def _attend_apart(
-        self, i: int, heads: Projected, batch: Batch, centroids: Tensor | None
-    ) -> tuple[Tensor, Report]:
-        """The same, with each document as a row of its own."""
-        if centroids is not None and self.routers[i].needs_centroids:
-            raise ValueError(
-                "centroids that are handed on from layer to layer, in rows of several documents; "
-                "allowed: each layer owns its centroids"
-            )
-        place, documents = batch.apart
-        out, report = self._attend(i, heads.apart(place), documents, None)
-        if report.clusters is not None:
-            report = report._replace(clusters=batch.together(report.clusters))
-        return batch.together(out), report
 
     @property
     def can_step(self) -> bool:
