@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import functools
 from pathlib import Path
 
 import omegaconf
@@ -12,6 +11,8 @@ from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 
 from fairseq_clusterformer.ranges import strays
 
+from .wrapping import wraps
+
 
 def check_numbers() -> None:
     """Refuses options outside of their range wherever a task is set up.
@@ -19,17 +20,12 @@ def check_numbers() -> None:
     Every program of fairseq's, hydra's and ours does that first. Of a checkpoint, only what its
     model and its task need is checked.
     """
-    setup = tasks.setup_task
-    if hasattr(setup, "__wrapped__"):
-        return
 
-    @functools.wraps(setup)
-    def setup_task(cfg, **kwargs):
+    @wraps(tasks, "setup_task")
+    def setup_task(setup, cfg, **kwargs):
         root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
         check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
         return setup(cfg, **kwargs)
-
-    tasks.setup_task = setup_task
 
 
 def check(root, sections: tuple[str, ...]) -> None:
