@@ -43,10 +43,10 @@ def length_of(loaded: Loaded, wanted: int | None, most: int) -> int | None:
 def batches_of_split(
     loaded: Loaded, split: str, tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
-    """What the model is given of a split, by its task, until there are so many tokens.
+    """What the model is given of a split, by its task, until there are so many tokens, padding
+    included, or no more text.
 
     Args:
-        tokens: in all, padding included; fewer if the split has no more.
         length: tokens of a text, see :func:`length_of`.
         seed: of the order in which texts are drawn.
 
@@ -74,10 +74,7 @@ def batches_of_text(
     loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
 ) -> list[Inputs]:
     """Texts from their beginning, in rows of a length; of a translator, the lines of two files.
-
-    Raises:
-        UserError: a model that needs more than text, or files that do not fit.
-    """
+    Raises UserError for a model that needs more than text, or files that do not fit."""
     task = loaded.cfg.task._name
     if task == "translation":
         return _batches_of_pairs(loaded, files, tokens)
