@@ -15,8 +15,7 @@ from fairseq_clusterformer.etc.keyphrases_model import (
     PhraseHead,
     VisualFeatures,
 )
-from fairseq_clusterformer.etc.page_dataset import batch_of_pages
-from fairseq_clusterformer.etc.pages import MOST_WORDS, Page
+from fairseq_clusterformer.etc.pages import MOST_WORDS, Page, batch_of_pages
 from tests.etc.models import CLOSE, assert_all_have_gradients, build, of_size
 from tests.web_pages import HEADING, PLAIN
 

@@ -7,8 +7,15 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_clusterformer.etc.page_dataset import PageDataset, batch_of_pages
-from fairseq_clusterformer.etc.pages import MOST_WORDS, VISUAL, Page, PageData, PageWriter
+from fairseq_clusterformer.etc.pages import (
+    MOST_WORDS,
+    VISUAL,
+    Page,
+    PageData,
+    PageDataset,
+    PageWriter,
+    batch_of_pages,
+)
 
 NAMES = ("tokens", "starts", "folded", "nodes", "visual", "phrases")
 # a b | a b c | c a: seven words of ten tokens, of which the fourth has none
