@@ -15,12 +15,12 @@ from .report import Report, State
 class NeuralClustering(AverageNormalizer):
     """Assigns tokens to K centroids, and returns the losses that teach them.
 
-    Equation numbers are CF22's. Everything is computed in float32 (float64 for a float64 model)
-    whatever the model's precision.
+    Equation numbers are CF22's. All is computed in float32 (float64 for a float64 model) whatever
+    the model's precision. Parameters learn through the two losses alone: the argmax of eq. 4
+    carries no gradient.
 
     Args:
-        embed_dim: D.
-        num_clusters: K.
+        embed_dim, num_clusters: D and K.
         similarity: phi: "dot" (the paper's), "scaled-dot" (divided by sqrt(D)) or "cosine".
         temperature: divides phi inside the exponent of eq. 2.
         normalizer: the denominator of eq. 2 when tokens are assigned. "sentence": over all tokens
@@ -29,8 +29,6 @@ class NeuralClustering(AverageNormalizer):
             for each cluster. The last two keep an assignment independent of later tokens.
         momentum: of that average.
         own_centroids: False: the centroids are given to each ``assign``.
-
-    Parameters learn through the two losses alone: the argmax of eq. 4 carries no gradient.
     """
 
     def __init__(
@@ -76,12 +74,8 @@ class NeuralClustering(AverageNormalizer):
             reports: False: the report is empty.
 
         Returns:
-            The cluster of each token, int64 [B, N] (0 at padding); a report: both losses, the
-            cluster sizes, the updated centroids, and the observation for :meth:`observe`, if the
-            normalizer is an average; and the state, which the normalizer "running" carries on.
-
-        Raises:
-            ValueError: no centroids, owned or given.
+            The cluster of each token, int64 [B, N] (0 at padding); a report, whose observation is
+            for :meth:`observe`; and the state, which the normalizer "running" carries on.
         """
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
