@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..precision import ExactLinear, at_least_float32, full_float32
 from .average import AverageNormalizer
 from .fuzzy import FuzzyClusters, Similarity, cluster_sums, fuzzy_clusters
-from .report import Report, State
+from .report import Report, State, cluster_sizes
 
 
 class NeuralClustering(AverageNormalizer):
@@ -100,14 +100,10 @@ class NeuralClustering(AverageNormalizer):
             state = state | {"log_sum": found.so_far}
         if not reports:
             return found.clusters, Report(), state
-        real = x.new_ones(x.shape[:2])
-        if padding_mask is not None:
-            real = real.masked_fill(padding_mask, 0.0)
-        sizes = x.new_zeros(self.num_clusters)
-        sizes.index_add_(0, found.clusters.flatten(), real.flatten())
+        sizes = cluster_sizes(found.clusters.unsqueeze(1), self.num_clusters, padding_mask)[0]
         report = Report(cluster_sizes=sizes, centroids=found.updated)
         if learns:
-            report = self._taught(report, x, found, real)
+            report = self._taught(report, x, found, padding_mask)
         return found.clusters, report, state
 
     def forward(
@@ -119,8 +115,11 @@ class NeuralClustering(AverageNormalizer):
         """Clusters and report of ``assign``."""
         return self.assign(x, padding_mask, centroids)[:2]
 
-    def _taught(self, report: Report, x: Tensor, found: FuzzyClusters, real: Tensor) -> Report:
+    def _taught(
+        self, report: Report, x: Tensor, found: FuzzyClusters, padding_mask: Tensor | None
+    ) -> Report:
         """The report with what teaches: losses, and the normaliser's observation."""
+        real = x.new_ones(x.shape[:2]) if padding_mask is None else (~padding_mask).to(x)
         tokens = real.sum()
         vectors = self.similarity.vectors(found.updated)
 

@@ -129,6 +129,7 @@ class _LogShares(torch.autograd.Function):
                 nearest = torch.where(of_chunk < 0, nearest, of_chunk)
             of_own = scores.gather(-1, nearest.unsqueeze(-1)).squeeze(-1)
             largest = scores.amax(-1, keepdim=True)
+            # log-sum-exp over the clusters, the largest taken out
             total = (scores - largest).exp_().sum(-1).log_().add_(largest.squeeze(-1))
             log_total[:, :, part] = total
             log_share[:, :, part] = of_own.sub_(total)
@@ -154,7 +155,7 @@ class _LogShares(torch.autograd.Function):
             # of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
             d_scores = scores.sub_(log_total[:, :, part].unsqueeze(-1)).exp_().mul_(-gradient)
             d_scores.scatter_add_(-1, keys[:, :, part].unsqueeze(-1), gradient)
-            d_vectors += (d_scores.transpose(-1, -2) @ unit).sum(0)
+            d_vectors += (d_scores.transpose(-1, -2) @ unit).sum(0)  # [H, K, E]
             d_part = ctx.similarity.backward(d_scores @ vectors, unit, scale)
             if padding_mask is not None:
                 d_part.masked_fill_(padding_mask[:, None, part, None], 0.0)

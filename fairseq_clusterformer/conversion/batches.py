@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fairseq import tasks
 from fairseq.data import FairseqDataset, LanguagePairDataset
+from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
 from fairseq_clusterformer.data.coding import TextCoding
@@ -141,9 +142,8 @@ def _collated(dataset: FairseqDataset, order: Sequence[int], tokens: int) -> lis
 
 
 def _padded(rows: Sequence[Tensor], padding: int) -> Inputs:
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
     lengths = torch.tensor([len(row) for row in rows])
-    return {"src_tokens": tokens, "src_lengths": lengths}
+    return {"src_tokens": collate_tokens(rows, padding), "src_lengths": lengths}
 
 
 def _cut(rows: Iterator[tuple[int, Any]], tokens: int) -> Iterator[list[Any]]:

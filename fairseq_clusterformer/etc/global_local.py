@@ -139,7 +139,7 @@ class Structure:
         begin, end = (bound.flatten() for bound in self.own)
         rows, number, several = self.spans.shape[:3]
         # one entry for each pair of a span and a token of it, in the order of the spans
-        of = torch.repeat_interleave(end - begin)  # its span
+        of = torch.repeat_interleave(end - begin)  # the span of each entry
         behind = torch.arange(len(of), device=of.device) - (end - begin).cumsum(0)[of]
         spans_of_row = max(number * several, 1)
         token = of // spans_of_row * self.length + end[of] + behind  # row * N + place

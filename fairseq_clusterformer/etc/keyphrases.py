@@ -83,10 +83,10 @@ def phrase_nll(logits: Tensor, phrases: Tensor, first: Tensor, place: str) -> Te
     flat = logits.flatten(1)
     if place == "max":
         row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
-        group = (row * width + first).flatten(1)
+        group = (row * width + first).flatten(1)  # of equal n-grams, the place of the first
         flat = torch.full_like(flat, -torch.inf).scatter_reduce(1, group, flat, "amax")
     some = phrases[..., 1] > 0
-    right = (phrases[..., 1] - 1) * width + phrases[..., 0]
+    right = (phrases[..., 1] - 1) * width + phrases[..., 0]  # places in `flat`
     of_each = flat.gather(1, right.masked_fill(~some, 0)).masked_fill(~some, 0.0)
     number = some.sum(1)
     loss = flat.logsumexp(1) - of_each.sum(1) / number.clamp(min=1)

@@ -152,12 +152,12 @@ class MaskedParts(BySize):
         lines = [line for piece in pieces for line in range(*self.pieces[piece])]
         tokens = torch.cat([self.lines[line][: self._lengths[line]] for line in lines]).numpy()
         examples, sizes = np.arange(len(pieces)), self._tokens[pieces]
-        first = sizes.cumsum() - sizes
+        first = sizes.cumsum() - sizes  # where each piece begins in the row
         ends = [self._ends(piece) for piece in pieces]
         starts = [np.concatenate([[0], of_piece[:-1]])[: len(of_piece)] for of_piece in ends]
         of_parts = np.repeat(examples, [len(of_piece) for of_piece in ends])
         spans = np.stack([np.concatenate(x) for x in (starts, ends)], -1).astype(int)
-        spans += first[of_parts, None]
+        spans += first[of_parts, None]  # from places in a piece to places in the row
         words, of_spans = (
             np.random.default_rng((self.seed, self.epoch, index, of)) for of in range(2)
         )  # what is guessed does not depend on what parts there are
@@ -166,7 +166,7 @@ class MaskedParts(BySize):
         for span in spans[hidden]:
             in_hidden[slice(*span)] = True
         begins = self.begins_word[tokens]
-        begins[np.cumsum([0, *self._lengths[lines[:-1]]])] = True
+        begins[np.cumsum([0, *self._lengths[lines[:-1]]])] = True  # so does every line
         shown, target = self._masked(tokens, begins, in_hidden, words)
         return {
             "id": index,
@@ -184,7 +184,7 @@ class MaskedParts(BySize):
     ) -> tuple[np.ndarray, np.ndarray]:
         """What the model reads, and what it guesses (padding elsewhere), int64 [N]; of tokens,
         whether each begins a word, and whether it is of a hidden part, bool [N]."""
-        word = begins.cumsum() - 1
+        word = begins.cumsum() - 1  # one draw a word: all its tokens are guessed, or none
         guessed = (draw.random(len(tokens)) < self.guessed)[word] & ~hidden
         change = draw.random(len(tokens))
         others = draw.integers(self.dictionary.nspecial, len(self.dictionary), len(tokens))

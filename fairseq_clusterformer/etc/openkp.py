@@ -50,8 +50,8 @@ def openkp(path: Path, drops: Drops, *, keep_unfound: bool = False) -> Iterator[
     def to_record(item: Mapping) -> PageRecord:
         record = page_record(item)
         if not keep_unfound and not phrase_places(record):
-            told = record.phrases and ", ".join(map(repr, map(" ".join, record.phrases)))
-            raise Unusable("no keyphrase in the text", f"{told or 'none'} of {record.id}")
+            known = ", ".join(map(repr, map(" ".join, record.phrases or ())))
+            raise Unusable("no keyphrase in the text", f"{known or 'none'} of {record.id}")
         return record
 
     return convert(json_lines(path, drops), to_record, drops)

@@ -147,16 +147,16 @@ class ETCReaderEncoder(ETCEncoder):
     ) -> _LongInput:
         """The question and the document behind it, with no padding in between."""
         pad, bos = self.dictionary.pad(), self.dictionary.bos()
-        asked, told = (
+        asked, read = (  # tokens of each
             tokens.ne(pad).sum(1, keepdim=True) for tokens in (question_tokens, document_tokens)
         )
         both = torch.cat([question_tokens, document_tokens], dim=1)
-        place = torch.arange(int((asked + told).max()), device=both.device).expand(len(both), -1)
+        place = torch.arange(int((asked + read).max()), device=both.device).expand(len(both), -1)
         in_question = place < asked
         # the place in `both` of each token: behind the question, its padding is skipped
         source = torch.where(in_question, place, place - asked + question_tokens.size(1))
         source = source.clamp(max=both.size(1) - 1)
-        padding = place >= asked + told
+        padding = place >= asked + read
         tokens = both.gather(1, source).masked_fill(padding, pad)
         is_text = torch.cat([torch.zeros_like(question_tokens, dtype=torch.bool), text_mask], 1)
         types = torch.where(is_text.gather(1, source), OF_TEXT, IN_TITLE)

@@ -163,7 +163,7 @@ class ContextQueryAttention(nn.Module):
     def forward(self, document: Tensor, question: Tensor, words: Words, asked: Words) -> Tensor:
         """Of C [B, W, D] and Q [B, V, D], and of the words of both: [c; a; c * a; c * b],
         [B, W, 4 D], or with matches [c; a; c * a; c * b; m], [B, W, 4 D + 2]."""
-        likeness = (document * self.of_both) @ question.mT
+        likeness = (document * self.of_both) @ question.mT  # [B, W, V]
         likeness = likeness + self.of_document(document) + self.of_question(question).mT
         found = []
         if self.of_match is not None:
@@ -207,6 +207,7 @@ class SpanHeads(nn.Module):
             zip((self.begin, self.end), self.others, (reading.begin, reading.end), strict=True)
         ):
             of_words = head(x).squeeze(-1)
+            # yes, no, long and none, all read at the leading <s>: [B, 4]
             slots.append(torch.cat([others(x[:, 0]), of_words[:, :1]], dim=-1))
             # a word begins at its first token, and ends at its last one
             own = bounds[..., side].eq(places) & text_mask & real
@@ -216,7 +217,7 @@ class SpanHeads(nn.Module):
         slots = torch.stack(slots, dim=1)
         best = slots.new_full((len(slots),), -torch.inf)  # of the spans whose end is not first
         if begin.size(1):
-            best = (end + begin.cummax(1).values).amax(1)
+            best = (end + begin.cummax(1).values).amax(1)  # the best begin up to each end
         return WordLogits(
             start=begin,
             end=end,
