@@ -42,7 +42,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import (
+from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.outputs import check_output, write_text
+from fairseq_clusterformer.ranges import Range
+
+from .common import (
     NUMBER,
     PATH,
     Parser,
@@ -54,9 +58,6 @@ from fairseq_clusterformer.cli.common import (
     inputs_of,
     number,
 )
-from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.outputs import check_output, write_text
-from fairseq_clusterformer.ranges import Range
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.found import Ranking

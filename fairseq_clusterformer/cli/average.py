@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from zipfile import is_zipfile
 
-from fairseq_clusterformer.cli.common import NUMBER, PATH, Parser
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, whole_file
+
+from .common import NUMBER, PATH, Parser
 
 
 def _parser() -> Parser:

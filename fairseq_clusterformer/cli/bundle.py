@@ -12,16 +12,9 @@ fairseq's own commands take checkpoints alone.
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_output,
-    add_places,
-    finite,
-    megabytes,
-    read_card,
-    whole_number,
-)
 from fairseq_clusterformer.errors import UserError, bad_option
+
+from .common import Parser, add_output, add_places, finite, megabytes, read_card, whole_number
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import Parser, add_model, harmless, input_lines, whole_number
 from fairseq_clusterformer.errors import UserError
+
+from .common import Parser, add_model, harmless, input_lines, whole_number
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.classify import Classification

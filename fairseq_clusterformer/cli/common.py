@@ -271,8 +271,12 @@ def add_output(parser: Parser, replaced: str) -> None:
         replaced: what --force replaces, such as "a bundle".
     """
     add = parser.add_argument
-    about = "of the weights in the file (default: float32, which changes no output)"
-    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help=about)
+    about = (
+        "of the weights in the file (default: float32, which changes no output); int8, of bundles "
+        "alone: a quarter of it, with a factor for each row of a matrix"
+    )
+    dtypes = ("float32", "float16", "bfloat16", "int8")
+    add("--dtype", choices=dtypes, default="float32", help=about)
     about = "a Markdown file that says what the model is, of what data, and how good"
     add("--card", metavar="FILE", type=Path, help=about)
     add("--force", action="store_true", help=f"replace {replaced}, nothing else")

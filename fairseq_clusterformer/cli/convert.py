@@ -6,7 +6,7 @@
   clusterformer convert a-marian clustered --text source.txt target.txt
 
 CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, one of ours whose
-attention is full, or a folder of Hugging Face's GPT-2, RoBERTa, Marian or BART. OUT becomes a
+attention is full, or a folder of transformers' GPT-2, BERT, RoBERTa, Marian or BART. OUT becomes a
 folder with checkpoint.pt, convert.json and convert.png. Without a data folder, it also has data/,
 which holds the dictionary and the subwords. All dense weights are kept. The attention of each head
 is measured on texts of the model's own task: heads that look near become windows, the others
@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import Parser, add_places, number, whole_number
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.ranges import Range
+
+from .common import Parser, add_places, number, whole_number
 
 _LENGTH = 2048  # short texts are enough to teach a router
 

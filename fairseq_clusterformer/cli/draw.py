@@ -19,17 +19,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_force,
-    add_places,
-    check_files,
-    inputs_of,
-    number,
-)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import whole_file, write_text
 from fairseq_clusterformer.ranges import Range
+
+from .common import Parser, add_force, add_places, check_files, inputs_of, number
 
 
 def main(arguments: Sequence[str]) -> int:

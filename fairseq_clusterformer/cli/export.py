@@ -6,20 +6,15 @@
 The folder holds config.json, model.safetensors, the tokenizer, generation_config.json and a card.
 AutoModelForCausalLM.from_pretrained (AutoModelForSeq2SeqLM, ...) reads it after
 `import fairseq_clusterformer.hf`. --to fairseq also takes what was fine-tuned there, and a folder
-of GPT-2, RoBERTa, Marian or BART.
+of GPT-2, BERT, RoBERTa, Marian or BART.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_output,
-    add_places,
-    megabytes,
-    read_card,
-)
 from fairseq_clusterformer.errors import UserError
+
+from .common import Parser, add_output, add_places, megabytes, read_card
 
 
 def main(arguments: Sequence[str]) -> int:

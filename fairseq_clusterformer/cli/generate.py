@@ -12,16 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_model,
-    harmless,
-    input_lines,
-    number,
-    whole_number,
-)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.ranges import Range
+
+from .common import Parser, add_model, harmless, input_lines, number, whole_number
 
 
 def _parser() -> Parser:

@@ -18,15 +18,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_force,
-    add_model,
-    inputs_of,
-    whole_number,
-)
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
+
+from .common import Parser, add_force, add_model, inputs_of, whole_number
 
 
 def _parser() -> Parser:

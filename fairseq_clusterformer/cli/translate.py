@@ -15,15 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_clusterformer.cli.common import (
-    Parser,
-    add_model,
-    harmless,
-    input_lines,
-    number,
-    whole_number,
-)
 from fairseq_clusterformer.ranges import LENGTH_PENALTY
+
+from .common import Parser, add_model, harmless, input_lines, number, whole_number
 
 if TYPE_CHECKING:
     from fairseq_clusterformer.inference.translate import Translator

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fairseq_clusterformer.cli import common
-from fairseq_clusterformer.cli.common import NUMBER, Parser, number
 from fairseq_clusterformer.corpora.vectors import METHODS, learn_vectors
 from fairseq_clusterformer.ranges import Range
+
+from . import common
+from .common import NUMBER, Parser, number
 
 _FLAG = {"action": "store_true"}
 # gensim looks at all words of a window, and reads 10,000 words at once

@@ -1,6 +1,8 @@
 """Dense models of ``transformers`` as ours with full attention: the same logits, word by word."""
 
 import json
+import shutil
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +15,23 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 
-from fairseq_clusterformer.errors import bad_option
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.inference.load import Loaded, reason_of
 from fairseq_clusterformer.models.checkpoints import CheckpointError
+from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.encoder_only import fingerprint
+from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS
+from fairseq_clusterformer.models.pretrained import load_pretrained, set_sizes_of_folder
 
-from .families import FAMILIES, Family
+from .families import FAMILIES, ROBERTA, Family
 from .texts import languages
 
 ALLOWED = (
-    "a folder of GPT-2, RoBERTa, Marian or BART that save_pretrained wrote, tokenizer included"
+    "a folder of GPT-2, BERT, RoBERTa, Marian or BART that save_pretrained wrote, tokenizer "
+    "included"
 )
 
 
@@ -49,6 +57,8 @@ def read_dense(folder: Path, data: Path) -> Loaded:
     """
     record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     family = FAMILIES.get(record["model_type"])
+    if family is None and record["model_type"] in ENCODERS:
+        return _read_encoder(folder, data)
     if family is None:
         problem = f"a model of the type {record['model_type']}"
         raise bad_option("CHECKPOINT", folder, ALLOWED, problem)
@@ -84,6 +94,39 @@ def read_dense(folder: Path, data: Path) -> Loaded:
         model=model.eval(),
         task=SimpleNamespace(cfg=SimpleNamespace(**of_task)),
         cfg=_training(family, vars(config.namespace()), of_task),
+        folder=data,
+        path=folder,
+        updates=0,
+    )
+
+
+def _read_encoder(folder: Path, data: Path) -> Loaded:
+    """An encoder of BERT's form; its text is coded by its ``tokenizer.json``."""
+    args = Namespace(pretrained=str(folder))
+    try:
+        set_sizes_of_folder(args, "CHECKPOINT")
+        words = symbol_dictionary(TokenizerSubwords(folder / TOKENIZER).symbols)
+        most = args.window_positions
+        data.mkdir(parents=True, exist_ok=True)
+        words.save(str(data / "dict.txt"))
+        shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
+        words.add_symbol("<mask>")  # as fairseq's task does
+        task = SimpleNamespace(
+            source_dictionary=words, max_positions=lambda: args.window_positions
+        )
+        model = ClusterformerMaskedLM.build_model(args, task)
+        load_pretrained(model, str(folder), "CHECKPOINT")
+    except CheckpointError as error:
+        raise UserError(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise bad_option("CHECKPOINT", folder, ALLOWED, reason_of(error)) from None
+    of_task = {"tokens_per_sample": most}
+    known = vars(MODEL_DATACLASS_REGISTRY[ROBERTA.architecture]())
+    options = {name: getattr(args, name) for name in known if name != "_name"} | {"pretrained": ""}
+    return Loaded(
+        model=model.eval(),
+        task=SimpleNamespace(cfg=SimpleNamespace(**of_task)),
+        cfg=_training(ROBERTA, options, of_task),
         folder=data,
         path=folder,
         updates=0,

@@ -4,12 +4,16 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data.unicode import FORM
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import digest
 
 from . import SAMPLE
+
+if TYPE_CHECKING:
+    from fairseq_clusterformer.data.subwords import Subwords
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,16 @@ def _digests(path: Path) -> dict[str, str]:
     return {file.name: digest(file) for file in files if file.is_file()}
 
 
+def load_model(path: Path) -> "Subwords":
+    """A model of subwords, see `subwords.load`; raises UserError for a file that is none."""
+    from fairseq_clusterformer.data import subwords
+
+    try:
+        return subwords.load(path)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     """Copy the model and write ``dict.txt``, its own or all its symbols."""
     from fairseq.data import Dictionary
@@ -76,8 +90,8 @@ def copy_model(vocabulary: Vocabulary, out: Path) -> None:
     from .binarize import symbol_dictionary
 
     given = vocabulary.model
+    symbols = load_model(given or out / subwords.MODEL).symbols
     try:
-        symbols = subwords.load(given or out / subwords.MODEL).symbols
         if vocabulary.dictionary:
             dictionary = Dictionary.load(str(vocabulary.dictionary))
         else:

@@ -69,8 +69,8 @@ class ETCOptions(EncoderOptions):
     )
     lift: str = option(
         "",
-        "checkpoint of fairseq's roberta, of clusterformer_masked_lm or of etc_masked_lm, whose "
-        "weights the encoder starts from",
+        "folder of BERT's form, or checkpoint of fairseq's roberta, of clusterformer_masked_lm or "
+        "of etc_masked_lm, whose weights the encoder starts from",
     )
 
 

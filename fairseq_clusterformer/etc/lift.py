@@ -4,6 +4,7 @@
 import copy
 import re
 from functools import partial
+from pathlib import Path
 
 import torch
 from fairseq.models import register_model, register_model_architecture
@@ -12,7 +13,7 @@ from torch import Tensor
 from fairseq_clusterformer.models.checkpoints import CheckpointError, read_checkpoint
 from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel, fingerprint
 from fairseq_clusterformer.models.options import set_sizes
-from fairseq_clusterformer.models.roberta import check_words
+from fairseq_clusterformer.models.pretrained import check_words, folder_tensors, renamed
 
 from .encoder import SIZES, ETCEncoder, ETCOptions
 
@@ -48,13 +49,22 @@ class ETCModel(EncoderOnlyModel):
         cannot be read, or that does not fit."""
         if not self.args.lift:
             return
-        given = read_checkpoint(_OPTION, self.args.lift)
+        is_folder = Path(self.args.lift).is_dir()
+        given = self._folder() if is_folder else read_checkpoint(_OPTION, self.args.lift)
         try:
             self.encoder.load_state_dict(self._lifted(given))
         except KeyError as error:
             raise self._error(f"it has no {error.args[0]}") from None
         except RuntimeError as error:  # torch names what is of another size in its second line
             raise self._error(str(error).splitlines()[1].strip()) from None
+
+    def _folder(self) -> dict:
+        """A folder of BERT's form as a checkpoint; its first type is added to each word."""
+        words = self.encoder.dictionary
+        found, _ = folder_tensors(self.args.lift, _OPTION, words, self.args)
+        types = found.pop("encoder.embed_types.weight")
+        found["encoder.embed_tokens.weight"] += types[0]
+        return {"model": found | {"vocabulary": fingerprint(words)}}
 
     def _error(self, problem: str, allowed: str = _FITTING) -> CheckpointError:
         return CheckpointError(f"{_OPTION} is {self.args.lift}: {problem}; allowed: {allowed}")
@@ -81,22 +91,6 @@ class ETCModel(EncoderOnlyModel):
             if not name.startswith(_LEFT_OUT):
                 raise self._error(f"it also has {name}")
         return own
-
-
-def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters of an encoder by today's names, without "encoder." in front. RoBERTa was released
-    with other names, and with queries, keys and values as one."""
-    found = {}
-    for name, tensor in given.items():
-        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
-        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
-        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
-        if "in_proj_" in short:
-            for which, part in zip("qkv", tensor.chunk(3), strict=True):
-                found[short.replace("in_proj_", f"{which}_proj.")] = part
-        else:
-            found[short] = tensor
-    return found
 
 
 def lifted(

@@ -92,7 +92,7 @@ def test_case_and_rare_words(tmp_path: Path) -> None:
 def test_no_line_holds_words_of_two_documents(tmp_path: Path) -> None:
     text, out = tmp_path / "text", tmp_path / "words"
     text.write_text("one two.\n\nthree\n<|end|>\nfour's\n<|end|>\n<|end|>\n" + "w " * 2500)
-    counts = _write_words(TextReader(b"<|end|>").documents([text]), out, lower_case=False)
+    counts = _write_words(TextReader("<|end|>").documents([text]), out, lower_case=False)
     assert counts == {"documents": 3, "words": 2507}
     lines = [line.split(" ") for line in out.read_text().splitlines()]
     assert lines[:2] == [["one", "two", ".", "three"], ["four", "'", "s"]]

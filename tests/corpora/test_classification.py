@@ -4,14 +4,18 @@ import io
 import json
 import tarfile
 from collections import Counter
+from itertools import product
 
 import pytest
-from fairseq.data import indexed_dataset
+from fairseq.data import Dictionary, indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from fairseq_clusterformer.cli.main import main
+from fairseq_clusterformer.corpora import binarize
 from fairseq_clusterformer.corpora.classification.readers import GROUPS
+from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from tests.corpora.commands import SPLITS, one_line, write, write_splits
+from tests.data.tokenizers import made
 
 PLACES = {"train": "train", "valid": "dev", "test": "test"}
 
@@ -584,3 +588,34 @@ def test_options_are_checked(tmp_path, capsys, options, message):
     with pytest.raises(SystemExit):
         run("mr", tmp_path, *options)
     assert message in capsys.readouterr().err
+
+
+# Subwords of a tokenizer.json
+
+
+def test_a_tokenizer_says_the_words(tmp_path, capsys):
+    """Of each split, whatever train holds; the file goes along."""
+    pairs = product(("A lake", "a", "and", "Fish", "cafés,"), repeat=2)
+    rows = [f"{i % 2}\t{' '.join(pair)}, a café and a fish\n" for i, pair in enumerate(pairs)]
+    write(tmp_path / "rows.tsv", "".join(rows))
+    tokenizer = made("wordpiece", tmp_path / "tokenizer.json")
+    words = ("text", tmp_path / "rows.tsv", tmp_path / "dest", "--tokenizer", tokenizer)
+    words += ("--test-fraction", "0.2", "--valid-fraction", "0.2")
+    assert prepare(*words, "--max-length", "6") == 0
+    model = TokenizerSubwords(tokenizer)
+    own = Dictionary.load(str(tmp_path / "dest" / "input0" / "dict.txt"))
+    assert own.symbols == binarize.symbol_dictionary(model.symbols).symbols
+    whole = [
+        (row[0], " ".join(model.symbols[i] for i in model.encode(row[2:]).ids)) for row in rows
+    ]
+    found = [e for split in SPLITS for e in examples_of(tmp_path / "dest", split)]
+    assert sorted(found) == sorted((label, " ".join(t.split()[:5])) for label, t in whole)
+    assert (tmp_path / "dest" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    assert facts_of(tmp_path / "dest")["subwords"].keys() == {"tokenizer.json"}
+    capsys.readouterr()
+    assert prepare(*words, "--min-count", "2", "--force") == 1
+    assert "--min-count is 2; allowed: without --tokenizer" in one_line(capsys)
+    (tmp_path / "bad.json").write_text("{}")
+    assert prepare(*words[:3], "--tokenizer", tmp_path / "bad.json", "--force") == 1
+    assert "bad.json: is no tokenizer.json" in one_line(capsys)
+    assert prepare(*words, "--max-length", "6") == 0  # is there already

@@ -25,6 +25,7 @@ from fairseq_clusterformer.data.coding import BYTES_PER_ITEM, TextCoding
 from fairseq_clusterformer.errors import UserError
 from tests.corpora.commands import SPLITS, one_line, record_of, run, write, write_splits
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
+from tests.data.tokenizers import made
 
 ALL_BYTES = bytes(range(256))
 
@@ -179,6 +180,20 @@ def test_subwords_of_a_pretrained_model(texts, tmp_path, sentences: bool) -> Non
     assert list(recipe["dictionary"]) == ["dict.txt"]
 
 
+def test_a_tokenizer(texts, tmp_path) -> None:
+    """Also as one line for each sentence."""
+    model = made("wordpiece", tmp_path / "tokenizer.json")
+    for name, more in (("lines", ""), ("sentences", " --sentences")):
+        options = f"--tokenizer {model} --document-separator ##{more}"
+        assert run("prepare lm text", texts, tmp_path / name, options) == 0
+        coding = TextCoding.from_folder(tmp_path / name)
+        items = items_of(tmp_path / name, "train")
+        assert all(item[-1] == coding.dictionary.eos() for item in items)
+        assert len(items) == (6 if more else 4)
+    assert (tmp_path / "lines" / "tokenizer.json").read_bytes() == model.read_bytes()
+    assert list(record_of(tmp_path / "lines")["recipe"]["subwords"]) == ["tokenizer.json"]
+
+
 def test_an_existing_sentencepiece_model(texts, tmp_path) -> None:
     model = write_sentencepiece(tmp_path / "some.model", **LOSSLESS)
     options = f"--sentencepiece-model {model} --document-separator ##"
@@ -199,6 +214,8 @@ def test_an_existing_sentencepiece_model(texts, tmp_path) -> None:
             "the dictionary that belongs to the model of subwords",
         ),
         ("--gpt2-bpe {missing}", "no such folder; allowed: a folder with encoder.json and"),
+        ("--tokenizer {missing}.json", "no such file; allowed: a tokenizer.json"),
+        ("--tokenizer {gpt2}/encoder.json", "encoder.json: is no tokenizer.json"),
         ("--sentencepiece-model {missing}", "no such file; allowed: a sentencepiece model"),
         ("--gpt2-bpe {gpt2} --allow-binary", "together with --bytes only"),
         ("--gpt2-bpe {gpt2} --words", "not allowed with argument"),
@@ -251,7 +268,7 @@ def test_each_split_gets_a_document_whatever_the_fractions(tmp_path):
 
 def test_equal_documents_come_to_one_split(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"".join(b"%d\n#\n" % (i % 4) for i in range(100)))
-    parts = by_document([tmp_path / "a.txt"], TextReader(b"#"), {"valid": 0.2, "test": 0.2})
+    parts = by_document([tmp_path / "a.txt"], TextReader("#"), {"valid": 0.2, "test": 0.2})
     split_of = {}
     for split, document in parts:
         assert split_of.setdefault(b"".join(document), split) == split
@@ -419,7 +436,7 @@ MISTAKES = {
     "good {dest} --pattern *.md": r"SOURCE is .*: no text file, only test\.txt, train",
     "blank {dest}": r"SOURCE has no text for train; allowed: a line",
     "equal {dest} --split documents": r"--split is documents: SOURCE has 1; allowed: 3 .*",
-    "good {dest} --document-separator ##": r"--document-separator is ##: SOURCE .*no such line; ",
+    "good {dest} --document-separator ##": r"--document-separator is ##: no such line in SOURCE ",
     "notext/b.png {dest}": r"SOURCE is .*b\.png: not a text file; allowed: text, plain or as .xz",
     "latin {dest}": r"a\.txt: line 2: byte 0xE9 cannot be read as UTF-8, \S*c\.txt: line 1: byte "
     r"0xFC cannot be read as UTF-8; allowed: text in this encoding, --encoding NAME for another",

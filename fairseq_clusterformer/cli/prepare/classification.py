@@ -21,6 +21,7 @@ from fairseq_clusterformer.errors import bad_option
 
 from .. import common
 from ..common import NUMBER, PATH, Parser, add_dest, line_encoding, prepare_folder
+from .shared import add_tokenizer, take_existing
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 
@@ -120,12 +121,18 @@ def _add_common_options(parser: Parser, made: str) -> None:
         "20news, any number for the others)",
         **NUMBER,
     )
+    add_tokenizer(parser)
     add("--force", f"replace {made}, which must hold nothing but what this command wrote")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prepare a corpus; returns the exit status, or raises UserError."""
     options = vars(_parser().parse_args(arguments))
+    vocabulary = take_existing(options)
+    for key in ("vocabulary_size", "min_count"):
+        if vocabulary and options[key] != getattr(Settings, key):
+            option = f"--{key.replace('_', '-')}"
+            raise bad_option(option, options[key], "without --tokenizer, which says its words")
     settings = Settings(
         **{key: options.pop(key) for key in ("seed", "vocabulary_size", "min_count")},
         max_length=options.pop("max_length"),
@@ -147,5 +154,6 @@ def main(arguments: Sequence[str]) -> int:
         corpus, dest = known_corpus(name, source), dest / name
         if settings.max_length is None:
             settings = replace(settings, max_length=corpus.max_length)
-    make = partial(prepare, corpus=corpus, settings=settings, options=options, force=force)
+    how = {"options": options, "force": force, "vocabulary": vocabulary}
+    make = partial(prepare, corpus=corpus, settings=settings, **how)
     return prepare_folder({"prepare": make, "dest": dest})

@@ -62,13 +62,17 @@ def add_subwords(parser: Parser) -> None:
     units = parser.add_mutually_exclusive_group()
     about = f"pieces of a sentencepiece model to train on train (default: {SUBWORDS} or fewer)"
     common.add(units, "--sentencepiece", about)
-    about = "the tokenizer.json of a pre-trained model, such as BERT's"
-    common.add(units, "--tokenizer", about, metavar="FILE", type=Path)
     add_existing(parser, units)
+
+
+def add_tokenizer(parser: argparse._ActionsContainer) -> None:
+    about = "the tokenizer.json of a pre-trained model, such as BERT's"
+    common.add(parser, "--tokenizer", about, metavar="FILE", type=Path)
 
 
 def add_existing(parser: Parser, units: argparse._ActionsContainer) -> None:
     """Those of an existing model, which exclude others in ``units``, and `add_sample`'s."""
+    add_tokenizer(units)
     add = partial(common.add, units)
     add("--sentencepiece-model", "an existing sentencepiece model", metavar="FILE", type=Path)
     add(
@@ -101,12 +105,10 @@ def take_sample(options: dict, trains: bool) -> int:
     return given or SAMPLE
 
 
-def _existing(options: dict) -> Vocabulary | None:
+def take_existing(options: dict) -> Vocabulary | None:
     """Take the options of an existing model out; None if none is given."""
-    gpt2_bpe, model, words = (
-        options.pop(name) for name in ("gpt2_bpe", "sentencepiece_model", "dict")
-    )
-    tokenizer = options.pop("tokenizer", None)  # not of every command
+    names = ("gpt2_bpe", "sentencepiece_model", "dict", "tokenizer")
+    gpt2_bpe, model, words, tokenizer = (options.pop(name, None) for name in names)
     if words and not (gpt2_bpe or model):
         raise bad_option("--dict", words, "with --gpt2-bpe or --sentencepiece-model only")
     if gpt2_bpe and not gpt2_bpe.is_dir():
@@ -132,7 +134,7 @@ def take_vocabulary(options: dict, usual: int | None = SUBWORDS) -> Vocabulary |
     Args:
         usual: pieces to train, or fewer, where no model is given; None: none is trained.
     """
-    pieces, existing = options.pop("sentencepiece"), _existing(options)
+    pieces, existing = options.pop("sentencepiece"), take_existing(options)
     trains = not existing and (pieces or usual)
     sample = take_sample(options, bool(trains))
     if not trains:

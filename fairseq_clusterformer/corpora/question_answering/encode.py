@@ -41,14 +41,7 @@ class Encoded:
 
 
 def write_file(
-    path: Path,
-    out: Path,
-    split: str,
-    *,
-    read: Reader,
-    model: Path,
-    titles: bool,
-    workers: int,
+    path: Path, out: Path, split: str, *, read: Reader, model: Path, titles: bool, workers: int
 ) -> tuple[dict[str, int], Drops]:
     """Write the records of a corpus's file as a split in `out`, by the subwords in the folder
     `model`; return `COUNTS`, and what was dropped."""
@@ -65,11 +58,11 @@ def write_file(
                 continue
             example = _example(item, to_index, dictionary)
             writer.add(example, item.characters, _texts(item.record), _outline(item))
-            counts["questions"] += 1
-            counts["answers"] += len(item.answers)
-            counts["paragraphs"] += len(item.paragraph_starts)
-            counts["tokens"] += len(item.document)
-            counts["longest"] = max(counts["longest"], len(item.document))
+            length = len(item.document)
+            of_item = (1, len(item.answers), len(item.paragraph_starts), length)
+            for name, number in zip(COUNTS, of_item, strict=False):
+                counts[name] += number
+            counts["longest"] = max(counts["longest"], length)
     return counts, drops
 
 
@@ -97,8 +90,7 @@ def encode_record(record: Record, *, model: subwords.Subwords, titles: bool) -> 
         return offset + first, offset + last
 
     sentences = record.sentences
-    if sentences is None:
-        sentences = sentences_of(record.paragraphs)
+    sentences = sentences_of(record.paragraphs) if sentences is None else sentences
     try:
         return Encoded(
             question=encode(record.question).ids,

@@ -25,10 +25,10 @@ from .records import (
     gold_answer,
     json_file,
     json_lines,
-    list_items,
+    json_list,
     sentences_of,
 )
-from .squad import is_squad, squad_records
+from .squad import is_squad, squad
 
 FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -41,22 +41,14 @@ def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[
     else:
         content = json_file(path)
         if is_squad(content):
-            return squad_records(path, content["data"], drops, paragraphs)
-        items = list_items(path, content, FORMATS)
+            return squad(path, drops, paragraphs=paragraphs, content=content)
+        items = json_list(path, FORMATS, content)
     numbered = ((place, (f"{path.name}:{i}", item)) for i, (place, item) in enumerate(items))
     return convert(numbered, partial(_record, drops=drops), drops)
 
 
 def _record(item_and_number: tuple[str, Mapping], *, drops: Drops) -> Record:
-    """The record of an object with ``question``, ``context`` or ``paragraphs``, ``answers``.
-
-    ``answers`` is a list of texts, which are searched in the document, or of objects ``{text,
-    answer_start}``, which may name their ``paragraph``; or such an object of two lists. An empty
-    list says that there is no answer; without ``answers`` this is unknown.
-
-    The object may also have the structure of a `Record`: ``sentences``, ``supporting`` ones,
-    and ``candidates``, whose mentions are searched.
-    """
+    """The record of an object as ``clusterformer prepare qa text --help`` describes it."""
     number, item = item_and_number
     id_ = str(get(item, "id", (str, int)) if "id" in item else number)
     paragraphs = _paragraphs(item)
@@ -147,11 +139,8 @@ Reader = Callable[[Path, Drops], Iterator[Record]]
 def draw_documents(
     reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
 ) -> dict[str, Reader]:
-    """Return a reader for train and for each split of `shares`, all of the same files.
-    Documents are drawn at random, and none is in two splits, by its title or its text.
-
-    Args:
-        shares: of all questions.
+    """Return a reader of the same files for train and for each split of `shares` (of all
+    questions). Documents are drawn; by its title and its text, none is in two splits.
 
     Raises:
         UserError: if there are too few documents; names the first question that is unusable.

@@ -26,28 +26,26 @@ from .records import (
 )
 
 
-def squad(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+def squad(
+    path: Path, drops: Drops, *, paragraphs: int = 1, content: object = None
+) -> Iterator[Record]:
     """Yield the records of SQuAD 1.1 or 2.0, or another corpus in its format, one JSON file.
 
     Args:
         paragraphs: how many paragraphs of the article make a document. They follow each other
             and include the question's own; the first one is drawn for each question by its id.
+        content: of the file, if it has been read.
     """
-    content = json_file(path)
+    content = json_file(path) if content is None else content
     if not is_squad(content):
         raise foreign(path, "SQuAD's JSON, an object with a list of articles as data")
-    return squad_records(path, content["data"], drops, paragraphs)
+    questions = _squad_questions(path, content["data"], drops)
+    return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
 
 
 def is_squad(content: object) -> bool:
     """Whether a file's content is of SQuAD's format."""
     return isinstance(content, Mapping) and isinstance(content.get("data"), list)
-
-
-def squad_records(path: Path, articles: list, drops: Drops, paragraphs: int) -> Iterator[Record]:
-    """Yield the records of SQuAD's list of articles; see `squad`."""
-    questions = _squad_questions(path, articles, drops)
-    return convert(questions, partial(_squad_record, paragraphs=paragraphs, drops=drops), drops)
 
 
 def _squad_questions(path: Path, articles: list, drops: Drops) -> Items:
@@ -96,12 +94,8 @@ def _squad_record(
 
 
 def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
-    """Yield the records of QED's jsonlines: questions of Natural Questions, and what answers them.
-
-    Args:
-        paragraphs: of a document: the question's own, and those of other questions, in an order
-            drawn for each question by its id.
-    """
+    """Yield the records of QED's jsonlines, questions of Natural Questions. Of the `paragraphs`
+    of a document, others are of other questions, in an order drawn by the question's id."""
     records = convert(json_lines(path, drops), _qed_record, drops)
     return records if paragraphs == 1 else _among_others(list(records), paragraphs)
 
