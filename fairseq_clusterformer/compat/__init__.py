@@ -15,6 +15,7 @@ import sys
 import types
 import typing
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
+from torch import nn
 
 from fairseq_clusterformer.errors import UserError
 
@@ -103,6 +105,7 @@ def apply() -> None:
     gather_without_cuda()
     shuffle_after_curriculum()
     keep_whole_numbers()
+    validate_the_average()
     announce_epochs()
     announce_saving()
     check_numbers()
@@ -248,6 +251,46 @@ def keep_whole_numbers() -> None:
 
 def _is_averaged(value) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def validate_the_average() -> None:
+    """Lets ``--store-ema`` validate the average, which is what will be used, instead of the newest
+    weights: ``checkpoint_best.pt`` is then the one whose average is best."""
+    valid_step = Trainer.valid_step
+    if valid_step.__module__ == __name__:
+        return
+
+    def averaged(self, sample, raise_oom=False):
+        if self._ema is None:  # also before the first update
+            return valid_step(self, sample, raise_oom)
+        with _exchanged(self.get_model(), self.ema.get_model()):
+            return valid_step(self, sample, raise_oom)
+
+    Trainer.valid_step = averaged
+
+
+@contextlib.contextmanager
+def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
+    """Exchange the averaged tensors of two models, by reference. A translator's search has the
+    model itself, so another model would not do."""
+    kept = {name for name, value in model.state_dict().items() if _is_averaged(value)}
+
+    def tensors(of: nn.Module) -> dict[str, torch.Tensor]:
+        found = {**dict(of.named_parameters()), **dict(of.named_buffers())}
+        return {name: tensor for name, tensor in found.items() if name in kept}
+
+    averages = tensors(average)
+    pairs = [(tensor, averages[name]) for name, tensor in tensors(model).items()]
+
+    def exchange() -> None:
+        for one, other in pairs:
+            one.data, other.data = other.data, one.data
+
+    exchange()
+    try:
+        yield
+    finally:
+        exchange()
 
 
 def announce_epochs() -> None:

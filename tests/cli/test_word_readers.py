@@ -57,15 +57,21 @@ class TestTrain:
             assert update["loss"] == pytest.approx(update["span_loss"] + update["long_loss"])
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
 
-    def test_a_moving_average_is_kept_and_taken_out(self, qa_data: Path, tmp_path: Path) -> None:
-        train(qa_data, f"{BIDAF} --max-update 3 --store-ema --ema-decay 0.5", tmp_path)
+    def test_a_moving_average_is_kept_and_validated(self, qa_data: Path, tmp_path: Path) -> None:
+        run = train(qa_data, f"{BIDAF} --max-update 3 --store-ema --ema-decay 0.5", tmp_path)
         path, out = tmp_path / "checkpoint_last.pt", tmp_path / "average.pt"
         assert main(["average", "--inputs", str(path), "--output", str(out), "--ema"]) == 0
         last, average = (load_state(p)["model"] for p in (path, out))
         moved = [n for n, t in last.items() if not torch.equal(t, average[n])]
         assert any(name.endswith("weight") for name in moved)
         assert all(last[name].is_floating_point() for name in moved)
-        assert validate(qa_data, out, TASK, "--batch-size", 7)["loss"] > 0
+        of_last, of_average = (
+            validate(qa_data, p, TASK, "--batch-size", 7)["loss"] for p in (path, out)
+        )
+        bits, size = (sum(log[name] for log in run.valid) for name in ("loss", "sample_size"))
+        assert of_average == pytest.approx(bits / size / math.log(2), abs=1e-3)
+        assert abs(of_last - of_average) > 0.01
+        assert_equal_states(run.model.state_dict(), last)  # trained on, not the average
 
     def test_clusters_reach_the_criterion(self, qa_data: Path, tmp_path: Path) -> None:
         line = f"{QANET} --attention window+taught,kmeans+neural --dropout 0"
