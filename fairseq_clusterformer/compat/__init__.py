@@ -232,12 +232,13 @@ def shuffle_after_curriculum() -> None:
 
 
 def keep_whole_numbers() -> None:
-    """Lets ``--store-ema`` average models that have whole numbers and truth values.
+    """Lets ``--store-ema`` average models that have whole numbers, truth values and a version.
 
-    fairseq multiplies every tensor by the decay, which is an error for these. The average takes
-    the newest ones.
+    fairseq multiplies every tensor by the decay, which is an error for whole numbers: the average
+    takes the newest ones. It gives the average no ``version``, and so takes a decoder's last layer
+    norm from it, as from decoders that are older than this norm.
     """
-    init = EMA.__init__
+    init, restore = EMA.__init__, EMA.restore
     if hasattr(init, "__wrapped__"):
         return
 
@@ -246,7 +247,11 @@ def keep_whole_numbers() -> None:
         whole = {n for n, t in model.state_dict().items() if not _is_averaged(t)}
         init(self, model, config, device, {*(skip_keys or ()), *whole})
 
-    EMA.__init__ = init_ema
+    def restore_ema(self, state_dict, build_fp32_params=False):
+        versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
+        restore(self, {**versions, **state_dict}, build_fp32_params)
+
+    EMA.__init__, EMA.restore = init_ema, restore_ema
 
 
 def _is_averaged(value) -> bool:
@@ -276,14 +281,19 @@ def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
     kept = {name for name, value in model.state_dict().items() if _is_averaged(value)}
 
     def tensors(of: nn.Module) -> dict[str, torch.Tensor]:
-        found = {**dict(of.named_parameters()), **dict(of.named_buffers())}
-        return {name: tensor for name, tensor in found.items() if name in kept}
+        found = dict(of.named_parameters(remove_duplicate=False))
+        return {**found, **dict(of.named_buffers(remove_duplicate=False))}
 
     averages = tensors(average)
-    pairs = [(tensor, averages[name]) for name, tensor in tensors(model).items()]
+    # a tensor of two names is exchanged once
+    pairs = {
+        id(tensor): (tensor, averages[name])
+        for name, tensor in tensors(model).items()
+        if name in kept
+    }
 
     def exchange() -> None:
-        for one, other in pairs:
+        for one, other in pairs.values():
             one.data, other.data = other.data, one.data
 
     exchange()
