@@ -149,7 +149,7 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data: Path) -> 
     printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
     model, task = load_model(checkpoint, qa_data)
     dataset = task.load_dataset("valid")
-    right, nll = 0, 0.0
+    right, nll, nll_one = 0, 0.0, 0.0
     for index, example in enumerate(dataset.data):
         batch = dataset.collater([dataset[index]])
         with torch.no_grad():
@@ -164,9 +164,15 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data: Path) -> 
         gold += [(4 + first, 4 + last) for first, last in spans]
         both = torch.stack([starts[first] + ends[last] for first, last in gold])
         nll -= both.logsumexp(0).item()
+        if not gold[0][0] < 4:
+            first, last = (example.answers[-1] - torch.tensor([0, 1]) + 4).tolist()
+            both = [starts[first] + ends[last]]
+        nll_one -= both[-1].item()
     assert 0 < right < len(dataset)
     assert printed["answerable_accuracy"] == pytest.approx(100 * right / len(dataset))
     assert printed["nll"] == pytest.approx(nll / len(dataset), abs=6e-4)
+    assert printed["nll_one"] == pytest.approx(nll_one / len(dataset), abs=6e-4)
+    assert nll_one > nll + 1
 
 
 def test_contexts_never_seen_are_read(towns_data: Path, towns_reader: Path) -> None:
@@ -182,6 +188,9 @@ def test_evaluate(towns_data: Path, towns_reader: Path, tmp_path: Path, capsys) 
     assert "f1" in capsys.readouterr().out
     scores = json.loads((tmp_path / "out" / "scores.json").read_text())
     assert scores["f1"] == pytest.approx(printed["f1"], abs=0.1)
+    for name in ("nll", "nll_one"):
+        assert scores[name] == pytest.approx(printed[name], abs=1e-3)
+    assert scores["AvNA"] == pytest.approx(printed["answerable_accuracy"], abs=0.01)
     found = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert len(found) == 60
     spoken = " ".join(NAMES)
