@@ -14,7 +14,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.trainer import Trainer
 from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
+from torch import nn
 
 from fairseq_clusterformer.errors import UserError
 
@@ -212,8 +213,57 @@ def keep_whole_numbers(init, self, model, config, device=None, skip_keys=None):
     init(self, model, config, device, {*(skip_keys or ()), *whole})
 
 
+@mends(EMA, "restore")
+def keep_versions(restore, self, state_dict, build_fp32_params=False):
+    """Keeps a decoder's ``version`` in its average.
+
+    Without one, fairseq takes the last layer norm for that of an older decoder, and drops it.
+    """
+    versions = {n: t for n, t in self.model.state_dict().items() if "version" in n}
+    restore(self, {**versions, **state_dict}, build_fp32_params)
+
+
 def _is_averaged(value) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+@mends(Trainer, "valid_step")
+def validate_the_average(valid_step, self, sample, raise_oom=False):
+    """Lets ``--store-ema`` validate the average, which is what will be used, instead of the newest
+    weights: ``checkpoint_best.pt`` is then the one whose average is best."""
+    if self._ema is None:  # also before the first update
+        return valid_step(self, sample, raise_oom)
+    with _exchanged(self.get_model(), self.ema.get_model()):
+        return valid_step(self, sample, raise_oom)
+
+
+@contextlib.contextmanager
+def _exchanged(model: nn.Module, average: nn.Module) -> Iterator[None]:
+    """Exchange the averaged tensors of two models, by reference. A translator's search has the
+    model itself, so another model would not do."""
+    kept = {name for name, value in model.state_dict().items() if _is_averaged(value)}
+
+    def tensors(of: nn.Module) -> dict[str, torch.Tensor]:
+        found = dict(of.named_parameters(remove_duplicate=False))
+        return {**found, **dict(of.named_buffers(remove_duplicate=False))}
+
+    averages = tensors(average)
+    # a tensor of two names is exchanged once
+    pairs = {
+        id(tensor): (tensor, averages[name])
+        for name, tensor in tensors(model).items()
+        if name in kept
+    }
+
+    def exchange() -> None:
+        for one, other in pairs.values():
+            one.data, other.data = other.data, one.data
+
+    exchange()
+    try:
+        yield
+    finally:
+        exchange()
 
 
 @mends(Trainer, "begin_epoch")

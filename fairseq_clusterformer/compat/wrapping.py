@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable
 
+_MARK = "__gave_way__"
+
 
 def wrap(owner: object, name: str, function: Callable) -> None:
     """Put a function in the place of one of a module or a class, which it is given before its
@@ -13,7 +15,8 @@ def wrap(owner: object, name: str, function: Callable) -> None:
     def wrapper(*args, **kwargs):
         return function(wrapped, *args, **kwargs)
 
-    if not hasattr(wrapped, "__wrapped__"):
+    if not hasattr(wrapped, _MARK):  # not __wrapped__: fairseq has decorators of its own
+        setattr(wrapper, _MARK, True)
         setattr(owner, name, wrapper)
 
 

@@ -74,6 +74,14 @@ def test_option(options: str, byte_data: Path, tmp_path: Path) -> None:
     assert_trains(train(byte_data, f"{CLUSTERFORMER} {options}", tmp_path))
 
 
+def test_an_average_has_the_last_layer_norm(byte_data: Path, tmp_path: Path) -> None:
+    """fairseq takes it from the averages of decoders that normalise first."""
+    run = train(byte_data, f"{CLUSTERFORMER} --store-ema --ema-decay 0.5", tmp_path)
+    average = run.trainer.ema.get_model().state_dict()
+    assert average.keys() == run.model.state_dict().keys()
+    assert "decoder.layer_norm.weight" in average
+
+
 def test_kmeans_each_epoch(
     byte_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -269,7 +270,7 @@ def test_nothing_left_is_an_error(model: Path, tmp_path: Path, capsys) -> None:
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
         ("squad1 --train x --sentencepiece 9 --dict y", "--dict is y; allowed: with --gpt2-bpe"),
         ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
-        ("text {model} --gpt2-bpe {model}", "no train; allowed: a file, or files whose names"),
+        ("text {model} --gpt2-bpe {model}", "no train, valid or test; allowed: a file, or"),
     ],
 )
 def test_mistakes(source: Path, model: Path, tmp_path: Path, capsys, arguments, message) -> None:
@@ -393,6 +394,13 @@ def test_own_files_of_splits(source: Path, model: Path, tmp_path: Path) -> None:
     """SQuAD's format, recognised by what is in it; test is not drawn where valid is there."""
     assert run("text", source, tmp_path / "dest", "--gpt2-bpe", model) == 0
     assert questions_of(tmp_path / "dest") == {"train": 6, "valid": 2}
+
+
+def test_own_files_to_evaluate_on_alone(source: Path, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    shutil.copy(source / "dev-v2.0.json", tmp_path / "own")
+    assert run("text", tmp_path / "own", tmp_path / "dest", "--gpt2-bpe", model) == 0
+    assert questions_of(tmp_path / "dest") == {"valid": 2}
 
 
 def test_squad_validates_on_articles_of_train(tmp_path: Path, model: Path, capsys) -> None:
