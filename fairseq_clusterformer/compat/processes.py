@@ -11,8 +11,9 @@ from fairseq import checkpoint_utils, utils
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf.errors import ValidationError
 
-from .checks import check_training
+from .checks import check_names, check_training, wrong_type
 from .saving import keep_what_is_said, what_is_saved
 from .wrapping import wraps
 
@@ -51,7 +52,11 @@ def train_in_several_processes() -> None:
     @wraps(train, "add_defaults")
     def add_defaults(add, cfg):
         check_training(cfg)
-        add(cfg)
+        check_names(cfg)
+        try:
+            add(cfg)
+        except ValidationError as error:
+            raise ValueError(wrong_type(cfg, error)) from None
         if HydraConfig.initialized():
             _begin_job(cfg, train)
         if cfg.distributed_training.distributed_init_method is None:
