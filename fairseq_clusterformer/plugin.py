@@ -10,7 +10,7 @@ from .inference import CLASSES
 with keep_root_logger():
     from . import compat, criterions, models  # noqa: F401  the last two register themselves
     from .data import encoder  # noqa: F401
-    from .etc import keyphrases_task, masked_lm_task, reader  # noqa: F401
+    from .etc import keyphrases, masked_lm_task, reader  # noqa: F401
     from .readers import bidaf, qanet  # noqa: F401
     from .tasks import (  # noqa: F401
         clusterformer_masked_lm,

@@ -2,15 +2,19 @@
 
 import argparse
 import ast
-import functools
+from difflib import get_close_matches
 from pathlib import Path
 
 import omegaconf
 import torch
 from fairseq import models, registry, tasks
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf.errors import ValidationError
 
 from fairseq_clusterformer.ranges import strays
+
+from .wrapping import wraps
 
 
 def check_numbers() -> None:
@@ -19,17 +23,12 @@ def check_numbers() -> None:
     Every program of fairseq's, hydra's and ours does that first. Of a checkpoint, only what its
     model and its task need is checked.
     """
-    setup = tasks.setup_task
-    if hasattr(setup, "__wrapped__"):
-        return
 
-    @functools.wraps(setup)
-    def setup_task(cfg, **kwargs):
+    @wraps(tasks, "setup_task")
+    def setup_task(setup, cfg, **kwargs):
         root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
         check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
         return setup(cfg, **kwargs)
-
-    tasks.setup_task = setup_task
 
 
 def check(root, sections: tuple[str, ...]) -> None:
@@ -60,6 +59,40 @@ def check_training(cfg) -> None:
         )
     if not cfg.checkpoint.no_save:
         _check_save_dir(Path(cfg.checkpoint.save_dir))
+
+
+def check_names(cfg) -> None:
+    """Check what a configuration of hydra's chooses by name.
+
+    Raises:
+        ValueError: there is no such file, task, model or other part.
+    """
+    if cfg.task is None and HydraConfig.initialized():
+        raise ValueError(
+            f"--config-name is {HydraConfig.get().job.config_name}: it names no task; allowed: a "
+            "file of --config-dir, without .yaml"
+        )
+    known = {name: {*of["registry"]} for name, of in registry.REGISTRIES.items()}
+    known["task"] = {*tasks.TASK_REGISTRY}
+    known["model"] = {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY}
+    for section, names in known.items():
+        chosen = cfg.get(section)
+        chosen = chosen if chosen is None or isinstance(chosen, str) else chosen.get("_name")
+        if chosen is not None and chosen not in names:
+            close = ", ".join(get_close_matches(chosen, sorted(names))) or "a registered name"
+            raise ValueError(f"{section}._name is {chosen}: unknown; allowed: {close}")
+
+
+def wrong_type(cfg, error: ValidationError) -> str:
+    """What is wrong with an option of hydra's that has a value of another type, in one line."""
+    message = str(error.msg).splitlines()[0]
+    types = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+    types |= {"to string": "one word, or text in quotes", "expected": message.split("of ")[-1]}
+    allowed = next((text for word, text in types.items() if word in message), message)
+    for name, section in cfg.items():
+        if section and dataclass_of(name, section) is error.object_type:
+            return f"{name}.{error.full_key} is {section[error.key]}; allowed: {allowed}"
+    return f"{error.full_key}: {message}; allowed: {allowed}"
 
 
 def _check_optimizer(cfg) -> None:

@@ -118,19 +118,14 @@ class Subwords(ABC):
 
 
 class SentencePieceSubwords(Subwords):
-    """A sentencepiece model, or ValueError; its symbols are the pieces.
+    """A sentencepiece model, or UserError; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
     character in a token. One that normalises drops some blanks.
     """
 
     def __init__(self, model: Path) -> None:
-        import sentencepiece
-
-        try:
-            self._model = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{model}: is no sentencepiece model: {error}") from None
+        self._model = load_sentencepiece(model)
         ids = range(self._model.get_piece_size())
         self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
         self.texts = list(map(self._text, ids))
@@ -292,7 +287,7 @@ def _letters() -> dict[str, int]:
 
 def load(path: Path) -> Subwords:
     """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, sentencepiece);
-    ValueError: neither."""
+    ValueError or UserError: neither."""
     if path.suffix == ".json":
         return TokenizerSubwords(path)
     return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)

@@ -25,9 +25,7 @@ class ClusterformerQAConfig(DataOptions):
     """Options; the lengths are those of CF20 section 4.2."""
 
     max_positions: int = option(
-        5000,
-        "most tokens of a document in training, which is cut; 0: no limit",
-        at_least=0,
+        5000, "most tokens of a document in training, which is cut; 0: no limit", at_least=0
     )
     max_positions_inference: int = option(
         10000, "the same for validation and inference; 0: no limit", at_least=0

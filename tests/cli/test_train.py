@@ -136,6 +136,14 @@ def test_option(task, options, train_task):
         assert scored == (16 if "--supporting-facts" in options else 0)
 
 
+def test_an_average_has_the_last_layer_norm(byte_data, tmp_path):
+    """fairseq takes it from the averages of decoders that normalise first."""
+    run = train(byte_data, f"{CLUSTERFORMER} --store-ema --ema-decay 0.5", tmp_path)
+    average = run.trainer.ema.get_model().state_dict()
+    assert average.keys() == run.model.state_dict().keys()
+    assert "decoder.layer_norm.weight" in average
+
+
 def test_kmeans_each_epoch(byte_data, tmp_path, caplog):
     """Before the second of two, each of four updates: once for either layer."""
     line = f"{CLUSTERFORMER} --attention kmeans --kmeans-bank-size 300 --batch-size 80"

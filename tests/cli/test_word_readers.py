@@ -1,6 +1,7 @@
 """Readers of words by fairseq's commands and ours: trained, resumed, validated, asked."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -12,7 +13,14 @@ from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.readers.words import spelling_code
 from tests.cli.expected import assert_logged
-from tests.cli.in_process import Run, load_model, load_state, train, validate
+from tests.cli.in_process import (
+    Run,
+    assert_equal_states,
+    load_model,
+    load_state,
+    train,
+    validate,
+)
 from tests.cli.qa_data import WORDS
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF, NAMES, vectors
@@ -51,15 +59,21 @@ class TestTrain:
             assert update["loss"] == pytest.approx(update["span_loss"] + update["long_loss"])
         assert run.mean_loss(-1) < 0.1 < 3 < run.mean_loss(0)
 
-    def test_a_moving_average_is_kept_and_taken_out(self, qa_data, tmp_path):
-        train(qa_data, f"{BIDAF} --max-update 3 --store-ema --ema-decay 0.5", tmp_path)
+    def test_a_moving_average_is_kept_and_validated(self, qa_data, tmp_path):
+        run = train(qa_data, f"{BIDAF} --max-update 3 --store-ema --ema-decay 0.5", tmp_path)
         path, out = tmp_path / "checkpoint_last.pt", tmp_path / "average.pt"
         assert main(["average", "--inputs", str(path), "--output", str(out), "--ema"]) == 0
         last, average = (load_state(p)["model"] for p in (path, out))
         moved = [n for n, t in last.items() if not torch.equal(t, average[n])]
         assert any(name.endswith("weight") for name in moved)
         assert all(last[name].is_floating_point() for name in moved)
-        assert validate(qa_data, out, TASK, "--batch-size", 7)["loss"] > 0
+        of_last, of_average = (
+            validate(qa_data, p, TASK, "--batch-size", 7)["loss"] for p in (path, out)
+        )
+        bits, size = (sum(log[name] for log in run.valid) for name in ("loss", "sample_size"))
+        assert of_average == pytest.approx(bits / size / math.log(2), abs=1e-3)
+        assert abs(of_last - of_average) > 0.01
+        assert_equal_states(run.model.state_dict(), last)  # trained on, not the average
 
     def test_clusters_reach_the_criterion(self, qa_data, tmp_path):
         line = f"{QANET} --attention window+taught,kmeans+neural --dropout 0"
@@ -94,7 +108,7 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data):
     printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
     model, task = load_model(checkpoint, qa_data)
     dataset = task.load_dataset("valid")
-    right, nll = 0, 0.0
+    right, nll, nll_one = 0, 0.0, 0.0
     for index, example in enumerate(dataset.data):
         batch = dataset.collater([dataset[index]])
         with torch.no_grad():
@@ -109,9 +123,15 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data):
         gold += [(4 + first, 4 + last) for first, last in spans]
         both = torch.stack([starts[first] + ends[last] for first, last in gold])
         nll -= both.logsumexp(0).item()
+        if not gold[0][0] < 4:
+            first, last = (example.answers[-1] - torch.tensor([0, 1]) + 4).tolist()
+            both = [starts[first] + ends[last]]
+        nll_one -= both[-1].item()
     assert 0 < right < len(dataset)
     assert printed["answerable_accuracy"] == pytest.approx(100 * right / len(dataset))
     assert printed["nll"] == pytest.approx(nll / len(dataset), abs=6e-4)
+    assert printed["nll_one"] == pytest.approx(nll_one / len(dataset), abs=6e-4)
+    assert nll_one > nll + 1
 
 
 def test_contexts_never_seen_are_read(towns_data, towns_reader):
@@ -127,6 +147,9 @@ def test_evaluate(towns_data, towns_reader, tmp_path, capsys):
     assert "f1" in capsys.readouterr().out
     scores = json.loads((tmp_path / "out" / "scores.json").read_text())
     assert scores["f1"] == pytest.approx(printed["f1"], abs=0.1)
+    for name in ("nll", "nll_one"):
+        assert scores[name] == pytest.approx(printed[name], abs=1e-3)
+    assert scores["AvNA"] == pytest.approx(printed["answerable_accuracy"], abs=0.01)
     found = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert len(found) == 60
     spoken = " ".join(NAMES)

@@ -6,10 +6,16 @@ from pathlib import Path
 import fairseq_cli.train
 import pytest
 from fairseq import options as fairseq_options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 import fairseq_clusterformer.plugin  # noqa: F401
+from fairseq_clusterformer.compat.processes import train_in_several_processes
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,45 @@ def test_before_anything_is_written(
         distributed_utils.call_main(cfg, fairseq_cli.train.main)
     assert message in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def hydra_config(**changed: object) -> DictConfig:
+    """As ``fairseq-hydra-train`` has read it, with our model and criterion."""
+    cfg = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(FairseqConfig)))
+    cfg.task = {"_name": "language_modeling", "data": "data"}
+    cfg.model = {"_name": "clusterformer_lm"}
+    for name, value in changed.items():
+        OmegaConf.update(cfg, name.replace("__", "."), value)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model__num_clusters": "many"}, "model.num_clusters is many; allowed: a whole number"),
+        ({"model__dropout": "x"}, "model.dropout is x; allowed: a number"),
+        ({"model__decoder_normalize_before": "x"}, "is x; allowed: true or false"),
+        ({"model__attention": [1]}, "model.attention is [1]; allowed: one word, or text in quot"),
+        ({"task__sample_break_mode": "x"}, "is x; allowed: [none, complete, complete_doc, eos]"),
+        (
+            {"model___name": "clusterfomer_lm"},
+            "model._name is clusterfomer_lm: unknown; allowed: clusterformer_lm, ",
+        ),
+        ({"criterion": "nope"}, "criterion._name is nope: unknown; allowed: a registered name"),
+        ({"task": None}, "--config-name is byt: it names no task; allowed: a file of"),
+    ],
+)
+def test_a_configuration_of_hydra_s(
+    changed: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = OmegaConf.create({"job": {"config_name": "byt"}, "mode": RunMode.RUN})
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: job)
+    monkeypatch.setattr(fairseq_cli.train, "add_defaults", add_defaults)
+    monkeypatch.setattr(distributed_utils, "call_main", distributed_utils.call_main.__wrapped__)
+    train_in_several_processes()
+    with pytest.raises(ValueError, match="; allowed: ") as caught:
+        fairseq_cli.train.add_defaults(hydra_config(**changed))
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

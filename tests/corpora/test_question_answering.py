@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,7 @@ def test_nothing_left_is_an_error(model, tmp_path, capsys):
         ("squad1 --train x --gpt2-bpe {model} --dict y", "--dict is y: no such file"),
         ("squad1 --train x --sentencepiece 9 --dict y", "--dict is y; allowed: with --gpt2-bpe"),
         ("text {source} --gpt2-bpe {model} --test x", "--test is /.*x: no such file"),
-        ("text {model} --gpt2-bpe {model}", "no train; allowed: a file, or files whose names"),
+        ("text {model} --gpt2-bpe {model}", "no train, valid or test; allowed: a file, or"),
     ],
 )
 def test_mistakes(source, model, tmp_path, capsys, arguments, message):
@@ -384,6 +385,13 @@ def test_own_files_of_splits(source, model, tmp_path):
         assert questions_of(tmp_path / name) == {"train": 6, "valid": 2}
         data = QAData(tmp_path / name, "train")
         assert {len(example.paragraph_starts) for example in data} == {paragraphs}
+
+
+def test_own_files_to_evaluate_on_alone(source, model, tmp_path):
+    (tmp_path / "own").mkdir()
+    shutil.copy(source / "dev-v2.0.json", tmp_path / "own")
+    assert run("text", tmp_path / "own", tmp_path / "dest", "--gpt2-bpe", model) == 0
+    assert questions_of(tmp_path / "dest") == {"valid": 2}
 
 
 def test_squad_validates_on_articles_of_train(tmp_path, model, capsys):

@@ -36,26 +36,14 @@ def some_words(spelt: Tensor, sizes: list[int]) -> Words:
     return Words(*[spelt] * 3, padding=padding, pieces=spelt, letters=spelt, codes=codes)
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 def test_highway() -> None:
     """y = g * relu(A x + a) + (1 - g) * x with g = sigmoid(G x + b), layer by layer."""
-    highway = Highway(4, 2).double()
-    x = torch.randn(4).double()
-    y = x.tolist()
+    highway, x = Highway(4, 2).double(), torch.randn(3, 4).double()
+    y = x
     for gate, transform in zip(highway.gates, highway.transforms, strict=True):
-        z = []
-        for i in range(4):
-            opened, new = (
-                sum(m.weight[i, j].item() * y[j] for j in range(4)) + m.bias[i].item()
-                for m in (gate, transform)
-            )
-            opened = sigmoid(opened)
-            z.append(opened * max(new, 0.0) + (1 - opened) * y[i])
-        y = z
-    torch.testing.assert_close(highway(x), torch.tensor(y, dtype=torch.float64), **CLOSE)
+        opened = torch.sigmoid(y @ gate.weight.T + gate.bias)
+        y = opened * (y @ transform.weight.T + transform.bias).relu() + (1 - opened) * y
+    torch.testing.assert_close(highway(x), y, **CLOSE)
 
 
 def test_letters() -> None:
@@ -81,7 +69,7 @@ def test_letters() -> None:
 
 @pytest.mark.parametrize("matches", [False, True])
 def test_context_query_attention(matches: bool) -> None:
-    """Pair by pair, as XLQA writes it; with matches, also by whether they are spelt alike."""
+    """As XLQA writes it, row by row; with matches, also by whether words are spelt alike."""
     layer = ContextQueryAttention(3, matches=matches).double()
     lengths, asked = [5, 3], [2, 4]
     words, questions = (
@@ -95,54 +83,28 @@ def test_context_query_attention(matches: bool) -> None:
     assert found.size(-1) == layer.width
     for row in range(2):
         c, q = document[row, : lengths[row]], question[row, : asked[row]]
-        w = [layer.of_document.weight[0], layer.of_question.weight[0], layer.of_both]
-        s = torch.stack(
-            [
-                torch.stack([w[0] @ ci + w[1] @ qj + w[2] @ (ci * qj) + layer.bias[0] for qj in q])
-                for ci in c
-            ]
-        )
-        same = torch.zeros(len(c), len(q), 2).double()
-        for i in range(len(c)):
-            for j in range(len(q)):
-                for k in range(2):
-                    same[i, j, k] = words.codes[row, i, k] == questions.codes[row, j, k]
-                    if matches:
-                        s[i, j] += same[i, j, k] * layer.of_match[k]
-        rows, columns = s.softmax(1), s.softmax(0)
-        for i, ci in enumerate(c):
-            a = sum(rows[i, j] * q[j] for j in range(len(q)))
-            b = sum(
-                rows[i, j] * columns[k, j] * c[k] for j in range(len(q)) for k in range(len(c))
-            )
-            expected = torch.cat([ci, a, ci * a, ci * b, *[same[i].amax(0)] * matches])
-            torch.testing.assert_close(found[row, i], expected, **CLOSE)
+        same = words.codes[row, : len(c), None] == questions.codes[row, : len(q)]
+        s = (c @ layer.of_document.weight[0])[:, None] + q @ layer.of_question.weight[0]
+        s = s + (c * layer.of_both) @ q.T + layer.bias
+        if matches:
+            s = s + same.double() @ layer.of_match
+        a, b = s.softmax(1) @ q, s.softmax(1) @ (s.softmax(0).T @ c)
+        expected = torch.cat([c, a, c * a, c * b, *[same.double().amax(1)] * matches], dim=1)
+        torch.testing.assert_close(found[row, : len(c)], expected, **CLOSE)
 
 
 def test_lstm_from_both_sides() -> None:
-    """Step by step with torch's cell, over the words that there are."""
-    layer = TwoWayLSTM(3, 4, 1, 0.0).double()
-    x = torch.randn(2, 5, 3).double()
-    lengths = [3, 5]
-    padding = torch.arange(5) >= torch.tensor(lengths).unsqueeze(1)
-    found = layer(x, padding)
-    for row, length in enumerate(lengths):
-        sides = []
-        for suffix, order in (("", range(length)), ("_reverse", reversed(range(length)))):
-            cell = torch.nn.LSTMCell(3, 4).double()
-            cell.load_state_dict(
-                {
-                    name: getattr(layer.lstm, f"{name}_l0{suffix}")
-                    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-                }
-            )
-            state, out = None, {}
-            for place in order:
-                state = cell(x[row, place].unsqueeze(0), state)
-                out[place] = state[0][0]
-            sides.append(torch.stack([out[place] for place in range(length)]))
-        torch.testing.assert_close(found[row, :length], torch.cat(sides, dim=1), **CLOSE)
+    """Of each row what it is alone, over the words that there are, on either side."""
+    layer, x = TwoWayLSTM(3, 4, 1, 0.0).double(), torch.randn(2, 5, 3).double()
+    found = layer(x, torch.arange(5) >= torch.tensor([[3], [5]]))
+    for row, length in enumerate((3, 5)):
+        alone, _ = layer.lstm(x[row : row + 1, :length])
+        torch.testing.assert_close(found[row, :length], alone[0], **CLOSE)
         assert not found[row, length:].any()
+    changed = x.clone()
+    changed[1, 4] += 1  # the last word reaches the first by one direction alone
+    moved = layer(changed, torch.zeros(2, 5, dtype=torch.bool))[1, 0] != found[1, 0]
+    assert moved.tolist() == [False] * 4 + [True] * 4
 
 
 class TestNoAnswer:

@@ -2,12 +2,15 @@
 
   clusterformer evaluate qa --checkpoint checkpoint_best.pt --data data-bin/squad --out DIR
 
-The command prints the corpus's scores. --out writes predictions.json and scores.json, for SQuAD
-2.0 and for own questions without answers also no_answer.json (--na-prob-file of SQuAD's script; a
-question whose probability of no answer is above --no-answer-threshold has none). Natural Questions
-is scored with the labels in its own files (--gold): all answers are written, with scores that can
-be compared with a threshold. For HotpotQA, 2WikiMultihopQA and bAbI, a reader with
---supporting-facts (etc_reader) is also scored by the sentences that it says support its answers.
+The command prints the corpus's scores, and these: nll, the mean of - log of the probability of all
+accepted answers together, in nats; nll_one, that of the answer listed last alone; where some
+questions have no answer, AvNA: how often the reader is right about whether there is one, in per
+cent. --out writes predictions.json and scores.json, for SQuAD 2.0 and for own questions without
+answers also no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no
+answer is above --no-answer-threshold has none). Natural Questions is scored with the labels in its
+own files (--gold): all answers are written, with scores that can be compared with a threshold. For
+HotpotQA, 2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by
+the sentences that it says support its answers.
 """
 
 import json
@@ -34,6 +37,8 @@ def _parser() -> Parser:
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
     add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
+    about = "also exact match and F1 by question word, and by length of question and answer"
+    add("--breakdown", about)
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
     for name in _OPTIONS:
@@ -53,7 +58,7 @@ def _corpus(folder: Path) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Score a reader; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
-    from fairseq_clusterformer.inference.evaluate import predict, score
+    from fairseq_clusterformer.inference.evaluate import breakdown, predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint
 
     options = {name: vars(args)[name] for name in _OPTIONS if vars(args)[name] is not None}
@@ -61,19 +66,28 @@ def main(arguments: Sequence[str]) -> int:
     corpus = _corpus(loaded.folder)
     if args.gold and corpus != "natural-questions":
         raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
+    if args.breakdown and corpus == "natural-questions":
+        raise bad_option("--breakdown", "given", "another corpus", f"the data are {corpus}")
     for path in args.gold:
         check_file("--gold", path, "files of the split")
     how = {"inputs": [loaded.path, loaded.folder, *args.gold], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
-    scores = score(found, gold=args.gold, no_answer_threshold=args.no_answer_threshold)
+    threshold = args.no_answer_threshold
+    scores = score(found, gold=args.gold, no_answer_threshold=threshold)
+    tables = breakdown(found, no_answer_threshold=threshold) if args.breakdown else {}
     if args.out:
-        for name, content in {**found.files(), "scores.json": scores}.items():
+        for name, content in {**found.files(), "scores.json": scores | tables}.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")
+    for title, rows in tables.items():
+        print(f"{title:>40}  {'questions':>9}  exact match     F1")
+        for row, of in rows.items():
+            shown = f"{of['questions']:9,}  {of['exact match']:11.1f}  {of['f1']:5.1f}"
+            print(f"{row:>40}  {shown}")
     if not scores:
         print("no scores: " + ("no --gold" if found.gold else "the answers are secret"))
     return 0

@@ -125,12 +125,14 @@ def _splits(
             found["test"] = found.pop("valid")
     else:
         found = _own_files(source)
-        if not (found["train"] or options["train"]):
-            allowed = "a file, or files whose names contain train, valid and test; or --train"
-            raise bad_option("SOURCE", source, allowed, "no train")
+        if not any(found.values()) and not any(options[split] for split in SPLITS):
+            allowed = "a file, or files whose names contain train, valid or test; or --train"
+            raise bad_option("SOURCE", source, allowed, "no train, valid or test")
     splits = files_of_splits(options, found, source, corpus.patterns)
     if not corpus.files and len(splits) > 1:
         shares["test"] = None
+    if not corpus.files and "train" not in splits:  # nothing to draw from: to evaluate on
+        shares = {}
     return splits, {s: share for s, share in shares.items() if share and s not in splits}
 
 
