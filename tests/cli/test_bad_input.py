@@ -24,14 +24,14 @@ BAD_OPTIONS = {
         "--num-clusters -3": "--num-clusters is -3; allowed: 1 or more",
         "--cluster-rule newest": "--cluster-rule is newest; allowed: recent, leaking-chunk",
         "--cluster-exploration nan": "--cluster-exploration is nan; allowed: 0 or more, below 1",
-        "--attention window+taught --cluster-rule leaking-chunk": "--cluster-rule is leaking-chun"
-        "k; allowed: recent, for no kind of --attention has another",
-        "--attention neural --cluster-rule leaking-chunk --attention-kernel blocks": "--attention"
-        "-kernel is blocks: the cluster rule is leaking-chunk; allowed: auto, reference",
-        "--attention neural --cluster-gap 2 --cluster-rule leaking-chunk": "--cluster-gap is 2; a"
-        "llowed: 0 with the rule leaking-chunk",
-        "--attention gated --attention-window 1": "--attention-window is 1; allowed: 2 or more, t"
-        "he query's own included",
+        "--attention window+taught --cluster-rule leaking-chunk": "--cluster-rule is "
+        "leaking-chunk; allowed: recent, for no kind of --attention has another",
+        "--attention neural --cluster-rule leaking-chunk --attention-kernel blocks": "kernel "
+        "is blocks: the cluster rule is leaking-chunk; allowed: auto, reference",
+        "--attention neural --cluster-gap 2 --cluster-rule leaking-chunk": "--cluster-gap is 2; "
+        "allowed: 0 with the rule leaking-chunk",
+        "--attention gated --attention-window 1": "--attention-window is 1; allowed: 2 or "
+        "more, the query's own included",
         "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
         "--positions polar": "--positions is polar; allowed: learned, sinusoidal, rotary",
         "--short-convolution -1": "--short-convolution is -1; allowed: 0 or more",
@@ -87,8 +87,8 @@ BAD_OPTIONS = {
         "--hide-parts 1.5": "--hide-parts is 1.5; allowed: 0 or more, up to 1",
         "--min-sentences 99": "no word in a document of --min-sentences 99 or more; allowed",
         "--valid-subset dev": "dev.idx: no such file; allowed: a split of DATA",
-        "--random-token-prob 0.6 --leave-unmasked-prob 0.6": "--random-token-prob is 0.6, and --l"
-        "eave-unmasked-prob 0.6; allowed: a sum of 1",
+        "--random-token-prob 0.6 --leave-unmasked-prob 0.6": "--random-token-prob is 0.6, and "
+        "--leave-unmasked-prob 0.6; allowed: a sum of 1",
         "--clusters 4": "--clusters is 4, and --parts sentences; allowed: --parts none",
         "--max-distance 15": "--num-labels 32; allowed: 14 or less, or 34 labels",
         "--attention-kernel some": "--attention-kernel is some; allowed: auto, ",
@@ -258,10 +258,10 @@ class TestData:
         ("line", "message"),
         [
             (
-                "--task clusterformer_qa --arch clusterformer_masked_lm --criterion clusterformer"
-                f"_qa --batch-size 4 {HERE}",
-                "--arch is clusterformer_masked_lm: --task clusterformer_qa does not train it; all"
-                "owed: bidaf_reader, clusterformer_reader, etc_reader, qanet_reader and their nam",
+                "--task clusterformer_qa --arch clusterformer_masked_lm --criterion "
+                f"clusterformer_qa --batch-size 4 {HERE}",
+                "--arch is clusterformer_masked_lm: --task clusterformer_qa does not train it; "
+                "allowed: bidaf_reader, clusterformer_reader, etc_reader, qanet_reader and ",
             ),
             (
                 TASKS["reader"][1]
