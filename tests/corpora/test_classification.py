@@ -210,6 +210,7 @@ QUORA = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 NLI = ("contradiction", "entailment", "neutral")
 PAIR = ("a man ' s dog , 3 .", "no dog ?")
 RAW = ("A man's dog, 3.", "No dog?")
+TOKENISED = ("a man 's dog", "no-dog ?")  # of some layouts, whose words stand between blanks
 
 
 def json_line(label):
@@ -225,7 +226,7 @@ LAYOUTS = {  # a file for each split, its header, and a line of each label
     "scitail json": ("snli_format/scitail_1.0_{}.txt", "", json_line),
     "scitail": ("tsv_format/scitail_1.0_{}.tsv", "", lambda label: tabs(*RAW, label)),
     "sick": ("SICK_{}.txt", SICK, lambda label: tabs("1", *RAW, "4.5", label)),
-    "quora partition": ("{}.tsv", "", lambda label: tabs(label, *PAIR, "1")),
+    "quora partition": ("{}.tsv", "", lambda label: tabs(label, *TOKENISED, "1")),
     "wikiqa": (
         "WikiQACorpus/WikiQA-{}.tsv",
         WIKIQA,
@@ -233,7 +234,7 @@ LAYOUTS = {  # a file for each split, its header, and a line of each label
     ),
 }
 COLUMNS = {"sim.txt": str, "id.txt": lambda _: "Q1"}
-COLUMNS |= {"a.toks": lambda _: PAIR[0], "b.toks": lambda _: PAIR[1]}
+COLUMNS |= {"a.toks": lambda _: TOKENISED[0], "b.toks": lambda _: TOKENISED[1]}
 
 
 def write_pairs(source, layout, labels):
@@ -268,8 +269,9 @@ def test_official_splits_of_pairs(tmp_path, layout, labels, classes):
     write_pairs(tmp_path / "source", layout, labels)
     assert run(name, tmp_path) == 0
     folder = tmp_path / "dest" / name
+    pair = TOKENISED if layout in ("quora partition", "wikiqa aligned") else PAIR
     for split in SPLITS:
-        assert examples_of(folder, split, 2) == [(label, *PAIR) for label in classes]
+        assert examples_of(folder, split, 2) == [(label, *pair) for label in classes]
         if name == "wikiqa":
             assert (folder / "group" / f"{split}.txt").read_text() == "Q1\nQ1\n"
     dictionaries = [(folder / f"input{i}" / "dict.txt").read_text() for i in (0, 1)]
