@@ -96,7 +96,9 @@ class _LargestTensor(TorchDispatchMode):
 
 def test_no_square_matrix_exists() -> None:
     length = 8192
-    model = make_lm(attention="window+neural", max_target_positions=length, num_clusters=64).train()
+    model = make_lm(
+        attention="window+neural", max_target_positions=length, num_clusters=64
+    ).train()
     with _LargestTensor() as largest:
         loss, _, _ = make_criterion()(model, lm_sample((length,)))
         loss.backward()
