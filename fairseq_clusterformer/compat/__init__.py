@@ -81,17 +81,9 @@ KNOWN_WARNINGS = (
     # data/iterators.EpochBatchIterator: DataLoader(pin_memory=True), also without an accelerator
     (r"'pin_memory' argument is set as true but no accelerator", UserWarning, ""),
     # tasks/fairseq_task.train_step, optim/amp_optimizer: the older names
-    (
-        r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated",
-        FutureWarning,
-        r"fairseq\.",
-    ),
+    (r"`torch\.cuda\.amp\.(autocast|GradScaler)\(", FutureWarning, r"fairseq\."),
     # modules/multihead_attention: a boolean padding mask with a float future mask
-    (
-        r"Support for mismatched key_padding_mask and attn_mask",
-        UserWarning,
-        r"torch\.nn\.functional",
-    ),
+    (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn\.functional"),
 )
 
 
