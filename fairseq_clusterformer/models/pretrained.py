@@ -132,7 +132,7 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
     Raises:
         CheckpointError: files that are missing or damaged, another family, sizes or words.
     """
-    (_load_roberta if Path(path).is_file() else _load_folder)(model, path, option)
+    (_load_roberta if Path(path).is_file() else load_folder)(model, path, option)
 
 
 def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
@@ -149,7 +149,12 @@ def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
 
 
 def folder_tensors(
-    folder: str, option: str, words: Dictionary, args: Any, mine: Collection[str] = ()
+    folder: str,
+    option: str,
+    words: Dictionary,
+    args: Any,
+    mine: Collection[str] = (),
+    numbers: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """A folder's tensors by our names, with the rows of our words; raises CheckpointError as
     :func:`load_pretrained` does.
@@ -157,6 +162,7 @@ def folder_tensors(
     Args:
         args: options that must be the folder's; what they lack is not compared.
         mine: names of the model's tensors, of which the heads are taken.
+        numbers: the folder's number of each of our words, int64 [V]; None: as its tokenizer says.
 
     Returns:
         The tensors, and the names of what is left in the folder. Embeddings of token types,
@@ -165,7 +171,8 @@ def folder_tensors(
     path = Path(folder)
     config = _config(path, option)
     family = _family(config, path, option)
-    numbers = _numbers(words.symbols, path, option)
+    if numbers is None:
+        numbers = _numbers(words.symbols, path, option)
     theirs = _tensors(path, option)
     used: set[str] = set()
 
@@ -195,9 +202,12 @@ def folder_tensors(
     return found, [name for name in theirs if name not in used]
 
 
-def _load_folder(model: EncoderOnlyModel, folder: str, option: str) -> None:
+def load_folder(
+    model: EncoderOnlyModel, folder: str, option: str, numbers: Tensor | None = None
+) -> None:
+    """As :func:`load_pretrained`, of a folder; ``numbers`` as of :func:`folder_tensors`."""
     mine, words = model.state_dict(), model.encoder.dictionary
-    loaded, left = folder_tensors(folder, option, words, model.args, mine)
+    loaded, left = folder_tensors(folder, option, words, model.args, mine, numbers)
     types = loaded.pop("encoder.embed_types.weight")
     places = loaded["encoder.embed_positions.weight"]
     home = next((n for n in ("encoder.embed_types.weight", "segments.weight") if n in mine), None)
