@@ -36,6 +36,8 @@ def _parser() -> Parser:
     add("--gen-subset", metavar="SPLIT", help="of the folder (default: valid)")
     add("--text", metavar="FILE", type=Path, help="a text file, instead of a split")
     add("--tokens-per-sample", metavar="N", type=whole_number, help="of a block, as trained")
+    about = "tokens before their segment that heads of kind xl see (default: as trained)"
+    add("--memory", metavar="N", type=whole_number, help=about)
     add("--max-blocks", metavar="N", type=whole_number, help="score the first N blocks")
     add("--teacher-forced", action="store_true", help="one pass only, which is much faster")
     add(
@@ -100,6 +102,8 @@ def main(arguments: Sequence[str]) -> int:
     longest = model.max_positions()
     if length and length > longest:
         raise bad_option("--tokens-per-sample", length, f"{longest} or less")
+    if args.memory:
+        perplexity.remember(model, args.memory)
     if args.text:
         blocks = perplexity.text_blocks(loaded, args.text, f"--text is {args.text}")
     else:
