@@ -138,6 +138,10 @@ def _check_optimizer(cfg) -> None:
         if isinstance(betas, str) and not _are_betas(betas):
             option = name.replace("_", "-")
             raise ValueError(f'--{option} is {betas}; allowed: two numbers below 1: "(0.9, 0.98)"')
+    for name in ("lr", "update_freq"):
+        if cfg.optimization[name] is not None and not len(cfg.optimization[name]):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is empty; allowed: numbers, separated by commas")
     schedule = getattr(cfg.lr_scheduler, "_name", None)
     if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
         raise ValueError(

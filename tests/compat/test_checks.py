@@ -38,6 +38,8 @@ from fairseq_clusterformer.compat.processes import train_in_several_processes
         ("--save-dir file/a/b", "/file is a file; allowed: a folder to write to"),
         ("--optimizer adam --adam-betas (0.9,nan)", "--adam-betas is (0.9,nan); allowed: two"),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas is 0.9; allowed: two numbers"),
+        ("--update-freq=", "--update-freq is empty; allowed: numbers, separated by commas"),
+        ("--lr=", "--lr is empty; allowed: numbers, separated by commas"),
         ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates is 0; allowed: 1"),
         ("--fp16", "--fp16 is given: no GPU; allowed: float32"),
         ("--save-dir taken", "taken/checkpoint_last.pt is a folder; allowed: a folder with"),
