@@ -35,7 +35,7 @@ from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, first_line
 
 from .checks import check_numbers
 from .one_line import report_in_one_line
@@ -308,9 +308,8 @@ def _name_file(owner: type, method: str, files: str) -> None:
         except Exception as error:  # of every kind, from AssertionError to struct.error
             if not isinstance(path, str) or isinstance(error, NamedError):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             allowed = "a file as it was prepared"
-            message = f"{files.format(path)}: damaged ({reason}); allowed: {allowed}"
+            message = f"{files.format(path)}: damaged ({first_line(error)}); allowed: {allowed}"
             raise NamedError(message) from None
 
 

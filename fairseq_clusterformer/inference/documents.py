@@ -16,7 +16,7 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
 _BLANKS = re.compile(r"\s+")
+_WORD_END, _PART = re.compile(r"(?<=\S)\s"), 1 << 16  # characters, or a few more
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
 _TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
 _MARKDOWN_RULE = re.compile(r"\s*+([-=*_]\s?+){3,}+\s*")
@@ -194,8 +195,17 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
 
 def _joined(texts: Iterable[str]) -> tuple[str, ...]:
     """Paragraphs with single blanks, without the empty ones."""
-    # not by split(): of a long paragraph, its words take ten times its memory
-    return tuple(filter(None, (_BLANKS.sub(" ", text).strip() for text in texts)))
+    return tuple(filter(None, ("".join(_single_blanks(text)).strip() for text in texts)))
+
+
+def _single_blanks(text: str) -> Iterator[str]:
+    """Parts of a text with single blanks: words take ten times the memory of their text, so those
+    of a long paragraph are not all there at once. A part ends with a word."""
+    start = 0
+    while word_end := _WORD_END.search(text, start + _PART):
+        yield _BLANKS.sub(" ", text[start : word_end.start()])
+        start = word_end.start()
+    yield _BLANKS.sub(" ", text[start:])
 
 
 def _printable(name: str) -> str:

@@ -18,6 +18,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.errors import first_line
 
 from .checkpoints import CheckpointError, read_checkpoint
 from .encoder_only import EncoderOnlyModel, tell
@@ -313,9 +314,8 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
             file = path / "pytorch_model.bin"
             found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # safetensors raises its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{option} is {path}: no weights that can be read ({reason}); allowed: "
+            f"{option} is {path}: no weights that can be read ({first_line(error)}); allowed: "
             "model.safetensors or pytorch_model.bin"
         ) from None
     renamed = ((n.replace("LayerNorm.gamma", "LayerNorm.weight"), t) for n, t in found.items())

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pypdf
@@ -358,6 +359,18 @@ class TestFolders:
         (tmp_path / "a.txt").write_text("a")
         with pytest.raises(UserError, match="--encoding is klingon"):
             read_sources([tmp_path], "klingon", report=print)
+
+
+@pytest.mark.parametrize("blank", [" ", "\n"])
+def test_a_long_paragraph_takes_little_more_memory_than_its_text(blank: str, tmp_path) -> None:
+    words = blank.join(["a", "treaty", "in", "Ulm "] * 100_000)
+    (tmp_path / "long.txt").write_text(words)
+    tracemalloc.start()
+    (paragraph,) = read_source(tmp_path / "long.txt").paragraphs
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert paragraph == " ".join(words.split())
+    assert most < 10 * len(words), f"{most / len(words):.1f} times"
 
 
 def test_main_text_is_without_menus_and_asks_for_its_library(
