@@ -138,7 +138,7 @@ class Document:
             blank = np.isin(codes, _BLANKS)
             begins = ~blank[1:] & (blank[:-1] | (codes[1:] >= _EAST_ASIAN))
             number = torch.from_numpy(np.cumsum([before, *begins]))
-            found.append(number[self.characters[1, first:last].long().clamp(min=0)])
+            found.append(number[self.characters[1, first:last].long().clamp(0, len(text))])
             before = int(number[-1])
         return torch.cat([*found, torch.full((length,), before)])[:length]
 

@@ -2,7 +2,8 @@
 
 What divides paragraphs depends on the kind of file:
 
-- plain text: blank lines;
+- plain text: blank lines; also line ends, where lines are too long to be those of one paragraph,
+  or three or more all end a sentence;
 - Markdown: blank lines, headings, items of lists, and rows of tables;
 - HTML: block elements, which rows of tables are too;
 - PDF: blank lines, lines that end early, and the ends of pages. A longer paragraph is divided
@@ -16,7 +17,7 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
 _BLANKS = re.compile(r"\s+")
+_WIDEST = 130  # characters of a line, where a paragraph has several
+_CLOSING = "\"')]\u201d\u2019"  # behind the end of a sentence
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
 _TABLE_RULE = re.compile(r"\|?(\s*+:?-++:?\s*+\|)++(\s*+:?-++:?)?")  # of a line without margins
 _MARKDOWN_RULE = re.compile(r"\s*+([-=*_]\s?+){3,}+\s*")
@@ -73,7 +76,7 @@ def text_source(text: str, name: str) -> Source:
     Raises:
         UserError: if there is no text in it.
     """
-    paragraphs = _joined(BLANK_LINE.split(text))
+    paragraphs = _joined(_of_plain(text))
     if not paragraphs:
         raise bad_option("documents", name, "text", "is empty")
     return Source(name, "", paragraphs)
@@ -185,7 +188,7 @@ def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) ->
         title, texts = parse_elsewhere("main HTML" if main_text else "HTML", text.encode())
     else:
         text = _decoded(data, encoding)
-        texts = _of_markdown(text) if ending in _MARKDOWN else BLANK_LINE.split(text)
+        texts = _of_markdown(text) if ending in _MARKDOWN else _of_plain(text)
     if not (paragraphs := _joined(texts)):
         raise Unreadable("holds no text")
     (title,) = _joined([title]) or (_printable(path.stem),)
@@ -236,6 +239,18 @@ def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> 
     if "\0" in text:
         raise Unreadable(f"holds the character NUL, so it is no text in {used}")
     return text
+
+
+def _of_plain(text: str) -> Iterator[str]:
+    """Paragraphs: what blank lines divide, and lines that are paragraphs themselves."""
+    for block in BLANK_LINE.split(text):
+        lines = [line.strip() for line in block.split("\n")]
+        lines = [line for line in lines if line]
+        ended = all(line.rstrip(_CLOSING).endswith((".", "!", "?", "\u2026")) for line in lines)
+        if max(map(len, lines), default=0) > _WIDEST or (len(lines) > 2 and ended):
+            yield from lines
+        else:
+            yield block
 
 
 def _of_markdown(text: str) -> list[str]:

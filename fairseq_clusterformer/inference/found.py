@@ -21,6 +21,8 @@ WORD = regex.compile(
     r"|[\w--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
     r"(?:['\u2019](?!s\b)\p{L}+)*"
 )
+_SIGN = regex.compile(r"[-+\u2212\u00b1]\d")
+_PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +266,8 @@ def _sigmoid(x: float) -> float:
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Characters [start, end) and the rest of the words that they begin or end within.
+    """Characters [start, end) and the rest of the words that they begin or end within, with the
+    sign of a number, and without a bracket or a quotation mark that has no partner in them.
 
     This is for people: a corpus is scored by the tokens that the model chose.
     """
@@ -273,6 +276,18 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
             start = match.start()
         if match.start() < end < match.end():
             end = match.end()
+    if (
+        start
+        and _SIGN.match(text, start - 1)
+        and not text[max(0, start - 2) : start - 1].strip("( ")
+    ):
+        start -= 1
+    for mark, partner in _PAIRS.items():
+        inside = text[start:end]
+        if inside[:1] == mark and partner not in inside[1:]:
+            start += 1
+        elif inside[-1:] == partner and mark not in inside[:-1]:
+            end -= 1
     return start, end
 
 

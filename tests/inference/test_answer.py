@@ -273,6 +273,19 @@ def test_a_piece_of_a_paragraph_answers_with_what_it_holds() -> None:
         ("$5 million.", "5 m", "5 million"),
         ("\u6771\u4eac\u306f\u65e5\u672c", "\u4eac", "\u4eac"),
         ("One two", "One two", "One two"),
+        ("fell to -2 degrees", "2", "-2"),
+        ("\u22122.5 to +3", "2.5", "\u22122.5"),
+        ("-7 it was (-9 at night)", "7", "-7"),
+        ("-7 it was (-9 at night)", "9 at", "-9 at"),
+        ("in 1914-18", "18", "18"),
+        ("in A-4", "4", "4"),
+        ("Smith (1966)", "(1966", "1966"),
+        ("Smith (1966)", "1966)", "1966"),
+        ("Smith (1966)", "(1966)", "(1966)"),
+        ("Smith (1966)", "Smith (1966", "Smith (1966"),
+        ('called "The Elm"', '"The Elm', "The Elm"),
+        ('called "The Elm"', '"The Elm"', '"The Elm"'),
+        ("\u201cSo it is\u201d", "is\u201d", "is"),
         ("na\u00efve", "\u00efv", "na\u00efve"),
     ],
 )
@@ -380,7 +393,7 @@ def test_a_long_document_is_read_in_parts(
     assert run(*line, "--question", COSTS) == 0
     assert capsys.readouterr().out.startswith("1. Otto\n")
     assert len(seen) > 5
-    assert max(seen) == 100
+    assert 80 <= max(seen) <= 100
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.inference import parsing
-from fairseq_clusterformer.inference.documents import read_source, read_sources
+from fairseq_clusterformer.inference.documents import read_source, read_sources, text_source
 from tests.inference.papers import pdf
 
 
@@ -37,6 +37,19 @@ class TestText:
         source = read(tmp_path / "my notes.txt", content)
         assert source.paragraphs == ("One line, and the next.", "The second.", "The", "third.")
         assert (source.title, source.name) == ("my notes", str(tmp_path / "my notes.txt"))
+
+    @pytest.mark.parametrize(
+        ("text", "paragraphs"),
+        [
+            ("A word.\nTwo!\n\u201cThree.\u201d", 3),
+            ("A word.\nTwo!", 1),
+            ("A line that is broken\nMr. Otto wrote it.\nThree.", 1),
+            (f"{'word ' * 30}\nTwo", 2),
+        ],
+    )
+    def test_lines_that_are_paragraphs(self, text: str, paragraphs: int, tmp_path: Path) -> None:
+        assert len(read(tmp_path / "a.txt", text.encode()).paragraphs) == paragraphs
+        assert len(text_source(text, "x").paragraphs) == paragraphs
 
     @pytest.mark.parametrize(
         ("encoding", "given"),

@@ -158,10 +158,28 @@ class TestWindows:
         free = Reader(load_checkpoint(towns_reader, max_positions=0), device="cpu")
         assert len(free.sections(text_source(long_text("Noor"), "x"))) == 1
 
+    @pytest.mark.parametrize(
+        ("lengths", "expected"),
+        [
+            ((3, 78, 3, 78), [[0, 1], [2, 3]]),  # headings
+            ((78, 3), [[0, 1]]),  # a last line
+            ((3, 3, 78, 20, 20, 78, 3), [[0, 1, 2], [3, 4], [5, 6]]),
+            ((30, 78, 30), [[0], [1], [2]]),
+        ],
+    )
+    def test_short_ones_join_their_neighbour(
+        self, lengths: tuple, expected: list, reader: Reader
+    ) -> None:
+        """A heading by itself would win: all of its few tokens are likely."""
+        token, *_ = reader.sections(text_source("Noor", "x"), 100)
+        paragraphs = tuple(" ".join(["Noor"] * length) for length in lengths)
+        sections = reader.sections(Source("x", "x", paragraphs), 100 * (token.length - 1))
+        assert [[piece.number for piece in part.pieces] for part in sections] == expected
+
     def test_pieces_of_a_long_paragraph_overlap(self, reader: Reader) -> None:
         """By a quarter: what is no longer lies whole in one of them."""
         source = Source("x", "x", (long_text("Noor").replace("\n\n", " "),))
-        sections = reader.sections(source, 41)
+        sections = reader.sections(source, 51)
         bounds = [section.document.characters[:, 1:] for section in sections]
         whole = reader.sections(source, 10_000)[0].document.characters[:, 1:]
         places = {int(place): token for token, place in enumerate(whole[0])}
