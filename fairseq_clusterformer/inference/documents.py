@@ -17,13 +17,14 @@ import importlib.util
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError, bad_option
 
-from .parsing import BLANK_LINE, Unreadable, parse_elsewhere
+from .parsing import BLANK_LINE, DATE, Unreadable, parse_elsewhere
 
 _KINDS = "a file of text, Markdown (.md), HTML (.html) or PDF"
 ALLOWED = f"{_KINDS}, or a folder of them"
@@ -33,6 +34,10 @@ _HTML = (".html", ".htm", ".xhtml", ".xht")
 ENDINGS = (".txt", ".text", ".pdf", *_MARKDOWN, *_HTML)
 
 _BLANKS = re.compile(r"\s+")
+_DATED = re.compile(  # with each date as <date>: dates or a page number, and no more
+    r"(?i)(?=.*<date>)(?:(?:last|posted|published|updated|modified|on|at|\w+day)\b|<date>|[\W\d_])*"
+    r"|page\s\d+(?:\s(?:of|/)\s\d+)?"
+)
 _WIDEST = 130  # characters of a line, where a paragraph has several
 _CLOSING = "\"')]\u201d\u2019"  # behind the end of a sentence
 # What a blank may be matched by is one place of a pattern: no text takes quadratic time.
@@ -63,11 +68,14 @@ class Source:
         name: the file as it was given, or what the caller calls a text.
         title: of an HTML page or a PDF; else the file's name without its ending.
         paragraphs: none of them is empty.
+        silent: the numbers of those that answer nothing: dates, page numbers, and what half of the
+            files in a folder have, such as menus.
     """
 
     name: str
     title: str
     paragraphs: tuple[str, ...]
+    silent: frozenset[int] = frozenset()
 
 
 def text_source(text: str, name: str) -> Source:
@@ -147,7 +155,30 @@ def read_sources(
         if len(found) == unreadable:
             raise bad_option("--document", path, ALLOWED, f"no document in this folder: {what}")
         report(f"{path}: {what}")
-    return list(sources.values())
+    return _silenced(list(sources.values()))
+
+
+def _silenced(sources: list[Source]) -> list[Source]:
+    """Sources that know what of them answers nothing."""
+    files = Counter(text for source in sources for text in {*source.paragraphs})
+    many = max(3, len(sources) / 2)
+
+    def is_silent(text: str) -> bool:
+        return files[text] >= many or bool(_DATED.fullmatch(DATE.sub("<date>", text[:200])))
+
+    return [
+        replace(
+            source, silent=frozenset(i for i, t in enumerate(source.paragraphs) if is_silent(t))
+        )
+        for source in sources
+    ]
+
+
+def state_of(path: Path) -> list[tuple[str, int, int]]:
+    """What changes when a file, or one that is read of a folder, changes: names, times, sizes."""
+    files = _files(path)[0] if path.is_dir() else [path] if path.exists() else []
+    found = ((file, file.stat()) for file in files)
+    return [(str(file), state.st_mtime_ns, state.st_size) for file, state in found]
 
 
 def _files(folder: Path) -> tuple[list[Path], int]:

@@ -63,6 +63,14 @@ class Section:
     encode: Callable[["Section"], tuple[Tensor, Document]] = field(repr=False)
 
     @property
+    def text(self) -> str:
+        """Of all pieces."""
+        paragraphs = self.source.paragraphs
+        return "\n".join(
+            paragraphs[piece.number][piece.start : piece.end] for piece in self.pieces
+        )
+
+    @property
     def tokens(self) -> Tensor:
         """int64 [N]."""
         return self.encode(self)[0]
@@ -160,7 +168,9 @@ class Splitter:
         head = 1 + len(self._title(source) or ())
         room = max(1, most - head)
         step = room - room // 4 if self._overlap else room
-        for number, text in enumerate(source.paragraphs):
+        spoken = [n for n in range(len(source.paragraphs)) if n not in source.silent]
+        for number in spoken or range(len(source.paragraphs)):
+            text = source.paragraphs[number]
             for stretch in _stretches(text):
                 tokens = self._tokens(text[slice(*stretch)])
                 length = len(tokens)

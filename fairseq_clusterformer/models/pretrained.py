@@ -133,6 +133,17 @@ def load_folder(model: EncoderOnlyModel, folder: str, option: str = "--pretraine
     tell(folder, mine, loaded, left)
 
 
+def sizes_of(path: Path, option: str) -> dict[str, Any]:
+    """The options of a `ClusterformerReader` whose encoder is a folder's; raises CheckpointError
+    as `load_folder`."""
+    config = _config(path, option)
+    try:
+        return _sizes(config, _family(config, path, option))
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"has no {error}" if isinstance(error, KeyError) else f"does not fit: {error}"
+        raise CheckpointError(f"{option} is {path}: its config.json {reason}") from None
+
+
 def _config(path: Path, option: str) -> dict[str, Any]:
     try:
         return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
@@ -161,9 +172,8 @@ def _family(config: dict[str, Any], path: Path, option: str) -> Family:
     return family
 
 
-def _check_options(args: Any, config: dict[str, Any], family: Family) -> None:
-    """Raises ValueError for options that make another model than the folder's, with all that
-    fit; and for what no option makes."""
+def _sizes(config: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Options that make a folder's encoder; raises ValueError for what no option makes."""
     wanted = {ours: config[theirs] for ours, theirs in family.sizes.items()}
     wanted["activation_fn"] = _ACTIVATIONS.get(wanted["activation_fn"], wanted["activation_fn"])
     if wanted["activation_fn"] not in utils.get_available_activation_fns():
@@ -174,6 +184,13 @@ def _check_options(args: Any, config: dict[str, Any], family: Family) -> None:
         raise ValueError(f"its type_vocab_size is {types}; allowed: 1 or 2")
     wanted["token_types"] = 2 if types == 2 else 0
     wanted["window_positions"] = config["max_position_embeddings"] - family.unused
+    return wanted
+
+
+def _check_options(args: Any, config: dict[str, Any], family: Family) -> None:
+    """Raises ValueError for options that make another model than the folder's, with all that
+    fit; and for what no option makes."""
+    wanted = _sizes(config, family)
     if any(getattr(args, name) != value for name, value in wanted.items() if hasattr(args, name)):
         shown = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in wanted.items())
         raise ValueError(f"other sizes; allowed: {shown}")

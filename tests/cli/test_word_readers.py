@@ -11,7 +11,6 @@ import torch
 from fairseq_clusterformer import load
 from fairseq_clusterformer.answers import ranked_answers
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.inference.documents import text_source
 from fairseq_clusterformer.readers.words import spelling_code
 from tests.cli.expected import assert_logged, last_line
 from tests.cli.in_process import Run, assert_equal_states, load_model, load_state, train, validate
@@ -196,10 +195,7 @@ def test_answer(form: str, towns_reader: Path, tmp_path: Path, capsys) -> None:
     assert main(["answer", "--checkpoint", str(path), *map(str, asked), "--cpu"]) == 0
     assert "Noor" in capsys.readouterr().out
     found = load(path, device="cpu")
-    rankings = [
-        found.ask(f"Who rules {town}?", found.sections(text_source(text, "towns")), 3)
-        for town in ("Bree", "Orsk")
-    ]
+    rankings = [found.ask(f"Who rules {town}?", found.index(text), 3) for town in ("Bree", "Orsk")]
     assert rankings[0].answers[0].text == "Noor"
     assert rankings[0].no_answer < 0.5 < rankings[1].no_answer
     assert len(found.encode(text)[0]) > len(text.split())
