@@ -138,15 +138,21 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
 
 def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
-    if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
-        return
-    path = Path(getattr(args, "pretrained", ""))
+    if any(not hasattr(args, name) for name in _BERT_SIZES):  # else: of a checkpoint
+        sizes = sizes_of(Path(getattr(args, "pretrained", "")), option)
+        set_defaults(args, **sizes, encoder_attention="full")
+
+
+def sizes_of(path: Path, option: str) -> dict[str, Any]:
+    """Our options that make a folder's encoder; raises CheckpointError as `load_pretrained`."""
     config = _config(path, option)
-    family = _family(config, path, option)
     try:
-        set_defaults(args, **_options(config, family), encoder_attention="full")
+        return _options(config, _family(config, path, option))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{option} is {path}: it does not fit: {error}") from None
+        reason = (
+            f"it has no {error}" if isinstance(error, KeyError) else f"it does not fit: {error}"
+        )
+        raise CheckpointError(f"{option} is {path}: {reason}") from None
 
 
 def folder_tensors(
