@@ -46,6 +46,7 @@ CAUSAL = {
     "window+routing, many clusters, gap": "window+routing(clusters=100,gap=2)",
     "xl": "xl",
     "window+xl, short segments": "window+xl(window=2)",
+    "xl, long memory": "xl(memory=7)",
     "strided": "strided",
     "strided, fixed": "strided(pattern=fixed)",
     "strided, fixed, gap": "strided(pattern=fixed,gap=5)",

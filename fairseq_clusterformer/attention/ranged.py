@@ -123,7 +123,8 @@ class RangedKeys(Part):
         self.entry, self.read = self._new(qkv)  # reading its own ring: [B, G, L, P]
         self.written = self.read.squeeze(-1)  # [B, G, L]
         if rounds[0][0][0] is not None:
-            self.read = torch.stack([torch.cat(probed, dim=-1) for probed, _ in rounds], dim=2)
+            reads = [torch.cat(q, dim=-1) if len(q) > 1 else q[0] for q, _ in rounds]
+            self.read = torch.stack(reads, dim=2)
         ragged = self.kind.drops_keys or tokens.padding_mask is not None
         ragged = ragged or tokens.begins is not None or gap > 1
         self.kept = opened(self.state, self.entry, len(rounds), self.kind, ragged)

@@ -30,6 +30,8 @@ def _parser() -> Parser:
     add("--gen-subset SPLIT", "of the folder (default: valid)")
     add("--text FILE", "a text file, instead of a split")
     add("--tokens-per-sample N", "of a block, as trained")
+    about = "tokens before their segment that heads of kind xl see (default: as trained)"
+    add("--memory N", about)
     add("--max-blocks N", "score the first N blocks")
     add("--teacher-forced", "one pass only, which is much faster")
     about = "also read all blocks as one text: each behind what the layers keep of those before, "
@@ -76,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     longest = model.max_positions()
     if length and length > longest:
         raise bad_option("--tokens-per-sample", length, f"{longest} or less")
+    if args.memory:
+        perplexity.remember(model, args.memory)
     if args.text:
         blocks = perplexity.text_blocks(loaded, args.text, f"--text is {args.text}")
     else:

@@ -247,20 +247,16 @@ def chunks(x: Tensor, numbers: int) -> Iterator[slice]:
         yield slice(begin, min(begin + step, x.size(-2)))
 
 
-def exponents(unit: Tensor, vectors: Tensor, temperature: float) -> Tensor:
-    """s_ij of eq. 2, [B, N, K], from the scaled vectors of both."""
-    # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
-    # recorded, and an activation checkpoint would assign another cluster the second time.
-    if vectors.dim() == 2:
-        return linear(unit, vectors).div_(temperature)
-    return torch.bmm(unit, vectors.transpose(1, 2)).div_(temperature)
-
-
 def _scores(
     unit: Tensor, vectors: Tensor, temperature: float, padding_mask: Tensor | None, part: slice
 ) -> Tensor:
-    """The exponents of a chunk [B, n, K]; -inf at padding."""
-    scores = exponents(unit, vectors, temperature)
+    """The exponents s of eq. 2 of a chunk [B, n, K], from the scaled vectors of both; -inf at
+    padding."""
+    # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
+    # recorded, and an activation checkpoint would assign another cluster the second time.
+    by_row = vectors.dim() == 3
+    scores = torch.bmm(unit, vectors.mT) if by_row else linear(unit, vectors)
+    scores.div_(temperature)
     if padding_mask is not None:
         scores.masked_fill_(padding_mask[:, part].unsqueeze(-1), -math.inf)
     return scores

@@ -35,7 +35,7 @@ from numpy._core import multiarray
 from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, first_line
 
 from .checks import check_numbers
 from .one_line import report_in_one_line
@@ -81,17 +81,9 @@ KNOWN_WARNINGS = (
     # data/iterators.EpochBatchIterator: DataLoader(pin_memory=True), also without an accelerator
     (r"'pin_memory' argument is set as true but no accelerator", UserWarning, ""),
     # tasks/fairseq_task.train_step, optim/amp_optimizer: the older names
-    (
-        r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args\.\.\.\)` is deprecated",
-        FutureWarning,
-        r"fairseq\.",
-    ),
+    (r"`torch\.cuda\.amp\.(autocast|GradScaler)\(", FutureWarning, r"fairseq\."),
     # modules/multihead_attention: a boolean padding mask with a float future mask
-    (
-        r"Support for mismatched key_padding_mask and attn_mask",
-        UserWarning,
-        r"torch\.nn\.functional",
-    ),
+    (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn\.functional"),
 )
 
 
@@ -316,9 +308,8 @@ def _name_file(owner: type, method: str, files: str) -> None:
         except Exception as error:  # of every kind, from AssertionError to struct.error
             if not isinstance(path, str) or isinstance(error, NamedError):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             allowed = "a file as it was prepared"
-            message = f"{files.format(path)}: damaged ({reason}); allowed: {allowed}"
+            message = f"{files.format(path)}: damaged ({first_line(error)}); allowed: {allowed}"
             raise NamedError(message) from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import omegaconf
 import torch
-from fairseq import models, registry, tasks
+from fairseq import models, registry, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from hydra.core.hydra_config import HydraConfig
 from omegaconf.errors import ValidationError
@@ -15,6 +15,14 @@ from omegaconf.errors import ValidationError
 from fairseq_clusterformer.ranges import strays
 
 from .wrapping import wraps
+
+#: tasks of fairseq's, and what prepares their data
+_PREPARED = {
+    "language_modeling": "clusterformer prepare lm",
+    "masked_lm": "clusterformer prepare lm",
+    "clusterformer_masked_lm": "clusterformer prepare lm",
+    "translation": "clusterformer prepare translation",
+}
 
 
 def check_numbers() -> None:
@@ -28,6 +36,7 @@ def check_numbers() -> None:
     def setup_task(setup, cfg, **kwargs):
         root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
         check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
+        check_data(cfg)
         return setup(cfg, **kwargs)
 
 
@@ -44,6 +53,26 @@ def check(root, sections: tuple[str, ...]) -> None:
                 raise ValueError(problem)
 
 
+def check_data(task) -> None:
+    """Check the folders of a task of fairseq's; others do so where they read the dictionary.
+
+    Raises:
+        ValueError: one is missing, or the first has no dictionary.
+    """
+    made_by, data = _PREPARED.get(getattr(task, "_name", None)), getattr(task, "data", None)
+    if made_by is None or not isinstance(data, str):
+        return
+    shards = [Path(shard) for shard in utils.split_paths(data)]
+    missing = [shard for shard in shards if not shard.is_dir()]
+    if not missing and any(shards[0].glob("dict*.txt")):
+        return
+    problem = f"{missing[0]} is no folder" if missing else f"{shards[0]} has no dictionary"
+    raise ValueError(
+        f"DATA is {data}: {problem}; allowed: a folder that `{made_by}` or fairseq-preprocess "
+        "made, or several, FIRST:SECOND"
+    )
+
+
 def check_training(cfg) -> None:
     """Check what a training does before it sets up its task: it draws numbers and writes.
 
@@ -51,6 +80,9 @@ def check_training(cfg) -> None:
         ValueError: an option that cannot be, alone or with another.
     """
     check(cfg, ("common",))
+    check_data(cfg.task)
+    if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise ValueError("--batch-size is not given; allowed: --batch-size or --max-tokens")
     _check_optimizer(cfg)
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     if cfg.common.fp16 and on_cpu and not cfg.common.fp16_no_flatten_grads:
@@ -102,6 +134,10 @@ def _check_optimizer(cfg) -> None:
         if isinstance(betas, str) and not _are_betas(betas):
             option = name.replace("_", "-")
             raise ValueError(f'--{option} is {betas}; allowed: two numbers below 1: "(0.9, 0.98)"')
+    for name in ("lr", "update_freq"):
+        if cfg.optimization[name] is not None and not len(cfg.optimization[name]):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is empty; allowed: numbers, separated by commas")
     schedule = getattr(cfg.lr_scheduler, "_name", None)
     if schedule == "inverse_sqrt" and cfg.lr_scheduler.warmup_updates == 0:
         raise ValueError(

@@ -1,8 +1,6 @@
 """Loads any checkpoint: a file that fairseq wrote, or a bundle."""
 
-import pickle
 import re
-import struct
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,31 +9,29 @@ from pathlib import Path
 from typing import Optional
 
 import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fairseq_clusterformer import keep_root_logger
+from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
-
-with keep_root_logger():
-    from fairseq import checkpoint_utils, tasks, utils
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-    from fairseq.tasks import TASK_REGISTRY
-
-from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
-from fairseq_clusterformer.models.checkpoints import explained, unfit_numbers
+from fairseq_clusterformer.models.checkpoints import (
+    UNREADABLE,
+    explained,
+    unfit_numbers,
+    why_no_checkpoint,
+)
 from fairseq_clusterformer.ranges import strays
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
 PLUGIN = "and the plug-in (--user-dir)"
 ALLOWED = "a checkpoint that fairseq-train wrote, or a bundle"
-#: what torch.load ends in where a file is something else; no code of ours runs in it
-_UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
-_UNREADABLE += (struct.error, pickle.UnpicklingError)
 
 
 def load_checkpoint(
@@ -134,8 +130,9 @@ def read_tensors(path: Path, option: str) -> dict:
         raise bad_option(option, path, allowed if shipped() else ALLOWED, what)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
-        raise bad_option(option, path, ALLOWED, f"cannot be read ({reason_of(error)})") from None
+    except UNREADABLE as error:
+        problem = f"cannot be read ({why_no_checkpoint(error)})"
+        raise bad_option(option, path, ALLOWED, problem) from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise bad_option(option, path, ALLOWED, "holds no model")
     history = state.get("optimizer_history", [{}])  # fairseq's first versions wrote none
@@ -205,10 +202,5 @@ def reason_of(error: BaseException) -> str:
     """An error of a library in a few words."""
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"holds no {Path(error.filename).name}"
-    text = str(error).strip()
-    if found := re.search(r"Unsupported (?:global|class).*? ([\w.]+) was not", text, re.DOTALL):
-        return f"it needs {found[1]}, which fairseq does not write"
-    lines = [line.strip() for line in text.splitlines()] or [repr(error)]
-    if lines[0].startswith("Weights only load failed"):
-        return "it is no checkpoint"
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [repr(error)]
     return lines[1] if lines[0].startswith("Error(s) in loading") and lines[1:] else lines[0]

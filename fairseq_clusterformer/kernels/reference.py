@@ -29,6 +29,8 @@ def reference_attention(call: Call) -> tuple[Tensor, Tensor]:
     logits = q @ k.transpose(-1, -2) / math.sqrt(width)  # [B, H, N, M]
     if key_bias is not None:
         bias = key_bias.to(q.dtype).expand(batch, heads, length).unsqueeze(-1)
+        # Kernels have logits in units of log 2, where the least finite number is -inf.
+        bias = bias.masked_fill(torch.isneginf(bias * math.log2(math.e)), -math.inf)
         # [B, H, M, 1] to [B, H, 1, M]: the same for each query
         logits = logits + _hide_unused(_take(bias, key_order), layout.num_keys).mT
 

@@ -7,6 +7,7 @@ of ``--restore-file`` does not exist.
 import logging
 import pickle
 import re
+import struct
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -24,8 +25,14 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.attention.spec import written
 from fairseq_clusterformer.compat.wrapping import wraps
+from fairseq_clusterformer.errors import first_line
 
 logger = logging.getLogger(__name__)
+
+
+#: what torch.load ends in where a file is something else; no code of ours runs in it
+UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, AttributeError, TypeError, ValueError)
+UNREADABLE += (struct.error, pickle.UnpicklingError)
 
 
 class CheckpointError(ValueError):
@@ -135,12 +142,27 @@ def read_checkpoint(option: str, path: str) -> dict[str, Any]:
         state = load_checkpoint_to_cpu(path)
         state["model"]
         return state
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except UNREADABLE as error:
         raise CheckpointError(
-            f"{option} is {path}: it cannot be read ({reason}); allowed: a checkpoint that "
-            "fairseq has written"
+            f"{option} is {path}: it cannot be read ({why_no_checkpoint(error)}); allowed: a "
+            "checkpoint that fairseq has written"
         ) from error
+
+
+def why_no_checkpoint(error: BaseException) -> str:
+    """What is wrong with a file, by the error that ``torch.load`` ended in. Of a file that is no
+    checkpoint, pickle says a bare number, or what a byte of it would mean."""
+    if found := re.search(
+        r"Unsupported (?:global|class).*? ([\w.]+) was not", str(error), re.DOTALL
+    ):
+        return f"it needs {found[1]}, which fairseq does not write"
+    if isinstance(error, EOFError):
+        return "it is empty or cut off"
+    if isinstance(error, OSError):
+        return error.strerror or first_line(error)
+    if "PytorchStreamReader" in str(error):
+        return "it is cut off or damaged"
+    return "it is no checkpoint, or damaged"
 
 
 def explain_loading() -> None:
@@ -185,7 +207,7 @@ def _why_unreadable(filename: str) -> str:
         if Path(filename).is_file():
             load_checkpoint_to_cpu(filename)["extra_state"]
     except Exception as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return why_no_checkpoint(error)
     return ""
 
 

@@ -18,6 +18,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.errors import first_line
 
 from .checkpoints import CheckpointError, read_checkpoint
 from .encoder_only import EncoderOnlyModel, tell
@@ -132,24 +133,35 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
     Raises:
         CheckpointError: files that are missing or damaged, another family, sizes or words.
     """
-    (_load_roberta if Path(path).is_file() else _load_folder)(model, path, option)
+    (_load_roberta if Path(path).is_file() else load_folder)(model, path, option)
 
 
 def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
-    if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
-        return
-    path = Path(getattr(args, "pretrained", ""))
+    if any(not hasattr(args, name) for name in _BERT_SIZES):  # else: of a checkpoint
+        sizes = sizes_of(Path(getattr(args, "pretrained", "")), option)
+        set_defaults(args, **sizes, encoder_attention="full")
+
+
+def sizes_of(path: Path, option: str) -> dict[str, Any]:
+    """Our options that make a folder's encoder; raises CheckpointError as `load_pretrained`."""
     config = _config(path, option)
-    family = _family(config, path, option)
     try:
-        set_defaults(args, **_options(config, family), encoder_attention="full")
+        return _options(config, _family(config, path, option))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{option} is {path}: it does not fit: {error}") from None
+        reason = (
+            f"it has no {error}" if isinstance(error, KeyError) else f"it does not fit: {error}"
+        )
+        raise CheckpointError(f"{option} is {path}: {reason}") from None
 
 
 def folder_tensors(
-    folder: str, option: str, words: Dictionary, args: Any, mine: Collection[str] = ()
+    folder: str,
+    option: str,
+    words: Dictionary,
+    args: Any,
+    mine: Collection[str] = (),
+    numbers: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """A folder's tensors by our names, with the rows of our words; raises CheckpointError as
     :func:`load_pretrained` does.
@@ -157,6 +169,7 @@ def folder_tensors(
     Args:
         args: options that must be the folder's; what they lack is not compared.
         mine: names of the model's tensors, of which the heads are taken.
+        numbers: the folder's number of each of our words, int64 [V]; None: as its tokenizer says.
 
     Returns:
         The tensors, and the names of what is left in the folder. Embeddings of token types,
@@ -165,7 +178,8 @@ def folder_tensors(
     path = Path(folder)
     config = _config(path, option)
     family = _family(config, path, option)
-    numbers = _numbers(words.symbols, path, option)
+    if numbers is None:
+        numbers = _numbers(words.symbols, path, option)
     theirs = _tensors(path, option)
     used: set[str] = set()
 
@@ -195,9 +209,12 @@ def folder_tensors(
     return found, [name for name in theirs if name not in used]
 
 
-def _load_folder(model: EncoderOnlyModel, folder: str, option: str) -> None:
+def load_folder(
+    model: EncoderOnlyModel, folder: str, option: str, numbers: Tensor | None = None
+) -> None:
+    """As :func:`load_pretrained`, of a folder; ``numbers`` as of :func:`folder_tensors`."""
     mine, words = model.state_dict(), model.encoder.dictionary
-    loaded, left = folder_tensors(folder, option, words, model.args, mine)
+    loaded, left = folder_tensors(folder, option, words, model.args, mine, numbers)
     types = loaded.pop("encoder.embed_types.weight")
     places = loaded["encoder.embed_positions.weight"]
     home = next((n for n in ("encoder.embed_types.weight", "segments.weight") if n in mine), None)
@@ -303,9 +320,8 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
             file = path / "pytorch_model.bin"
             found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # safetensors raises its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{option} is {path}: no weights that can be read ({reason}); allowed: "
+            f"{option} is {path}: no weights that can be read ({first_line(error)}); allowed: "
             "model.safetensors or pytorch_model.bin"
         ) from None
     renamed = ((n.replace("LayerNorm.gamma", "LayerNorm.weight"), t) for n, t in found.items())

@@ -33,7 +33,7 @@ class ClusterformerQAConfig(DataOptions):
     max_question_positions: int = option(
         64, "most tokens of a question, with <s> and </s>", at_least=3
     )
-    max_answer_length: int = option(30, "most tokens of a predicted short answer", at_least=1)
+    max_answer_length: int = option(30, "most words of a predicted short answer", at_least=1)
     no_answer_bias: float = option(
         0.0, 'added to the score of "no answer" in validation and inference'
     )

@@ -147,7 +147,7 @@ def test_a_kind_is_offered_only_options_that_mean_something_to_it():
     assert names == {
         "full": set(),
         "window": {"window"},
-        "xl": {"window"},
+        "xl": {"window", "segment", "memory"},
         "strided": clustering | {"stride", "pattern"},
         "lsh": clustering | {"rule", "rounds"},
         "routing": clustering | {"rule"},

@@ -458,11 +458,28 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert not (tmp_path / "dest" / "input0" / "test.bin").exists()
 
 
+def test_a_label_for_each_example(tmp_path, capsys):
+    """In a folder per label, or with labels that are chosen, no text is taken for the label."""
+    for split in ("train", "valid"):
+        for label in "abc":
+            write(tmp_path / "folders" / split / label / "1.txt", f"text {label}")
+        rows = "".join(f"{label}\ttext {label} {split}\n" for label in "abc")
+        write(tmp_path / f"{split}.tsv", rows)
+    write(tmp_path / "folders" / "valid" / "a" / "2.txt", "another")
+    assert prepare("text", tmp_path / "folders", tmp_path / "one") == 0
+    table, valid = tmp_path / "train.tsv", tmp_path / "valid.tsv"
+    chosen = ("--valid", valid, "--labels", "a,b,c")
+    assert prepare("text", table, tmp_path / "two", *chosen) == 0
+    for name in ("one", "two"):
+        assert len(examples_of(tmp_path / name, "train")) == 3
+
+
 OWN_MISTAKES = {  # a file's name, its lines, what is said, and options
     "one column": ("a.tsv", "x\ty\nx", "line 2: 1 columns, ['x']; allowed: 2 columns (lab"),
     "empty label": ("a.tsv", "x\ty\n\ty", "a.tsv: line 2: the label is empty"),
     "one label": ("a.tsv", "x\ty\n" * 9, "9 examples, labels: x; allowed: two labels or more"),
     "labels": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9)), "9 labels in 9 examples, such as"),
+    "labels of which each is one": ("a.tsv", "a\tx\nb\ty\nc\tz", "or --labels, or a folder per"),
     "few": ("a.tsv", "a\tx\nb\ty\n" * 2, "4 examples are too few to draw test from"),
     "no such label": ("a.tsv", "a\tx\nb\ty\n" * 9, "--labels is a,c: no example", "--labels=a,c"),
     "columns": ("a.csv", "a,b,c,d", "line 1: 4 columns, ['a', 'b', 'c', 'd']; allowed: 3 colum"),

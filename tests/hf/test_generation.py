@@ -288,8 +288,8 @@ def test_compiled_training(kind: str) -> None:
 @pytest.mark.slow
 def test_compiled_generation() -> None:
     """Steps as well, whose state grows and then comes round."""
-    model, ids = language_model(decoder_layers=1, attention="window(2)"), tokens(2, 3)
-    how = {"max_new_tokens": 4, "eos_token_id": None}
+    model, ids = language_model(decoder_layers=1, attention="window(2)"), tokens(2, 2)
+    how = {"max_new_tokens": 3, "eos_token_id": None}
     wanted = model.generate(ids, **how)
     model.compile(backend="aot_eager", dynamic=True)
     assert torch.equal(model.generate(ids, **how), wanted)

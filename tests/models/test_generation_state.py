@@ -9,7 +9,7 @@ from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
 from tests.models.small import letters, make_lm
 
-BOUNDED = ("window", "neural", "window+neural")
+BOUNDED = ("window+neural",)
 RIVALS = ("lsh,strided", "window+routing")
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import log_softmax, pad
 
 from fairseq_clusterformer.answers import TYPES, WordLogits
 from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
@@ -50,18 +50,13 @@ def test_letters() -> None:
     """max over letters of relu(w . three letters + b), and no letter behind a word counts."""
     layer = LetterConvolution(9, 5, 3, dropout=0.0).double()
     letters = torch.tensor([[3, 1, 4, 1, 5, 0, 0], [2, 0, 0, 0, 0, 0, 0], [0] * 7])
-    weight, bias = layer.convolution.weight, layer.convolution.bias
     with torch.no_grad():
-        bias += 0.3  # so that a convolution over padding alone would be seen
-    expected = torch.zeros(3, 3).double()
-    for i, word in enumerate(letters.tolist()):
-        number = sum(letter > 0 for letter in word)
-        vectors = [torch.zeros(5).double(), *layer.embedding.weight[word[:number]]]
-        vectors.append(torch.zeros(5).double())
-        for f in range(3):
-            for place in range(number):
-                found = sum(weight[f, :, k] @ vectors[place + k] for k in range(3)) + bias[f]
-                expected[i, f] = max(expected[i, f], found.relu())
+        layer.convolution.bias += 0.3  # so that a convolution over padding alone would be seen
+    three = pad(layer.embedding(letters), (0, 0, 1, 1)).unfold(1, 3, 1)  # [3, 7, 5, 3]
+    found = torch.einsum("wpck,fck->wpf", three, layer.convolution.weight)
+    found = (found + layer.convolution.bias).relu()
+    rows = zip(found, letters.ne(0).sum(1).tolist(), strict=True)
+    expected = torch.stack([row[:n].amax(0) if n else torch.zeros(3).double() for row, n in rows])
     torch.testing.assert_close(layer(letters.unsqueeze(0))[0], expected, **CLOSE)
     longer = torch.cat([letters, torch.zeros(3, 20, dtype=int)], dim=1)
     torch.testing.assert_close(layer(longer.unsqueeze(0))[0], expected, **CLOSE)

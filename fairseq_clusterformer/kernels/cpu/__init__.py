@@ -96,9 +96,9 @@ def _inputs(call: Call) -> dict[str, Tensor | None]:
 def forward(call: Call) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """See :mod:`..op`. Kept are each query's largest logit and its sum, which are rounded less
     than the log-sum-exp."""
-    inputs, q = _inputs(call), call.q
+    inputs, q, dtype = _inputs(call), call.q, _sums_in(call.q)
     out = _like(inputs["q"])
-    lse, peak, total = (q.new_empty(q.shape[:-1], dtype=_sums_in(q)) for _ in range(3))
+    lse, peak, total = (q.new_empty(q.shape[:-1], dtype=dtype) for _ in range(3))
     _run("forward", call, **inputs, out=out, lse=lse, peak=peak, total=total)
     return out.to(q.dtype), lse, (peak, total)
 
