@@ -262,11 +262,12 @@ def test_clusters_are_those_of_the_model(loaded: Loaded, texts: Path, tmp_path: 
     assert f"over {length} bytes of the passage itself" in reading.counted  # as in a bundle
 
 
-def test_heads_that_cluster_apart_are_shown_apart(loaded: Loaded, texts: Path) -> None:
-    other = untrained(loaded, texts / "byte", attention="window+gated")
+@pytest.mark.parametrize("kind", ["gated", "routing"])
+def test_heads_that_cluster_apart_are_shown_apart(kind: str, loaded: Loaded, texts: Path) -> None:
+    other = untrained(loaded, texts / "byte", attention=f"window+{kind}")
     reading = read_clusters(other, texts / "passage")
     heads = [layer.name.partition(", ")[2] for layer in reading.layers]
-    assert heads == ["head 2 of heads 0 to 3, gated", "head 3 of heads 0 to 3, gated"] * 2
+    assert heads == [f"head {head} of heads 0 to 3, {kind}" for head in (2, 3)] * 2
     assert {layer.window for layer in reading.layers} == {None}
     assert pages.cluster_page(reading, reading.layers[0])
 
