@@ -23,6 +23,7 @@ from fairseq_cli import hydra_train
 from hydra import compose, initialize_config_dir
 
 from fairseq_clusterformer.data.subwords import TokenizerSubwords
+from tests.cli.in_process import QUESTIONS as READER
 from tests.cli.towns import squad
 from tests.data.tokenizers import made
 from tests.inference.commands import run
@@ -141,15 +142,20 @@ def write_encoder(folder: Path) -> None:
 
 def write_dense(path: Path) -> None:
     """A language model of fairseq's own."""
-    sizes = "--decoder-layers 2 --decoder-attention-heads 4 --tokens-per-sample 64 --batch-size 8"
-    line = f"fairseq-train data-bin/my-texts --arch transformer_lm {sizes} --optimizer adam --lr 1"
-    execute([*line.split(), *"--task language_modeling --save-dir checkpoints/dense".split()])
-    shutil.copy("checkpoints/dense/checkpoint_last.pt", path)
+    sizes = "--decoder-layers 2 --decoder-attention-heads 4 --tokens-per-sample=256 --batch-size 8"
+    line = f"--task language_modeling --arch transformer_lm {sizes} --optimizer adam"
+    write_checkpoint(path, "data-bin/my-texts", line)
 
 
 def write_reader(path: Path) -> None:
-    """The reader that the page has trained."""
-    shutil.copy("checkpoints/squad/checkpoint_best.pt", path)
+    """A reader whose attention clusters."""
+    write_checkpoint(path, "data-bin/squad", READER)
+
+
+def write_checkpoint(path: Path, data: str, line: str) -> None:
+    saved = Path("checkpoints", path.stem)
+    execute(["fairseq-train", data, *line.split(), "--save-dir", str(saved)])
+    shutil.copy(saved / "checkpoint_last.pt", path)
 
 
 #: what the pages take for given, and what makes it where a command names it
