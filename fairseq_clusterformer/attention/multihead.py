@@ -208,7 +208,7 @@ class MultiheadAttention(ProjectedHeads):
             assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
             if qkv.k.size(1) < assignment.groups:
                 qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
-            parts = router.parts(tokens, assignment, _under(state, f"{i}.kept."))
+            parts = router.seen(tokens, assignment, _under(state, f"{i}.kept."))
             out, kept = attend_behind(parts, qkv)
             outputs.append(out[..., : self.head_dim])
             after |= {f"{i}.routing.{name}": t for name, t in routing.items()}

@@ -60,11 +60,7 @@ class ShortConvolution(nn.Module):
 
     def _without_padding(self, x: Tensor, batch: Batch) -> Tensor:
         """The same of rows whose real tokens are moved together."""
-        mask = batch.padding_mask
-        order = batch.cached(
-            "real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True)
-        )
-        documents = batch.documents
+        mask, order, documents = batch.padding_mask, batch.real_first, batch.documents
         moved = x.masked_fill(mask.unsqueeze(-1), 0.0).gather(1, order.unsqueeze(-1).expand_as(x))
         if documents is not None:
             documents = documents.gather(1, order)

@@ -306,7 +306,8 @@ def opened(
             return Rings(state | {"seen": seen}, kind)
         ring = kept.new_zeros(*kept.shape[:3], room, dtype=torch.long)
     if steps == room != window:
-        more = room if window is None else min(room, window - room)
+        more = max(room, FIRST_ROOM)  # a prompt of sinks alone has kept none
+        more = more if window is None else min(more, window - room)
         kept = pad(kept, (0, 0, 0, more))
         ring = None if ring is None else pad(ring, (0, more))
     if ring is None:

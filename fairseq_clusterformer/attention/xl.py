@@ -81,7 +81,8 @@ class XL(Kind):
             end = slot + 1 if self.causal else (begin + size).clamp(max=slot.size(-1))
             memory = Layout((begin - size).clamp(min=0), begin, reach=size)
             return Layout(begin, end, reach=size), memory
-        number = (tokens.positions.clamp(min=0) // size).unsqueeze(1)
+        positions = tokens.positions + self.sinks  # which tokens that are seen apart do not count
+        number = (positions.clamp(min=0) // size).unsqueeze(1).expand(len(tokens.x), -1, -1)
         count = tokens.x.size(1) // size + 2
         (own,) = recent_layouts(number, count, size, causal=self.causal, batch=batch)
         (memory,) = recent_layouts(

@@ -237,7 +237,10 @@ def attention_plan(
     values = {
         f: getattr(args, f, item.default) for f, _, item in options_of_kinds(attention_kinds())
     }
-    if cluster_rule == "chunk":  # which has no gap; a spec's is refused
+    # What an encoder does not have is for the decoder; in a spec it is refused.
+    if side == "encoder":
+        values["attention_sinks"] = 0
+    if cluster_rule == "chunk":
         values["cluster_gap"] = 0
     values |= {"cluster_rule": cluster_rule, "own_centroids": own_centroids, **instead}
     layers = getattr(args, f"{side}_layers")

@@ -29,7 +29,7 @@ def test_a_layer_is_one_graph(spec: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "causal"), [("gated, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
+    ("kind", "causal"), [("gated, sinks, gap", True), ("kmeans", True), ("kmeans, chunk", False)]
 )
 def test_documents_and_padding_break_no_graph(kind, causal):
     module, hidden = build(kind, causal=causal, dtype=torch.float32).train(), documents() > 1
