@@ -16,6 +16,7 @@ from .heads import Projected, ProjectedHeads, check_divides
 from .kind import Kind, Routing, Shape, Tokens, registered
 from .options import OptionError
 from .parts import QKV, attend, attend_behind
+from .projections import Rotary
 from .scouts import routing_gain, routing_loss, weighed
 from .spec import Heads, parse_layer
 
@@ -36,7 +37,10 @@ class MultiheadAttention(ProjectedHeads):
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
-        rotary: queries and keys carry rotary positions.
+        head_dim: E; None: D / H.
+        biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
+        qk_norm: epsilon of a root-mean-square norm over each query and each key; None: no norm.
+        rotary: queries and keys carry rotary positions; a ``Rotary`` says how fast they turn.
         relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
         copying_start: begin as heads that copy, see ``start_copying``; causal, with a short
@@ -56,7 +60,10 @@ class MultiheadAttention(ProjectedHeads):
         causal: bool,
         dropout: float = 0.0,
         kv_heads: int | None = None,
-        rotary: bool = False,
+        head_dim: int | None = None,
+        biases: str = "all",
+        qk_norm: float | None = None,
+        rotary: bool | Rotary | None = False,
         relative: bool = False,
         short_convolution: int = 0,
         copying_start: bool = False,
@@ -71,6 +78,9 @@ class MultiheadAttention(ProjectedHeads):
             num_heads,
             num_heads if kv_heads is None else kv_heads,
             causal=causal,
+            head_dim=head_dim,
+            biases=biases,
+            qk_norm=qk_norm,
             rotary=rotary,
             relative=relative,
             short_convolution=short_convolution,

@@ -74,7 +74,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         residual = x
         if self.normalize_before:
             x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        x = self.activation_dropout_module(self.activated(x))
         if self.ffn_layernorm is not None:
             x = self.ffn_layernorm(x)
         x = self.dropout_module(self.fc2(x))

@@ -39,6 +39,15 @@ BAD_OPTIONS = {
     "--attention lsh --cluster-rule leaking-chunk": "--cluster-rule is leaking-chunk; allowed: r",
     "--stride -2": "--stride is -2; allowed: 0 or more",
     "--strided-pattern even": "--strided-pattern is even; allowed: strided, fixed",
+    "--attention-sinks -1": "--attention-sinks is -1; allowed: 0 or more",
+    "--attention neural --attention-sinks 2 --cluster-rule leaking-chunk": (
+        "--attention-sinks is 2; allowed: 0 but in a causal model with the rule recent"
+    ),
+    "--norm batch": "--norm is batch; allowed: layer, rms",
+    "--activation-fn swiglue": "--activation-fn is swiglue; allowed: relu, gelu",
+    "--rotary-scaling 8,4,1,8192 --positions rotary": (
+        "--rotary-scaling is 8,4,1,8192; allowed: FACTOR,LOW,HIGH,TOKENS as of Llama 3"
+    ),
     "--cluster-gap -1": "--cluster-gap is -1; allowed: 0 or more",
     "--attention neural --cluster-gap 2 --cluster-rule leaking-chunk": (
         "--cluster-gap is 2; allowed: 0 with the rule leaking-chunk"

@@ -68,6 +68,8 @@ def test_attention(spec: str, byte_data: Path, tmp_path: Path) -> None:
         " --layernorm-embedding --store-ema --ema-decay 0.5",
         "--decoder-layers 4 --decoder-layers-to-keep 0,2 --optimizer adafactor --update-freq 2",
         "--attention kmeans --kmeans-bank-size 300 --kmeans-interval 2 --store-ema",
+        "--arch clusterformer_lm_llama --attention-sinks 2 --activation-fn swiglu --qk-norm"
+        " --rotary-base 500000 --rotary-scaling 8,1,4,32 --separate-documents",
     ],
 )
 def test_option(options: str, byte_data: Path, tmp_path: Path) -> None:
