@@ -19,12 +19,10 @@ from fairseq_clusterformer.inference.load import Loaded, reason_of
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.encoder_only import fingerprint
 
-from .families import FAMILIES, Family
+from .families import FAMILIES, KNOWN, Family
 from .texts import languages
 
-ALLOWED = (
-    "a folder of GPT-2, RoBERTa, Marian or BART that save_pretrained wrote, tokenizer included"
-)
+ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
 
 
 def is_dense(folder: Path) -> bool:

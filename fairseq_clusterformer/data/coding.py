@@ -8,7 +8,6 @@ A line end is ``</s>`` for pieces and words. Bytes need none: a line end is a by
 """
 
 import codecs
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -19,10 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, reading
 
 from . import bytes as byte_coding
-from .subwords import GPT2_FILES, GPT2Subwords, load_sentencepiece
+from .subwords import (
+    BYTE_PIECE,
+    GPT2_FILES,
+    TOKENIZER,
+    GPT2Subwords,
+    TokenizerSubwords,
+    load_sentencepiece,
+)
 from .unicode import FORM, composed, form_of
 
 SUBWORD_MODEL = "sentencepiece.model"
@@ -34,7 +40,6 @@ BYTES_PER_ITEM = 4093
 
 UNREADABLE = "\ufffd".encode()
 _BLANK = "\u2581"  # how sentencepiece writes a blank
-_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TextCoding(ABC):
@@ -71,7 +76,10 @@ class TextCoding(ABC):
         if (folder / SUBWORD_MODEL).is_file():
             coding: TextCoding = PieceCoding(dictionary, folder / SUBWORD_MODEL)
         elif all((folder / name).is_file() for name in GPT2_FILES):
-            coding = GPT2Coding(dictionary, folder)
+            coding = SubwordCoding(dictionary, GPT2Subwords(folder))
+        elif (folder / TOKENIZER).is_file():
+            with reading(folder / TOKENIZER, "a tokenizer"):
+                coding = SubwordCoding(dictionary, TokenizerSubwords(folder / TOKENIZER))
         else:
             coding = WordCoding(dictionary)
         coding.form = form_of(folder)
@@ -163,19 +171,22 @@ class ByteCoding(TextCoding):
             yield self._bytes[int(token)]
 
 
-class GPT2Coding(TextCoding):
-    """GPT-2's byte pairs, of which a line end is one like any other, from a folder's files."""
+class SubwordCoding(TextCoding):
+    """GPT-2's byte pairs or another tokenizer's, of which a line end is one like any other."""
 
     unit = "piece"
 
-    def __init__(self, dictionary, folder: Path) -> None:
+    def __init__(self, dictionary, model: GPT2Subwords | TokenizerSubwords) -> None:
         super().__init__(dictionary)
-        self._model = GPT2Subwords(folder)
-        indices = map(dictionary.index, self._model.symbols)
-        self._bytes = dict(zip(indices, self._model.bytes, strict=True))
+        self._model = model
+        self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
+        self._bytes = dict(zip(self._index_of.tolist(), model.bytes, strict=True))
+        # Some put a blank before a text.
+        first = model.encode("a").ids[:1]
+        self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
 
     def _encode(self, text: str) -> list[int]:
-        return [self.dictionary.index(str(i)) for i in self._model.encode(text).ids]
+        return self._index_of[self._model.encode(text).ids].tolist()
 
     def items(self, file: Path) -> Iterator[Tensor]:
         with open(file, encoding="utf-8", newline="") as opened:
@@ -183,9 +194,12 @@ class GPT2Coding(TextCoding):
                 yield self.encode(lines)
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        for token in tokens:
-            end = int(token) == self.dictionary.eos()  # of a text, which is no line
-            yield b"" if end else self._bytes.get(int(token), UNREADABLE)
+        end = self.dictionary.eos()  # of a text, which is no line
+        before = end if after is None else after
+        for token in map(int, tokens):
+            found = b"" if token == end else self._bytes.get(token, UNREADABLE)
+            yield found.removeprefix(b" ") if self._leads and before == end else found
+            before = token
 
 
 class _LineCoding(TextCoding):
@@ -237,7 +251,7 @@ class PieceCoding(_LineCoding):
         return [self._index_of[ids].tolist() if ids else [] for ids in self._model.encode(lines)]
 
     def _chunk(self, symbol: str, begins_line: bool) -> bytes:
-        if found := _BYTE_PIECE.fullmatch(symbol):
+        if found := BYTE_PIECE.fullmatch(symbol):
             return bytes.fromhex(found[1])
         if symbol in self.dictionary.symbols[: self.dictionary.nspecial]:
             return UNREADABLE

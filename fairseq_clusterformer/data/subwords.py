@@ -6,9 +6,11 @@ given, whatever a model makes of it inside.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ from .unicode import READ_FORM, form_of, with_places
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 MODEL, TOKENIZER = "sentencepiece.model", "tokenizer.json"  # in a prepared folder
 
@@ -204,13 +207,18 @@ class TokenizerSubwords(Subwords):
     """A tokenizer's word pieces, byte pairs or unigrams.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
-    names. What a text writes like a special token is text.
+    names, and those with white space their numbers. What a text writes like a special token is
+    text.
 
     Args:
         file: its ``tokenizer.json``.
 
+    Attributes:
+        bytes: what each id stands for.
+        first: the special token that it puts in front of a text; None: it puts none.
+
     Raises:
-        ValueError: a file that is no tokenizer, or has a token that a dictionary cannot hold.
+        ValueError: a file that is no tokenizer.
     """
 
     def __init__(self, file: Path) -> None:
@@ -236,14 +244,17 @@ class TokenizerSubwords(Subwords):
         known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
         self._unknown = known.pop("<unk>", None)
         self._special = list(known.values())
-        if odd := next((s for s in self.symbols if not s or s.split() != [s]), None):
-            raise ValueError(f"{file}: has the token {odd!r}; allowed: none with white space")
+        for number, symbol in enumerate(self.symbols):
+            if symbol.split() != [symbol]:  # white space, which no dictionary holds
+                self.symbols[number] = f"<token-{number}>"
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        numbers = sorted(vocabulary.items(), key=lambda item: item[1])
-        self.texts = [""] * len(self.symbols)
-        for token, number in numbers:
+        self.bytes = [b""] * len(self.symbols)
+        for token, number in vocabulary.items():
             if token not in special:
-                self.texts[number] = _text(token, kinds)
+                self.bytes[number] = _bytes(token, kinds)
+        self.texts = [found.decode(errors="ignore") for found in self.bytes]
+        around = self._tokenizer.encode("").ids
+        self.first = around[0] if around else None
 
     def _encode(self, text: str) -> Tokens:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -259,18 +270,21 @@ def _kinds(content: dict) -> tuple[str, str]:
     return content["model"]["type"], content["model"].get("continuing_subword_prefix") or ""
 
 
-def _text(token: str, kinds: tuple[str, str]) -> str:
+def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
     """What a token stands for, led by a blank where a word begins."""
     kind, prefix = kinds
     if kind in ("WordPiece", "WordLevel"):
         rest = token.removeprefix(prefix) if prefix else token
-        return rest if rest != token else f" {token}"
+        return (rest if rest != token else f" {token}").encode()
     letters = _letters()
     if kind == "BPE" and letters.keys() >= set(token):
-        return bytes(letters[letter] for letter in token).decode(errors="ignore")
-    return token.replace("\u2581", " ")
+        return bytes(letters[letter] for letter in token)
+    if found := BYTE_PIECE.fullmatch(token):
+        return bytes.fromhex(found[1])
+    return token.replace("\u2581", " ").encode()
 
 
+@cache
 def _letters() -> dict[str, int]:
     """The byte of each letter that stands for one, in byte-level models."""
     from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode

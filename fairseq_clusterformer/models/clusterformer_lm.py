@@ -72,6 +72,7 @@ class LanguageModelOptions(ClusteringOptions):
         "rotary positions that turn slower, as Llama 3 has them for longer texts: "
         "FACTOR,LOW,HIGH,TOKENS",
     )
+    output_bias: bool = option(False, "add a bias to the logits")
     separate_documents: bool = option(
         False,
         "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
@@ -108,6 +109,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             plan=plan,
             form=LayerForm(args.norm, args.norm_eps, gated, biases=args.biases == "all"),
             separate_documents=args.separate_documents,
+            output_bias=args.output_bias,
         )
         routers = [router for layer in decoder.all_layers() for router in layer.self_attn.routers]
         for router in routers if args.separate_documents else ():

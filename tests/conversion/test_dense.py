@@ -196,7 +196,10 @@ def test_mistakes_are_one_line(
     transformers.BertConfig(vocab_size=20).save_pretrained(tmp_path / "bert")
     for words in (("convert",), ("export", "--to", "fairseq")):
         line = error(capsys, words[0], tmp_path / "bert", out, *words[1:])
-        assert "a model of the type bert; allowed: a folder of GPT-2, RoBERTa, Marian or" in line
+        assert (
+            "a model of the type bert; allowed: a folder of GPT-2, RoBERTa, Marian, BART, Llama"
+            in line
+        )
     transformers.GPT2Config(vocab_size=20).save_pretrained(tmp_path / "empty")
     assert "CHECKPOINT is" in error(capsys, "export", tmp_path / "empty", out, "--to", "fairseq")
     for name in ("marian", "bart", "gpt2"):
