@@ -114,7 +114,7 @@ class WindowOptions(Options):
     )
     sinks: int = option(
         0,
-        "first tokens of a document that each query of a decoder sees besides those of its window",
+        "first tokens of a document that all queries of a decoder see, too",
         flag="attention_sinks",
         at_least=0,
     )

@@ -51,10 +51,10 @@ class LanguageModelOptions(ClusteringOptions):
     decoder_head_dim: int = option(
         0, "width of a head; 0: that of the decoder, divided among the heads", at_least=0
     )
-    qk_norm: bool = option(False, "a root-mean-square norm over each query and each key")
+    qk_norm: bool = option(False, "a root-mean-square norm of queries and keys")
     biases: str = option(
         "all",
-        "maps and norms of a layer that have a bias: all, qkv (queries, keys and values), none",
+        "maps and norms of a layer that have a bias: all, qkv, none",
         choices=BIASES,
     )
     norm: str = option("layer", "norms of layers: layer, rms", choices=("layer", "rms"))
@@ -64,13 +64,10 @@ class LanguageModelOptions(ClusteringOptions):
         "activation of the feed-forward blocks; swiglu: swish, and multiplied by a second map",
         choices=(*utils.get_available_activation_fns(), "swish", "swiglu"),
     )
-    rotary_base: float = option(
-        10_000.0, "base of rotary positions: the larger, the slower they turn", above=0
-    )
+    rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
     rotary_scaling: str = option(
         "",
-        "rotary positions that turn slower, as Llama 3 has them for longer texts: "
-        "FACTOR,LOW,HIGH,TOKENS",
+        "slower rotary positions, as Llama 3 has them: FACTOR,LOW,HIGH,TOKENS",
     )
     output_bias: bool = option(False, "add a bias to the logits")
     separate_documents: bool = option(
