@@ -52,7 +52,7 @@ class Sinks(Part):
         if self.state is None:
             return attend_layouts(qkv, self.tokens, self.layouts, self.own, joined)
         self._store(qkv)
-        q, k, v = qkv.wide()._replace(k=self.kept, v=self.kept).repeated()[:3]
+        q, k, v = qkv._replace(k=self.kept, v=self.kept).repeated()[:3]
         width, slot = q.size(-1), torch.arange(self.number, device=q.device)
         k, v = at_least_float32(k[..., :width]), at_least_float32(v[..., -width:])
         logits = at_least_float32(q) @ k.mT * width**-0.5  # [B, H, N, S]
