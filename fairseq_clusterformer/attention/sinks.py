@@ -52,10 +52,11 @@ class Sinks(Part):
         if self.state is None:
             return attend_layouts(qkv, self.tokens, self.layouts, self.own, joined)
         self._store(qkv)
-        q, k, v = qkv._replace(k=self.kept, v=self.kept).repeated()[:3]
-        width, slot = q.size(-1), torch.arange(self.number, device=q.device)
-        k, v = at_least_float32(k[..., :width]), at_least_float32(v[..., -width:])
-        logits = at_least_float32(q) @ k.mT * width**-0.5  # [B, H, N, S]
+        q, slot = at_least_float32(qkv.q), torch.arange(self.number, device=qkv.q.device)
+        kept = at_least_float32(self.kept.repeat_interleave(q.size(1) // self.kept.size(1), dim=1))
+        width = q.size(-1)
+        k, v = kept[..., :width], kept[..., -width:]
+        logits = q @ k.mT * width**-0.5  # [B, H, N, S]
         place = self.tokens.positions.clamp(min=0)[:, None, :, None]
         logits = logits + torch.where(slot == place, self.bias, 0.0).to(logits.dtype)
         logits = logits.masked_fill(slot > place, -torch.inf)

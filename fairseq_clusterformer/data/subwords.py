@@ -267,8 +267,11 @@ class GPT2Subwords(TokenizerSubwords):
 
 
 def _kinds(content: dict) -> tuple[str, str]:
-    """The kind of a tokenizer's model, and what marks the continuation of a word."""
-    return content["model"]["type"], content["model"].get("continuing_subword_prefix") or ""
+    """How a tokenizer writes its tokens: the kind of its model, or "bytes" for letters that stand
+    for bytes; and what marks the continuation of a word."""
+    model, steps = content["model"], [content.get("pre_tokenizer"), content.get("decoder")]
+    kind = "bytes" if '"ByteLevel"' in json.dumps(steps) else model["type"]
+    return kind, model.get("continuing_subword_prefix") or ""
 
 
 def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
@@ -278,7 +281,7 @@ def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
         rest = token.removeprefix(prefix) if prefix else token
         return (rest if rest != token else f" {token}").encode()
     letters = _letters()
-    if kind == "BPE" and letters.keys() >= set(token):
+    if kind == "bytes" and letters.keys() >= set(token):
         return bytes(letters[letter] for letter in token)
     if found := BYTE_PIECE.fullmatch(token):
         return bytes.fromhex(found[1])

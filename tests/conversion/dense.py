@@ -68,6 +68,24 @@ def save_byte_pairs(
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options).save_pretrained(folder)
 
 
+def save_pieces(folder: Path, **options) -> None:
+    """Pieces that begin words by a mark, and bytes for what they lack, as sentencepiece's."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=60, show_progress=False))
+    found = json.loads(trained.to_str())["model"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    numbers = {token: i for i, token in enumerate([*tokens, *found["vocab"]])}
+    merges = [tuple(merge) for merge in found["merges"]]
+    tokenizer = Tokenizer(models.BPE(numbers, merges, byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = trained.pre_tokenizer
+    tokenizer.add_special_tokens(tokens[:3])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options).save_pretrained(folder)
+
+
 def gpt2(folder: Path) -> None:
     config = transformers.GPT2Config(
         vocab_size=285, n_positions=64, n_embd=16, n_layer=2, n_head=4, eos_token_id=0
@@ -130,7 +148,7 @@ def marian(folder: Path) -> None:
 
 
 OF_LLAMA = {
-    "vocab_size": 290,  # more than the tokenizer has
+    "vocab_size": 330,  # more than the tokenizers have
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 2,
@@ -155,10 +173,9 @@ def llama(folder: Path) -> None:
 
 def mistral(folder: Path) -> None:
     """It sees the latest 8 tokens."""
-    tokens = {"bos_token_id": None, "eos_token_id": 0}
-    config = transformers.MistralConfig(sliding_window=8, head_dim=6, **tokens, **OF_LLAMA)
+    config = transformers.MistralConfig(sliding_window=8, head_dim=6, **OF_LLAMA)
     save(folder, transformers.MistralForCausalLM(config))
-    save_byte_pairs(folder, 280, ["<|end|>"], chat_template=CHAT)
+    save_pieces(folder, chat_template=CHAT)
 
 
 def qwen2(folder: Path) -> None:
