@@ -22,7 +22,7 @@ import omegaconf
 import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils, options, utils
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import utils as dataclass_utils
@@ -295,6 +295,34 @@ def name_damaged_data() -> None:
         _name_file(owner, method, files)
     for owner in (MMapIndexedDataset, MMapIndexedDataset.Index):
         _end_quietly(owner)
+    _name_unknown_tokens()
+
+
+def _name_unknown_tokens() -> None:
+    """A token that the dictionary does not have would be a row that no embedding has."""
+    make, item_of = indexed_dataset.make_dataset, MMapIndexedDataset.__getitem__
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def make_dataset(path, impl, fix_lua_indexing=False, dictionary=None):
+        data = make(path, impl, fix_lua_indexing, dictionary)
+        if isinstance(data, MMapIndexedDataset) and dictionary is not None:
+            data.num_symbols = len(dictionary)
+        return data
+
+    @functools.wraps(item_of)
+    def item(self, index):
+        tokens = item_of(self, index)
+        most = getattr(self, "num_symbols", None)
+        if most is not None and len(tokens) and not 0 <= int(tokens.max()) < most:
+            raise NamedError(
+                f"{self._path}.bin: damaged (token {tokens.max()} of a dictionary of "
+                f"{most} in item {index}); allowed: data as it was prepared with its dictionary"
+            )
+        return tokens
+
+    indexed_dataset.make_dataset, MMapIndexedDataset.__getitem__ = make_dataset, item
 
 
 def _end_quietly(owner: type) -> None:
