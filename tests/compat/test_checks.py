@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import fairseq_cli.train
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fairseq_clusterformer.plugin  # noqa: F401
 from fairseq_clusterformer.compat.processes import train_in_several_processes
+from tests.cli.in_process import CLUSTERFORMER, train
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,16 @@ def test_before_anything_is_written(
         distributed_utils.call_main(cfg, fairseq_cli.train.main)
     assert message in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_tokens_that_the_dictionary_does_not_have(byte_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(byte_data, tmp_path / "data")
+    (tmp_path / "data" / "train.bin").write_bytes(
+        b"\xff" * (byte_data / "train.bin").stat().st_size
+    )
+    said = r"data/train.bin: damaged \(token 65535 of a dictionary of \d+ in item \d+\); allowed"
+    with pytest.raises(ValueError, match=said):
+        train(tmp_path / "data", CLUSTERFORMER, tmp_path / "saved")
 
 
 OWN = {"clusterformer_masked_lm", "clusterformer_qa", "clusterformer_sentence"}

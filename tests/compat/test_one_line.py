@@ -35,6 +35,7 @@ def hook(monkeypatch: pytest.MonkeyPatch):
     [
         (ValueError(MISTAKE), f"ValueError: {MISTAKE}"),
         (ProcessRaisedException(f"-- 0:\nTraceback\n E: {MISTAKE}\n", 0, 1), f"E: {MISTAKE}"),
+        (ValueError(f"Caught\nOriginal Traceback\n  x\nE: {MISTAKE}\n"), f"E: {MISTAKE}"),
         (
             FileNotFoundError(2, "No such file", "x/dict.txt"),
             "FileNotFoundError: [Errno 2] No such file: 'x/dict.txt'",
