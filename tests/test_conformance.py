@@ -277,6 +277,15 @@ def test_training_observes_and_learns(kind, causal):
         torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0, msg=name)
 
 
+@every_causal_kind_once()
+@torch.no_grad()
+def test_dropout_is_of_training_alone(kind):
+    module, x = build(kind, causal=True, of={"dropout": 0.5}), inputs()
+    assert torch.equal(module(x)[0], module(x)[0])
+    module.train()
+    assert not torch.allclose(module(x)[0], module(x)[0])
+
+
 @every_causal_kind()
 @torch.no_grad()
 def test_lengths_of_several_tiles(kind):
