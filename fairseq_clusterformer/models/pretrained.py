@@ -139,7 +139,13 @@ def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
     if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
         return
-    path = Path(getattr(args, "pretrained", ""))
+    if not getattr(args, "pretrained", ""):
+        raise CheckpointError(
+            f"{option} is missing; allowed: a folder that transformers has written"
+        )
+    path = Path(args.pretrained)
+    if not path.is_dir():  # as is said when the weights are loaded
+        return
     config = _config(path, option)
     family = _family(config, path, option)
     try:
