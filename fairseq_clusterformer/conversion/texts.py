@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_clusterformer.data import RECORD
+from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
 from fairseq_clusterformer.data.text import TARGETS_OWN, VOCABULARIES, TextPipeline
+from fairseq_clusterformer.inference.bundle import CHAT_FILES
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -26,6 +28,30 @@ def roberta_text(folder: Path, data: Path, config: Any) -> list[int]:
     words = _byte_pairs(folder, data, config, {"<unk>": 3, "<mask>": config.vocab_size - 1})
     special = [config.bos_token_id, config.pad_token_id, config.eos_token_id, 3]
     return [*special, *words, config.vocab_size - 1]
+
+
+def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
+    """The text of a ``tokenizer.json``. Our texts begin by ``</s>``, which is here the token that
+    the tokenizer puts in front, or the model's end of a text."""
+    subwords = TokenizerSubwords(folder / TOKENIZER)
+    symbols, end = subwords.symbols, config.eos_token_id
+    begin = end[0] if isinstance(end, list) else end
+    begin = begin if subwords.first is None else subwords.first
+    if not isinstance(begin, int) or len(symbols) > config.vocab_size:
+        problem = f"its tokenizer has {len(symbols)} tokens, and the model {config.vocab_size}"
+        raise ValueError(problem if begin is not None else "it has no eos_token_id")
+    named = [symbols.index(name) if name in symbols else -1 for name in _SPECIAL]
+    special = [-1 if number == begin else number for number in named]
+    special[2] = begin
+    others = [number for number in range(len(symbols)) if number not in special]
+    taken = {*_SPECIAL}
+    _write_dictionary(
+        data, [f"<token-{i}>" if symbols[i] in taken else symbols[i] for i in others]
+    )
+    for name in (TOKENIZER, *CHAT_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, data / name)
+    return [*special, *others]
 
 
 def bart_text(folder: Path, data: Path, config: Any) -> list[int]:
@@ -62,13 +88,7 @@ def _byte_pairs(
     folder: Path, data: Path, config: Any, fixed: dict[str, int] | None = None
 ) -> list[int]:
     """Write the files that GPT-2's coding is read from; return the model's numbers of the pieces.
-
-    Args:
-        fixed: symbols, and the numbers that they must have if they are there.
-
-    Raises:
-        ValueError: a symbol with another number.
-    """
+    Symbols of ``fixed`` must have these numbers if they are there, else ValueError."""
     pieces, merges = _vocabulary(folder)
     if not isinstance(config.eos_token_id, int):
         raise ValueError(f"its eos_token_id is {config.eos_token_id}, not a number")

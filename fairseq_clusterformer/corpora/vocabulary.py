@@ -18,23 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which subwords: an existing model, or the size of one to train on the training split.
+    """Which subwords: an existing model, or the size of one to train on the training split."""
 
-    Args:
-        model: a folder with GPT-2's files, a sentencepiece model or a ``tokenizer.json``.
-        train: the number of pieces of a sentencepiece model.
-        at_most: train fewer pieces, if the text gives no more.
-        dictionary: in fairseq's format, as RoBERTa's ``dict.txt``; None: all symbols of the model.
-        whole_words: each word that is trained on becomes a piece: for languages of few words.
-        sample: MB of text to train on; of more, lines are drawn.
-    """
-
+    #: a folder with GPT-2's files, a sentencepiece model or a ``tokenizer.json``
     model: Path | None = None
-    train: int | None = None
-    at_most: bool = False
-    dictionary: Path | None = None
-    whole_words: bool = False
-    sample: int = SAMPLE
+    train: int | None = None  # the number of pieces of a sentencepiece model
+    at_most: bool = False  # train fewer pieces, if the text gives no more
+    dictionary: Path | None = None  # of fairseq's format; None: all symbols of the model
+    whole_words: bool = False  # each word is a piece: for languages of few words
+    sample: int = SAMPLE  # MB of text to train on; of more, lines are drawn
 
     def recipe(self) -> dict:
         """What ``prepared.json`` says of it."""

@@ -23,8 +23,8 @@ from .unicode import READ_FORM, form_of, with_places
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 MODEL, TOKENIZER = "sentencepiece.model", "tokenizer.json"  # in a prepared folder
 
 
@@ -118,19 +118,14 @@ class Subwords(ABC):
 
 
 class SentencePieceSubwords(Subwords):
-    """A sentencepiece model, or ValueError; its symbols are the pieces.
+    """A sentencepiece model, or UserError; its symbols are the pieces.
 
     A model that leaves the text as it is, as ``clusterformer prepare`` trains them, keeps every
     character in a token. One that normalises drops some blanks.
     """
 
     def __init__(self, model: Path) -> None:
-        import sentencepiece
-
-        try:
-            self._model = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{model}: is no sentencepiece model: {error}") from None
+        self._model = load_sentencepiece(model)
         ids = range(self._model.get_piece_size())
         self.symbols = [self._model.id_to_piece(id_) for id_ in ids]
         self.texts = list(map(self._text, ids))
@@ -158,13 +153,18 @@ class TokenizerSubwords(Subwords):
     """A tokenizer's word pieces, byte pairs or unigrams; ``bytes`` are what each id stands for.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
-    names. What a text writes like a special token is text.
+    names, and those with white space their numbers. What a text writes like a special token is
+    text.
 
     Args:
         file: its ``tokenizer.json``.
 
+    Attributes:
+        bytes: what each id stands for.
+        first: the special token that it puts in front of a text; None: it puts none.
+
     Raises:
-        ValueError: a file that is no tokenizer, or has a token that a dictionary cannot hold.
+        ValueError: a file that is no tokenizer.
     """
 
     bytes: list[bytes]
@@ -192,13 +192,16 @@ class TokenizerSubwords(Subwords):
         known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
         self._unknown = known.pop("<unk>", None)
         self._special = list(known.values())
-        if odd := next((s for s in self.symbols if not s or s.split() != [s]), None):
-            raise ValueError(f"{file}: has the token {odd!r}; allowed: none with white space")
+        for number, symbol in enumerate(self.symbols):
+            if symbol.split() != [symbol]:  # white space, which no dictionary holds
+                self.symbols[number] = f"<token-{number}>"
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         self.bytes = [b""] * len(self.symbols)
         for token, number in vocabulary.items():
             if token not in special:
                 self.bytes[number] = _bytes(token, kinds)
+        around = self._tokenizer.encode("").ids
+        self.first = around[0] if around else None
 
     @cached_property
     def texts(self) -> list[str]:
@@ -292,7 +295,7 @@ def _letters() -> dict[str, int]:
 
 def load(path: Path) -> Subwords:
     """The model of a folder (GPT-2's files) or a file (``tokenizer.json``, sentencepiece);
-    ValueError: neither."""
+    ValueError or UserError: neither."""
     if path.suffix == ".json":
         return TokenizerSubwords(path)
     return GPT2Subwords(path) if path.is_dir() else SentencePieceSubwords(path)

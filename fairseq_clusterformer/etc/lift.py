@@ -18,6 +18,7 @@ from fairseq_clusterformer.models.pretrained import check_words, folder_tensors,
 from .encoder import SIZES, ETCEncoder, ETCOptions
 
 _OPTION = "--lift"
+_FITTING = "an encoder of the same sizes and words, with a norm of its embeddings"
 _WORDS, _TYPES, _CENTROIDS = "embed_tokens.weight", "embed_types.weight", "centroids"
 #: parts of other models that have no place in the encoder
 _LEFT_OUT = ("embed_positions.", "lm_head.", "classification_heads.", "contrast.", "version")
@@ -41,7 +42,6 @@ class ETCModel(EncoderOnlyModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCEncoder:
-        """The encoder that the options name."""
         return ETCEncoder(args, task.source_dictionary)
 
     def load_initial_weights(self) -> None:
@@ -66,10 +66,7 @@ class ETCModel(EncoderOnlyModel):
         found["encoder.embed_tokens.weight"] += types[0]
         return {"model": found | {"vocabulary": fingerprint(words)}}
 
-    def _error(self, problem: str, allowed: str = "") -> CheckpointError:
-        allowed = (
-            allowed or "an encoder of the same sizes and words, with a norm of its embeddings"
-        )
+    def _error(self, problem: str, allowed: str = _FITTING) -> CheckpointError:
         return CheckpointError(f"{_OPTION} is {self.args.lift}: {problem}; allowed: {allowed}")
 
     def _lifted(self, given: dict) -> dict[str, Tensor]:
@@ -99,18 +96,14 @@ class ETCModel(EncoderOnlyModel):
 def lifted(
     given: dict[str, Tensor], mine: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The parameters of a dense encoder as those of an ETC encoder, one by one: queries, keys and
-    values go to every copy of theirs, norms to both streams, words and feed-forward layers as
-    they are. Positions have no place here, and labels and types start anew: where these are 0 and
-    the radius covers the text, the encoder is the dense one, except for the epsilon of the norm
-    behind words that a dense encoder scales. Parameters of another ETC encoder stay as they are;
-    centroids start anew where it has none.
+    """The parameters of a dense encoder as those of an ETC encoder, and the names of what was not
+    used; raises KeyError for what ``given`` has no tensor for.
 
-    Returns:
-        The parameters, and the names of what was not used.
-
-    Raises:
-        KeyError: what ``given`` has no tensor for.
+    Queries, keys and values go to every copy of theirs, norms to both streams, words and
+    feed-forward layers as they are. Positions have no place, and labels and types start anew:
+    where these are 0 and the radius covers the text, the encoder is the dense one, except for the
+    epsilon of the norm behind words that a dense encoder scales. Parameters of another ETC encoder
+    stay as they are; centroids start anew where it has none.
     """
     result, used, same = {}, set(), _TYPES in given
     for name, tensor in mine.items():
@@ -135,7 +128,7 @@ _DENSE = {
 
 
 def _dense_name(name: str) -> str:
-    """The name in a dense encoder of what an ETC parameter is lifted from."""
+    """What a dense encoder calls what an ETC parameter is lifted from."""
     for pattern, dense in _DENSE.items():
         name = re.sub(pattern, dense, name)
     return name

@@ -4,6 +4,7 @@
 ``model.safetensors``  parameters and buffers; a tensor that has several names is in it once. In
                        int8, a matrix NAME has whole numbers, and NAME:scale a factor for each row
 ``MODEL_CARD.md``      if one was given: what the model is, of what data, and how good
+``calibration.json``   of a reader, if one was given: how often it is right
 and the dictionaries, the subword model and the recipe of the data folder that it stands for
 """
 
@@ -34,6 +35,7 @@ FORMAT = 1
 MARK = "bundle.json"
 WEIGHTS = "model.safetensors"
 CARD = "MODEL_CARD.md"
+CALIBRATION = "calibration.json"  # of a reader
 SHIPPED = Path(__file__).parents[1] / "trained"  # bundles that are installed with this package
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
 INT8, SCALE = "int8", ":scale"
@@ -43,6 +45,9 @@ _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
 _FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
 _FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe", "tokenizer.json")
+_FILES = (*_FILES, CALIBRATION)
+#: and what transformers' tokenizer reads, such as the template of a chat
+CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
 #: options of where and how a training ran, which models of argparse have among their own
 _OF_A_RUN = {
@@ -96,6 +101,7 @@ def write_bundle(
     *,
     dtype: str = "float32",
     card: str | None = None,
+    calibration: str | None = None,
     force: bool = False,
 ) -> Path:
     """Write a model and all that it needs into one new folder.
@@ -106,6 +112,7 @@ def write_bundle(
         dtype: of the parameters in the file, one of `DTYPES`; or "int8" of matrices, with a
             factor for each row. Buffers keep their own.
         card: text of the model's card, in Markdown; None: it has none.
+        calibration: of a reader, in JSON; None: the one that it has.
         force: replace a bundle that is there. It must hold no other file.
 
     Returns:
@@ -123,7 +130,7 @@ def write_bundle(
     with whole_folder(out, lambda: check_out(out, force, inputs)) as new:
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
-        _write(loaded, new, dtype)
+        _write(loaded, new, dtype, calibration)
     return out
 
 
@@ -139,7 +146,7 @@ def check_out(out: Path, force: bool, inputs: Sequence[Path] = (), *, early: boo
     check_new(out, force, ours=is_bundle(out), files=files, inputs=inputs, early=early)
 
 
-def _write(loaded: Loaded, folder: Path, dtype: str) -> None:
+def _write(loaded: Loaded, folder: Path, dtype: str, calibration: str | None) -> None:
     tensors, shared = distinct(loaded.model.state_dict())
     for name, _ in loaded.model.named_parameters(remove_duplicate=False):
         if name not in tensors or not tensors[name].is_floating_point():
@@ -150,6 +157,8 @@ def _write(loaded: Loaded, folder: Path, dtype: str) -> None:
             tensors[name], tensors[name + SCALE] = _as_int8(tensors[name])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     copy_data(loaded.folder, folder)
+    if calibration is not None:
+        (folder / CALIBRATION).write_text(calibration, encoding="utf-8")
     sections, namespaces = plain_options(loaded)
     written = sorted(file for file in folder.rglob("*") if file.is_file())
     record = {
@@ -193,7 +202,7 @@ def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def copy_data(source: Path, folder: Path) -> None:
     """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
-    for pattern in _FILES:
+    for pattern in (*_FILES, *CHAT_FILES):
         for file in source.glob(pattern):
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -196,10 +196,7 @@ class ClusterformerReader(ReaderModel):
         return encoder
 
     def forward(
-        self,
-        question_tokens: Tensor,
-        document_tokens: Tensor,
-        text_mask: Tensor | None = None,
+        self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
     ) -> tuple[AnswerLogits, dict[str, Any]]:
         """Answer questions from a document each: logits, the ``reading`` of the encoder, and its
         layers' ``reports``.

@@ -18,6 +18,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, TokenizerSubwords
+from fairseq_clusterformer.errors import first_line
 
 from .checkpoints import CheckpointError, read_checkpoint
 from .encoder_only import EncoderOnlyModel, tell
@@ -140,18 +141,22 @@ def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
         return
     if not getattr(args, "pretrained", ""):
-        raise CheckpointError(
-            f"{option} is missing; allowed: a folder that transformers has written"
-        )
+        raise CheckpointError(f"{option} is missing; allowed: a folder of transformers")
     path = Path(args.pretrained)
-    if not path.is_dir():  # as is said when the weights are loaded
-        return
+    if path.is_dir():  # else it is said when the weights are loaded
+        set_defaults(args, **sizes_of(path, option), encoder_attention="full")
+
+
+def sizes_of(path: Path, option: str) -> dict[str, Any]:
+    """Our options that make a folder's encoder; raises CheckpointError as `load_pretrained`."""
     config = _config(path, option)
-    family = _family(config, path, option)
     try:
-        set_defaults(args, **_options(config, family), encoder_attention="full")
+        return _options(config, _family(config, path, option))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{option} is {path}: it does not fit: {error}") from None
+        reason = (
+            f"it has no {error}" if isinstance(error, KeyError) else f"it does not fit: {error}"
+        )
+        raise CheckpointError(f"{option} is {path}: {reason}") from None
 
 
 def folder_tensors(
@@ -319,9 +324,8 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
             file = path / "pytorch_model.bin"
             found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # safetensors raises its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{option} is {path}: no weights that can be read ({reason}); allowed: "
+            f"{option} is {path}: no weights that can be read ({first_line(error)}); allowed: "
             "model.safetensors or pytorch_model.bin"
         ) from None
     renamed = ((n.replace("LayerNorm.gamma", "LayerNorm.weight"), t) for n, t in found.items())

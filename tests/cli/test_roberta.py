@@ -45,9 +45,7 @@ def letters(data: Path, *shape: int) -> Tensor:
         {"attention_window": 100},  # one chunk holds every token
     ],
 )
-def test_a_reader_with_one_window_is_roberta(
-    attention: dict, roberta: Path, byte_data: Path
-) -> None:
+def test_a_reader_with_one_window_is_roberta(attention, roberta, byte_data):
     theirs, _ = load_model(roberta, byte_data)
     question, document = letters(byte_data, 3, 12), letters(byte_data, 3, 40)
     expected, _ = theirs(torch.cat([question, document], 1), features_only=True)
@@ -57,9 +55,7 @@ def test_a_reader_with_one_window_is_roberta(
     assert expected.std() > 0.1
 
 
-def test_every_tensor_is_accounted_for(
-    roberta: Path, byte_data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_tensor_is_accounted_for(roberta, byte_data, caplog):
     with caplog.at_level(logging.INFO):
         model = reader(byte_data, roberta)
     told = {}
@@ -78,7 +74,7 @@ def test_every_tensor_is_accounted_for(
 
 
 @torch.no_grad()
-def test_an_older_roberta(roberta: Path, byte_data: Path, tmp_path: Path) -> None:
+def test_an_older_roberta(roberta, byte_data, tmp_path):
     """As released in 2019: other names, and one matrix for queries, keys and values."""
     state = load_state(roberta)
     old = {}
@@ -131,14 +127,12 @@ def test_masked_words_by_roberta(roberta: Path, byte_data: Path) -> None:
         ({"window_positions": 80}, r"of another shape: 1, such as encoder.embed_positions"),
     ],
 )
-def test_other_sizes(changes: dict, reason: str, roberta: Path, byte_data: Path) -> None:
+def test_other_sizes(changes, reason, roberta, byte_data):
     with pytest.raises(CheckpointError, match=f"does not fit the model: .*{reason}.*allowed"):
         reader(byte_data, roberta, **changes)
 
 
-def test_other_files_and_words(
-    roberta: Path, checkpoint: Path, byte_data: Path, tmp_path: Path
-) -> None:
+def test_other_files_and_words(roberta, checkpoint, byte_data, tmp_path):
     with pytest.raises(CheckpointError, match="--roberta-checkpoint is .*: no such file"):
         reader(byte_data, tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="it is no RoBERTa, it has decoder."):

@@ -107,7 +107,7 @@ def test_ctrl_c_in_several_processes(byte_data: Path, tmp_path: Path) -> None:
     assert not (last.parent / ".training").exists()
 
 
-@pytest.mark.parametrize("name", ["plugin", "serve.app"])
+@pytest.mark.parametrize("name", ["plugin", "inference.read"])
 def test_python_s_root_logger_stays_as_it_was(name: str, run_cli: RunCli) -> None:
     imported = f"import logging, fairseq_clusterformer.{name}"
     shown = "print(logging.root.level, logging.root.handlers)"

@@ -20,6 +20,7 @@ from transformers import (  # noqa: E402
 )
 
 import fairseq_clusterformer  # noqa: E402
+from fairseq_clusterformer.conversion.batches import batches_of_text  # noqa: E402
 from fairseq_clusterformer.inference.load import load_checkpoint  # noqa: E402
 from tests.conversion.dense import ENGLISH, GERMAN, MAKERS, TEXT  # noqa: E402
 from tests.inference.commands import error, run  # noqa: E402
@@ -214,6 +215,14 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
         assert model.encode("A small cat")[0].shape[1] == 16
     else:
         assert len(model.translate(ENGLISH)) == len(ENGLISH)
+
+
+def test_short_texts_are_padded(folders: Path) -> None:
+    loaded = load_checkpoint(folders / "roberta-bundle")
+    batches = batches_of_text(loaded, texts(folders, "roberta"), 10**6, 20)
+    lengths = [batch["src_tokens"].ne(1).sum(1) for batch in batches]
+    assert all(map(torch.equal, lengths, (batch["src_lengths"] for batch in batches)))
+    assert torch.cat(lengths).unique().numel() == 2  # the last one is shorter
 
 
 def test_mistakes_are_one_line(

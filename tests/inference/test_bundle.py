@@ -224,20 +224,6 @@ def test_a_bundle_of_a_bundle_keeps_its_card(lm_bundle: Path, tmp_path: Path) ->
     assert (out / "MODEL_CARD.md").read_text() == "# Another\n"
 
 
-def test_a_failed_write_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = load_checkpoint(checkpoint)
-
-    def full(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("fairseq_clusterformer.inference.bundle.save_file", full)
-    with pytest.raises(OSError, match="no space left"):
-        write_bundle(loaded, tmp_path / "bundle")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
@@ -259,32 +245,6 @@ def test_damaged(
     (bundle / file).unlink()
     if content is not None:
         (bundle / file).write_text(content)
-    with pytest.raises(UserError, match=says) as caught:
-        load_checkpoint(bundle)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("cfg", [], r"damaged \(ValueError: cfg in bundle.json is \[\]\)"),
-        ("cfg", {}, "its options name no task"),
-        ("cfg", {"task": {"_name": "translation"}}, "its options name no model"),
-        ("updates", None, "updates in bundle.json is null"),
-        ("namespaces", ["model"], "damaged"),
-        ("namespaces", None, "damaged"),
-        ("shared", [], "damaged"),
-    ],
-)
-def test_damaged_record(
-    key: str, value: object, says: str, lm_bundle: Path, tmp_path: Path
-) -> None:
-    bundle = tmp_path / "bundle"
-    shutil.copytree(lm_bundle, bundle)
-    record = json.loads((bundle / "bundle.json").read_text()) | {key: value}
-    if key == "namespaces":
-        record["cfg"]["model"] = None
-    (bundle / "bundle.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=says) as caught:
         load_checkpoint(bundle)
     assert len(str(caught.value).splitlines()) == 1

@@ -45,15 +45,35 @@ def test_loaded(checkpoint: Path, byte_data: Path) -> None:
     assert loaded.cfg.model.attention == "window+neural"
 
 
+#: what pickle or torch says of it is a number, a letter or of no use
+JUNK = dict.fromkeys(
+    (
+        b"text",
+        b"he\n",
+        b"a,b\n1,2\n",
+        b"{}",
+        b"<html>",
+        b"\x00" * 9,
+        b"\x80\x02h\x07.",
+        b"0.",
+        b"q",
+    ),
+    "no checkpoint, or damaged",
+)
+JUNK |= {b"PK\3\4 no zip": "cut off or damaged", None: "cut off or damaged"}
+JUNK |= {b"\n": "no checkpoint, or damaged"}
+
+
 def test_what_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     assert "--model is x.pt: no such file" in refused(Path("x.pt"), option="--model")
     assert "a folder without bundle.json" in refused(tmp_path)
     path = tmp_path / "file.pt"
-    for content in (b"", b"text", b"PK\3\4 no zip", pickle.dumps({"model": 1})):
-        path.write_bytes(content)
-        assert "cannot be read" in refused(path) or "holds no model" in refused(path)
-    path.write_bytes(checkpoint.read_bytes()[:3000])
-    assert "cannot be read" in refused(path)
+    whole = checkpoint.read_bytes()
+    for content, reason in JUNK.items():
+        path.write_bytes(content or whole[:3000])
+        assert f"{path}: cannot be read (it is {reason}); allowed: " in refused(path), content
+    path.write_bytes(pickle.dumps({"model": 1}))
+    assert "cannot be read (it is no checkpoint, or damaged)" in refused(path)
     torch.save({"weights": torch.zeros(1)}, path)
     assert "holds no model" in refused(path)
     torch.save({"model": {}}, path)
@@ -118,10 +138,12 @@ def test_parts_of_other_types(name: str, value: object, checkpoint: Path, tmp_pa
         *[("shared", value) for value in ([], {"a": []}, {"a": "b"})],
         *[("namespaces", value) for value in ([[]], [None], 3)],
         *[("cfg", value) for value in ({}, [], None)],
-        ("updates", "x"),
+        *[("updates", value) for value in ("x", None)],
     ],
 )
 def test_a_bundle_edited(where: str, value: object, bundle: Path) -> None:
+    says = {"cfg": {"[]": "cfg in bundle.json is []", "{}": "its options name no task"}}
+    says["updates"] = {"None": "updates in bundle.json is null"}
     file = bundle / "bundle.json"
     text = file.read_text()
     record = json.loads(text)
@@ -130,7 +152,7 @@ def test_a_bundle_edited(where: str, value: object, bundle: Path) -> None:
     place[key] = value
     file.write_text(json.dumps(record))
     try:
-        refused(bundle)
+        assert says.get(where, {}).get(str(value), "") in refused(bundle)
     finally:
         file.write_text(text)
 

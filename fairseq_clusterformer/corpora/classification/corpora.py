@@ -102,12 +102,6 @@ _read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1",
 _read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
 _read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
 _read_msrp = _columns("Quality", "#1 String", "#2 String")
-_SCITAIL = (  # tsv_format, or snli_format
-    ("scitail_1.0_{}.tsv", _read_scitail),
-    ("tsv_format/scitail_1.0_{}.tsv", _read_scitail),
-    ("scitail_1.0_{}.txt", _read_snli),
-    ("snli_format/scitail_1.0_{}.txt", _read_snli),
-)
 _TOKENISED = {"tokenised": True}
 
 #: of each data set the forms that it is looked for in, and its facts
@@ -129,9 +123,10 @@ CORPORA: dict[str, dict] = {
         _same(*_NLI),
         Form(_each("snli_1.0_{}*.jsonl*", **_DEV), _read_snli, (549_367, 9_842, 9_824)),
     ),
-    "scitail": _pairs(
+    "scitail": _pairs(  # tsv_format, or snli_format
         {"entails": "entailment"} | _same("entailment", "neutral"),
-        *(Form(_each(name, **_DEV), read, (23_596, 1_304, 2_126)) for name, read in _SCITAIL),
+        Form(_each("scitail_1.0_{}.tsv", **_DEV), _read_scitail, (23_596, 1_304, 2_126)),
+        Form(_each("scitail_1.0_{}.txt", **_DEV), _read_snli, (23_596, 1_304, 2_126)),
     ),
     "sick": _pairs(  # with its entailment judgements; the trial set is valid
         {name.upper(): name for name in _NLI},

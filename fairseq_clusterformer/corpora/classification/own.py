@@ -94,11 +94,12 @@ def _check_labels(
             f"{path}: {total:,} examples, labels: {some(counts) or 'none'}; allowed: two labels "
             "or more"
         )
-    if len(counts) > max(2, total / 2):
+    chosen = form.labels or path.is_dir()  # else a text may be taken for the label
+    if len(counts) > max(2, total / 2) and not chosen:
         raise UserError(
             f"{path}: {len(counts):,} labels in {total:,} examples, such as "
-            f"{short(next(iter(counts)))}; allowed: labels that come again; is the label another "
-            "column? See --label-field"
+            f"{short(next(iter(counts)))}; allowed: labels that come again, or --labels, or a "
+            "folder per label; is the label another column? See --label-field"
         )
     if reserved := [name for name in counts if _RESERVED.fullmatch(name)]:
         raise UserError(

@@ -105,11 +105,7 @@ class Record:
         self._check_structure()
         strings = [self.id, self.question, *self.texts, *self.candidates]
         strings += [text for part in self.paragraphs for text in (part.title, part.text)]
-        try:
-            "".join(strings).encode()
-        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-            char = error.object[error.start]
-            raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+        check_unicode("".join(strings))
 
     def _check_structure(self) -> None:
         placed = self.sentences or ()
@@ -201,6 +197,15 @@ class Drops:
             lines.append(f"dropped {count:,}: {reason}")
             lines += [f"  {example}" for example in self.examples[reason]]
         return "\n".join(lines)
+
+
+def check_unicode(text: str) -> None:
+    """Raise `Unusable` for half of a surrogate pair, which JSON can escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        char = error.object[error.start]
+        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
 
 
 def spans_record(
