@@ -49,6 +49,8 @@ _FILES = (*_FILES, CALIBRATION)
 #: and what transformers' tokenizer reads, such as the template of a chat
 CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
+#: what a training started from, on another computer
+_STARTS = {"pretrained", "roberta_checkpoint", "pretrained_checkpoint", "lift"}
 #: options of where and how a training ran, which models of argparse have among their own
 _OF_A_RUN = {
     field.name
@@ -245,6 +247,8 @@ def plain_options(loaded: Loaded) -> tuple[dict[str, dict], list[str]]:
     for name in namespaces:
         options = vars(sections[name]).items()
         sections[name] = {key: value for key, value in options if key not in _OF_A_RUN}
+    for name in _STARTS & sections["model"].keys():
+        sections["model"][name] = ""
     for side in ("source_lang", "target_lang"):  # fairseq infers them from the data's files
         if side in sections["task"]:
             sections["task"][side] = getattr(loaded.task.cfg, side)

@@ -172,6 +172,7 @@ def test_a_classifier_that_starts_from_a_folder(tmp_path: Path) -> None:
     (states,) = model.encode(text)
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-5)
     write_bundle(model.loaded, tmp_path / "bundle")
+    assert str(folder) not in (tmp_path / "bundle" / "bundle.json").read_text()
     shutil.rmtree(folder)
     shutil.rmtree(data)
     again = fairseq_clusterformer.load(tmp_path / "bundle")
