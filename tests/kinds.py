@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
+from fairseq_clusterformer.attention import Batch, MultiheadAttention, parse_attention
 from fairseq_clusterformer.clustering import LOSSES
 
 WINDOW = 5
@@ -46,6 +46,7 @@ CAUSAL = {
     "window+routing, many clusters, gap": "window+routing(clusters=100,gap=2)",
     "xl": "xl",
     "window+xl, short segments": "window+xl(window=2)",
+    "xl, long memory": "xl(memory=7)",
     "strided": "strided",
     "strided, fixed": "strided(pattern=fixed)",
     "strided, fixed, gap": "strided(pattern=fixed,gap=5)",
@@ -239,3 +240,13 @@ def pads(lengths: list[int], total: int, side: str) -> torch.Tensor:
     place = torch.arange(total).expand(len(lengths), -1)
     real = torch.tensor(lengths).unsqueeze(-1)
     return place < total - real if side == "left" else place >= real
+
+
+def by_steps(module, x, mask=None, documents=None) -> tuple[torch.Tensor, dict]:
+    """Outputs [B, N, D] of single steps, and what they keep."""
+    state, outputs = {}, []
+    for t in range(x.size(1)):
+        hidden, numbers = (None if o is None else o[:, t : t + 1] for o in (mask, documents))
+        out, state = module.step(x[:, t : t + 1], state, Batch(hidden, numbers))
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), state

@@ -1,4 +1,4 @@
-"""What a user has who installs the wheel: own text, pairs, labels and questions, end to end."""
+"""What a user has who installs the wheel: own text and questions, end to end."""
 
 import json
 import os
@@ -105,47 +105,6 @@ def test_text(run: Run) -> None:
     alone = [run.python, "-c", code]
     done = subprocess.run(alone, cwd=run.home, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("The")
-
-
-def test_pairs(run: Run) -> None:
-    """Own sentences in two languages, neither of them German: prepare, train, translate."""
-    words = {"the cat": "le chat", "the dog": "le chien", "a child": "un enfant"}
-    verbs = {"sleeps": "dort", "sings": "chante", "eats": "mange", "runs": "court"}
-    pairs = [(f"{a} {c}.", f"{b} {d}.") for a, b in words.items() for c, d in verbs.items()] * 20
-    lines = "".join(f"{english}\t{french}\n" for english, french in pairs)
-    (run.home / "pairs.tsv").write_text(lines)
-    run(
-        "clusterformer prepare translation text data-bin/pairs --train pairs.tsv"
-        " --source-lang en --target-lang fr"
-    )
-    run(
-        "fairseq-train data-bin/pairs --task translation -s en -t fr"
-        f" --arch clusterformer_tiny {TRAIN}"
-        " --criterion clusterformer_label_smoothed_cross_entropy --max-tokens 512"
-        " --save-dir translator"
-    )
-    said = run(
-        "clusterformer translate --checkpoint translator/checkpoint_last.pt", "the cat sings.\n"
-    )
-    assert len(said.splitlines()) == 1
-
-
-def test_labels(run: Run) -> None:
-    """Own labelled lines: prepare, train, classify."""
-    texts = {"good": ("a fine film", "lovely"), "bad": ("a dull film", "boring")}
-    lines = [
-        f"{label}\t{text} {i}" for i in range(60) for label, of in texts.items() for text in of
-    ]
-    (run.home / "labelled.tsv").write_text("\n".join(lines) + "\n")
-    run("clusterformer prepare classification text labelled.tsv data-bin/labels")
-    run(
-        "fairseq-train data-bin/labels --task clusterformer_sentence"
-        f" --arch clusterformer_classifier --encoder-layers 1 --encoder-embed-dim 32 {TRAIN}"
-        " --encoder-attention-heads 4 --encoder-ffn-embed-dim 64 --num-clusters 2"
-        " --criterion clusterformer_sentence_prediction --batch-size 16 --save-dir classifier"
-    )
-    said = run("clusterformer classify --checkpoint classifier/checkpoint_last.pt", "lovely 3\n")
-    assert said.split()[0] in texts
 
 
 def test_questions(run: Run) -> None:

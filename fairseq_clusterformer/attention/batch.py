@@ -81,6 +81,16 @@ class Batch:
         [D, M], and the batch that they are."""
         return self.cached("apart", lambda: _apart(self.documents, self.padding_mask))
 
+    def together(self, x: Tensor) -> Tensor:
+        """The inverse: numbers of the documents' tokens [D, G, M, ...] to [B, G, N, ...]."""
+        place, documents = self.apart
+        count = self.documents.numel()
+        if documents.padding_mask is not None:  # padding goes to one token more, and away
+            place = place.masked_fill(documents.padding_mask, count)
+        x = x.transpose(1, 2).flatten(0, 1)
+        whole = x.new_zeros(count + 1, *x.shape[1:]).index_copy(0, place.flatten(), x)
+        return whole[:-1].unflatten(0, self.documents.shape).transpose(1, 2)
+
     # How many documents there are, and how long, is known when it is run.
     take_apart = not_compiled(lambda self: self.apart)
 

@@ -3,7 +3,7 @@
 Shape letters: B batch, N tokens, D model width, H heads, J heads of keys and values, E head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -173,7 +173,7 @@ class ProjectedHeads(nn.Module):
             v = pad(v, (0, k.size(-1) - v.size(-1)))
         return q, k, v
 
-    def merge(self, outputs: list[Tensor]) -> Tensor:
+    def merge(self, outputs: Sequence[Tensor]) -> Tensor:
         """The layer's output [B, N, D] of the values of all heads, [B, H, N, E] each."""
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.out_proj(out.transpose(1, 2).flatten(2))

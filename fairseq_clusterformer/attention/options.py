@@ -128,3 +128,9 @@ class ClusterOptions(WindowOptions):
         flag="cluster_gap",
         at_least=0,
     )
+
+
+def rule_option(*choices: str) -> Any:
+    """The option ``rule`` of a kind of clusters that has several."""
+    help_text = "which tokens of its cluster a query sees"
+    return option(choices[0], help_text, flag="cluster_rule", choices=choices)

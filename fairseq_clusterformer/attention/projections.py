@@ -72,11 +72,7 @@ class ShortConvolution(nn.Module):
         return torch.empty_like(out).scatter(1, order.unsqueeze(-1).expand_as(out), out)
 
     def following(
-        self,
-        x: Tensor,
-        before: Tensor | None,
-        batch: Batch,
-        begins: Tensor | None = None,
+        self, x: Tensor, before: Tensor | None, batch: Batch, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Convolve tokens that stand behind others; causal.
 

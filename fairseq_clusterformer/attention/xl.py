@@ -1,31 +1,37 @@
-"""Transformer-XL's attention (Dai et al. 2019): segments, each with the memory of the one before.
+"""Transformer-XL's attention (Dai et al. 2019): segments, each with a memory before it.
 
-A layer reads the memory from the states that the layer below made of the segment before, and
-teaches those states nothing. They do not depend on the later segment, so all segments of a row are
-attended at once: their own tokens, and, as a second set of keys, the tokens of the one before.
+A layer reads the memory from the states that the layer below made of the tokens before a segment,
+and teaches those states nothing. They do not depend on the later segment, so all segments of a row
+are attended at once: their own tokens, and, as a second set of keys, the tokens before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ..clustering import State
 from ..kernels import Layout
 from .kind import Assignment, Kind, Shape, Tokens, register_attention
-from .layout import recent_layouts
-from .options import OptionError, WindowOptions
+from .layout import recent_layouts, window_layouts
+from .options import OptionError, WindowOptions, option
 from .parts import QKV, Part
 from .ranged import attend_layouts
 
 
 @dataclass(frozen=True)
 class XLOptions(WindowOptions):
-    """Options of ``xl``: segments of W / 2 tokens, and a memory as long."""
+    """Options of ``xl``: by default segments of W / 2 tokens, and a memory as long."""
+
+    segment: int | None = option(
+        None, "tokens of an xl segment (default: W / 2)", flag="xl_segment", at_least=1
+    )
+    memory: int | None = option(
+        None, "tokens before it that it sees (default: a segment)", flag="xl_memory", at_least=1
+    )
 
 
 class Segments(Part):
-    """Of a batch: the segment of a query, and the one before as memory."""
+    """Of a batch: the segment of a query, and the tokens before it as memory."""
 
     def __init__(self, tokens: Tokens, segment: Layout, memory: Layout):
         self.tokens, self.layouts = tokens, (segment, memory)
@@ -41,50 +47,59 @@ class Segments(Part):
 
 @register_attention("xl", XLOptions)
 class XL(Kind):
-    """A query sees its segment of S = W / 2 tokens (causal: up to its own), and the S tokens
-    before the segment, whose states get no gradient. Each layer reaches S tokens further back."""
+    """A query sees its segment of S tokens (causal: up to its own), and the M tokens before the
+    segment, whose states get no gradient. Each layer reaches M tokens further back."""
 
     reads_qk = False
 
     def __init__(self, options: XLOptions, shape: Shape):
-        if options.window < 2:
+        if options.segment is None and options.window < 2:
             raise OptionError("window", options.window, "2 or more, half of it a segment")
         super().__init__(options, shape)
 
     @property
     def segment(self) -> int:
         """S."""
-        return self.options.window // 2
+        return self.options.segment or self.options.window // 2
+
+    @property
+    def memory(self) -> int:
+        """M."""
+        return self.options.memory or self.segment
 
     @property
     def window(self) -> int:
         """Keys that a query sees at most: those of a segment and of its memory."""
-        return 2 * self.segment
+        return self.segment + self.memory
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        return Assignment(latest=self.segment + 1 + tokens.positions % self.segment), state
+        return Assignment(latest=self.memory + 1 + tokens.positions % self.segment), state
 
     def parts(
         self, tokens: Tokens, assignment: Assignment, state: State | None = None
     ) -> list[Part]:
         if state is not None:
             return super().parts(tokens, assignment, state)
-        key = ("segments", self.segment, self.causal)
+        key = ("segments", self.segment, self.memory, self.causal)
         layouts = tokens.batch.cached(key, lambda: self._layouts(tokens))
         return [Segments(tokens, *layouts)]
 
     def _layouts(self, tokens: Tokens) -> tuple[Layout, Layout]:
         size, batch = self.segment, tokens.batch
-        if batch.is_plain:
-            slot = torch.arange(tokens.x.size(1), device=tokens.x.device).view(1, 1, -1)
-            begin = slot - slot % size
-            end = slot + 1 if self.causal else (begin + size).clamp(max=slot.size(-1))
-            memory = Layout((begin - size).clamp(min=0), begin, reach=size)
-            return Layout(begin, end, reach=size), memory
-        number = (tokens.positions.clamp(min=0) // size).unsqueeze(1)
-        count = tokens.x.size(1) // size + 2
-        (own,) = recent_layouts(number, count, size, causal=self.causal, batch=batch)
-        (memory,) = recent_layouts(
-            number, count, size, causal=True, batch=batch, key_clusters=number + 1
+        (before,) = window_layouts(tokens.x, None, causal=True, batch=batch)  # up to each query
+        into = (tokens.positions.clamp(min=0) % size + 1).unsqueeze(1)  # of them, its segment's
+        if before.query_order is not None:
+            into = into.expand_as(before.query_order).gather(-1, before.query_order)
+        begin = (before.hi - into).maximum(before.lo)  # padding has an empty range
+        memory = replace(
+            before, lo=before.lo.maximum(begin - self.memory), hi=begin, reach=self.memory
         )
+        if self.causal:
+            return replace(before, lo=begin, reach=size), memory
+        if batch.is_plain:
+            end = (begin + size).clamp(max=tokens.x.size(1))
+            return replace(before, lo=begin, hi=end, reach=size), memory
+        number = (tokens.positions.clamp(min=0) // size).unsqueeze(1)
+        count = tokens.x.size(1) // size + 1
+        (own,) = recent_layouts(number, count, size, causal=False, batch=batch)
         return own, memory

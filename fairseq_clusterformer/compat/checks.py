@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import functools
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf.errors import ValidationError
 
 from fairseq_clusterformer.ranges import strays
+
+from .wrapping import wraps
 
 #: tasks of fairseq's, and what prepares their data
 _PREPARED = {
@@ -30,18 +31,13 @@ def check_numbers() -> None:
     Every program of fairseq's, hydra's and ours does that first. Of a checkpoint, only what its
     model and its task need is checked.
     """
-    setup = tasks.setup_task
-    if hasattr(setup, "__wrapped__"):
-        return
 
-    @functools.wraps(setup)
-    def setup_task(cfg, **kwargs):
+    @wraps(tasks, "setup_task")
+    def setup_task(setup, cfg, **kwargs):
         root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
         check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
         check_data(cfg)
         return setup(cfg, **kwargs)
-
-    tasks.setup_task = setup_task
 
 
 def check(root, sections: tuple[str, ...]) -> None:

@@ -1,6 +1,5 @@
 """Several processes train one model, on CPUs too, and the jobs of a sweep train several."""
 
-import functools
 import importlib
 import os
 import socket
@@ -16,6 +15,7 @@ from omegaconf.errors import ValidationError
 
 from .checks import check_names, check_training, wrong_type
 from .saving import keep_what_is_said, what_is_saved
+from .wrapping import wraps
 
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -28,12 +28,11 @@ def train_in_several_processes() -> None:
     """Lets torchrun, and on CPUs ``--distributed-world-size``, start processes that train one
     model. fairseq counts GPUs: with none, or one a machine, each process trained its own model.
     """
-    call = distributed_utils.call_main
-    if hasattr(call, "__wrapped__"):
+    if hasattr(distributed_utils.call_main, "__wrapped__"):
         return
 
-    @functools.wraps(call)
-    def call_main(cfg, main, **kwargs):
+    @wraps(distributed_utils, "call_main")
+    def call_main(call, cfg, main, **kwargs):
         if Path(main.__code__.co_filename).name == "train.py":
             check_training(cfg)
         if cfg.common.bf16 and utils.xm is None:
@@ -45,16 +44,13 @@ def train_in_several_processes() -> None:
             return call(cfg, main, **kwargs)
         return _spawn(cfg, main, kwargs)
 
-    distributed_utils.call_main = call_main
-
     # fairseq-hydra-train imports the plug-in later: in its job, before fairseq adds defaults
     train = sys.modules.get("fairseq_cli.train")
     if train is None or not HydraConfig.initialized():
         return
-    add = train.add_defaults
 
-    @functools.wraps(add)
-    def add_defaults(cfg):
+    @wraps(train, "add_defaults")
+    def add_defaults(add, cfg):
         check_training(cfg)
         check_names(cfg)
         try:
@@ -67,8 +63,6 @@ def train_in_several_processes() -> None:
             _join(cfg)
             if cfg.distributed_training.distributed_init_method is not None:
                 distributed_utils.distributed_init(cfg)
-
-    train.add_defaults = add_defaults
 
 
 def _on_cpus(cfg) -> bool:

@@ -1,6 +1,7 @@
 """Families of dense models as tables of facts: what is fixed, names of options and of tensors.
 
 A new family is a row of :data:`FAMILIES`, and a function for what no table says: its embeddings.
+Encoders of BERT's form are in ``models/pretrained.py``.
 Shape letters: D model width, V words.
 """
 
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from .texts import bart_text, gpt2_text, marian_text, roberta_text
+from .texts import bart_text, gpt2_text, marian_text
 
 State = dict[str, Tensor]
 EPSILON = 1e-5  # of fairseq's layer norm
@@ -173,63 +174,6 @@ GPT2 = Family(
 )
 
 
-def _roberta_tables(theirs: State, config: Any, numbers: list[int]) -> State:
-    of = {
-        name: theirs[f"roberta.embeddings.{name}_embeddings.weight"]
-        for name in ("word", "position", "token_type")
-    }
-    table, bias = _rows(of["word"], numbers), theirs["lm_head.bias"]
-    return {
-        "encoder.embed_tokens.weight": table,
-        "encoder.embed_positions.weight": of["position"] + of["token_type"][0],  # the one type
-        "lm_head.weight": table,
-        "lm_head.bias": _rows(bias, numbers, bias.new_tensor(NEVER)),
-    }
-
-
-ROBERTA = Family(
-    AutoModelForMaskedLM,
-    "clusterformer_masked_lm",
-    "masked_lm",
-    "clusterformer_masked_lm",
-    fixed={
-        "layer_norm_eps": EPSILON,
-        "pad_token_id": 1,
-        "is_decoder": False,
-        "tie_word_embeddings": True,
-    },
-    always={
-        "encoder_attention": "full",
-        "encoder_learned_pos": True,
-        "layernorm_embedding": True,
-        "no_scale_embedding": True,
-    },
-    options={
-        **_sizes("encoder"),
-        "encoder_ffn_embed_dim": "intermediate_size",
-        "activation_fn": "hidden_act",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-        "max_target_positions": lambda config: config.max_position_embeddings - 2,
-    },
-    names={
-        "roberta.embeddings.LayerNorm.": "encoder.layernorm_embedding.",
-        "roberta.encoder.layer.": "encoder.layers.",
-        ".attention.self.query.": ".self_attn.q_proj.",
-        ".attention.self.key.": ".self_attn.k_proj.",
-        ".attention.self.value.": ".self_attn.v_proj.",
-        ".attention.output.dense.": ".self_attn.out_proj.",
-        ".attention.output.LayerNorm.": ".self_attn_layer_norm.",
-        ".intermediate.dense.": ".fc1.",
-        ".output.dense.": ".fc2.",
-        ".output.LayerNorm.": ".final_layer_norm.",
-        "lm_head.dense.": "lm_head.dense.",
-        "lm_head.layer_norm.": "lm_head.layer_norm.",
-    },
-    tables=_roberta_tables,
-    text=roberta_text,
-)
-
 _SIDES = ("encoder", "decoder")
 
 
@@ -315,4 +259,4 @@ MARIAN = replace(
     tables=_marian_tables,
     text=marian_text,
 )
-FAMILIES = {"gpt2": GPT2, "roberta": ROBERTA, "marian": MARIAN, "bart": BART}
+FAMILIES = {"gpt2": GPT2, "marian": MARIAN, "bart": BART}

@@ -62,13 +62,7 @@ def _byte_pairs(
     folder: Path, data: Path, config: Any, fixed: dict[str, int] | None = None
 ) -> list[int]:
     """Write the files that GPT-2's coding is read from; return the model's numbers of the pieces.
-
-    Args:
-        fixed: symbols, and the numbers that they must have if they are there.
-
-    Raises:
-        ValueError: a symbol with another number.
-    """
+    Symbols of ``fixed`` must have these numbers if they are there, else ValueError."""
     pieces, merges = _vocabulary(folder)
     if not isinstance(config.eos_token_id, int):
         raise ValueError(f"its eos_token_id is {config.eos_token_id}, not a number")

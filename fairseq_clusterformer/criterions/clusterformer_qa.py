@@ -112,13 +112,36 @@ def with_slots(logits: WordLogits, spans: Tensor, types: Tensor) -> tuple[Tensor
     return start, end, torch.cat([spans, slots.unsqueeze(-1).expand(-1, -1, 2)], dim=1)
 
 
+def answer_parts(
+    logits: Logits, spans: Tensor, types: Tensor, marginal: str = "joint"
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Losses of the short answer and of its type in nats, [B], and which questions have a target
+    for each, bool [B]. Both together are - log of the probability of the right answer. A reader of
+    words has the types among its spans.
+
+    Args:
+        spans, types: as a reader's targets have them.
+    """
+    start, end = logits.start, logits.end
+    if isinstance(logits, WordLogits):
+        start, end, spans = with_slots(logits, whole_words(spans, logits.bounds), types)
+        types = torch.ones_like(types)
+    some = (spans >= 0).flatten(1).any(-1)
+    return {
+        "span": (span_nll(start, end, spans, marginal), some),
+        "type": (marginal_nll(logits.type, types), ~types.all(-1)),
+    }
+
+
 class QACriterion(FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
     Each part is the cross-entropy of all right choices together: of several gold spans, the model
     needs to find one. Validation logs exact match and F1 of SQuAD 2.0, F1 of long answers, and how
     often the model is right about whether there is an answer (XLQA's AvNA), over the questions
-    whose answers are known. A reader of words also logs the span's loss in nats, as ``nll``.
+    whose answers are known. A reader of words also logs the span's loss in nats: ``nll`` of all
+    gold answers together, and in validation ``nll_one`` of the last one listed alone, which is
+    larger, and XLQA's NLL.
 
     Of a model that says which sentences support the answer, the loss is the mean of five parts:
     start, end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation then
@@ -141,23 +164,12 @@ class QACriterion(FairseqCriterion):
         """As fairseq's: (loss, sample size, what to log)."""
         logits, _ = model(**sample["net_input"])
         target = sample["target"]
-        start, end, spans = logits.start, logits.end, target["spans"]
-        types = target["types"]
-        if by_words := isinstance(logits, WordLogits):
-            start, end, spans = with_slots(logits, whole_words(spans, logits.bounds), types)
-            types = torch.ones_like(types)  # the slots have them
+        by_words = isinstance(logits, WordLogits)
         # of each part: its loss [B], and whether the question has a target for it, bool [B]
-        parts = {
-            "span": (
-                span_nll(start, end, spans, self.span_marginal),
-                (spans >= 0).flatten(1).any(-1),
-            ),
-            "long": (
-                marginal_nll(logits.paragraph, target["paragraphs"]),
-                target["paragraphs"].any(-1),
-            ),
-            "type": (marginal_nll(logits.type, types), ~types.all(-1)),
-        }
+        parts = answer_parts(logits, target["spans"], target["types"], self.span_marginal)
+        paragraphs = target["paragraphs"]
+        long = marginal_nll(logits.paragraph, paragraphs), paragraphs.any(-1)
+        parts = {"span": parts["span"], "long": long, "type": parts["type"]}
         nothing = torch.zeros_like(parts["span"][0])
         of_sentences = getattr(logits, "sentences", None)
         of_candidates = getattr(logits, "candidates", None)
@@ -188,6 +200,9 @@ class QACriterion(FairseqCriterion):
         }
         if by_words:
             logging_output["nll"] = parts["span"][0].detach().sum()
+        if by_words and not model.training:
+            one = answer_parts(logits, target["last_span"], target["types"])
+            logging_output["nll_one"] = one["span"][0].sum()
         if not model.training:
             logging_output |= self._scores(logits, sample)
         return loss.sum() if reduce else loss, size, logging_output
@@ -245,8 +260,9 @@ class QACriterion(FairseqCriterion):
                 mean = total(f"{part}_loss") / number / math.log(2)
                 metrics.log_scalar(f"{part}_loss", mean, number, round=3)
         number = total("span_size")
-        if number and any("nll" in log for log in logging_outputs):
-            metrics.log_scalar("nll", total("nll") / number, number, round=3)
+        for name in ("nll", "nll_one"):
+            if number and any(name in log for log in logging_outputs):
+                metrics.log_scalar(name, total(name) / number, number, round=3)
         for names, number in ((ANSWERS, total("scored")), (FACTS, total("facts_scored"))):
             for name in names if number else ():
                 logged = "answerable_accuracy" if name == "answerable" else name

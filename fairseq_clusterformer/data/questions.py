@@ -86,6 +86,7 @@ class QuestionDataset(BySize):
             "document": example.document[:length],
             "text_mask": text_mask(self.data.characters(index)[:, :length]),
             "spans": answers.unique(dim=0) - torch.tensor([0, 1]),
+            "last_span": answers[-1:] - torch.tensor([0, 1]),
             "paragraphs": long,
             "types": self._types(index, example) | is_lost,
         }
@@ -156,7 +157,8 @@ class QuestionDataset(BySize):
 
         - ``net_input``: what the model reads;
         - ``target``: ``spans``, first and last tokens of short answers, int64 [B, A, 2], -1: no
-          more; ``paragraphs``, the ``<s>`` of long answers, bool [B, N]; possible ``types``, bool
+          more; ``last_span``, the one listed last, [B, 1, 2], or [B, 0, 2] where no question has
+          one; ``paragraphs``, the ``<s>`` of long answers, bool [B, N]; possible ``types``, bool
           [B, 5]; of structured documents also ``supporting`` sentences, 1, 0 or -1 (unknown, or
           no more), int64 [B, S], and the right ``candidate``, int64 [B], -1: none.
         """
@@ -178,7 +180,10 @@ class QuestionDataset(BySize):
                 "text_mask": collate_tokens([sample["text_mask"] for sample in samples], False),
             },
             "target": {
-                "spans": pad_sequence([s["spans"] for s in samples], True, padding_value=-1),
+                **{
+                    name: pad_sequence([s[name] for s in samples], True, padding_value=-1)
+                    for name in ("spans", "last_span")
+                },
                 "paragraphs": paragraphs,
                 "types": torch.stack([sample["types"] for sample in samples]),
             },

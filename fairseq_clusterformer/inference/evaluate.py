@@ -1,18 +1,21 @@
 """Answers of a reader to all questions of a prepared split, and their scores."""
 
 import logging
-from collections.abc import Sequence
+import re
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import utils
+from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_clusterformer.answers import natural_question, ranked_answers
+from fairseq_clusterformer.answers import Logits, natural_question, ranked_answers
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
+from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions, squad
@@ -24,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 # Corpora with supporting facts; and what the scripts of some read too: triples of entities.
 HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
+QUESTION_WORDS = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
+#: first lengths of the break-down's rows, in words
+QUESTION_LENGTHS, ANSWER_LENGTHS = (1, 6, 9, 12, 16), (1, 2, 3, 5, 10)
 
 
 @dataclass
@@ -39,6 +45,9 @@ class Predictions:
         facts: titles and numbers of the sentences that support each answer; empty of a reader
             that does not say.
         gold_facts: the right ones, where they are known and the reader says some.
+        questions: their texts.
+        nll: - log of the probability of the right answers in nats: of all accepted ones together,
+            and of the one listed last alone; of questions whose answers are known and in reach.
     """
 
     corpus: str
@@ -48,6 +57,8 @@ class Predictions:
     gold: dict[str, list[str]]
     facts: dict[str, list[tuple]]
     gold_facts: dict[str, list[tuple]]
+    questions: dict[str, str]
+    nll: dict[str, tuple[float, float]]
 
     @property
     def some_unanswerable(self) -> bool:
@@ -96,7 +107,9 @@ def predict(
             logits, _ = model(**(utils.move_to_cuda(inputs) if cuda else inputs))
             numbers = batch["id"].tolist()
             found = ranked_answers(logits, [*map(data.document, numbers)], **options)
-            for number, answers_ in zip(numbers, found, strict=True):
+            target = batch["target"]
+            losses = _nll(logits, utils.move_to_cuda(target) if cuda else target)
+            for number, answers_, nll in zip(numbers, found, losses, strict=True):
                 line = data.texts(number)
                 entry = None
                 if is_natural:
@@ -108,17 +121,40 @@ def predict(
                     facts = _facts(data, number, [place for place, _ in answers_.supporting])
                     if (known := data.outline(number).supporting) is not None:
                         right = _facts(data, number, known.tolist())
-                rows[number] = (line["id"], text, answers_.no_short, entry, gold, facts, right)
+                rows[number] = (
+                    *(line["id"], text, answers_.no_short, entry, gold, facts, right),
+                    *(line["question"], nll),
+                )
             progress.update(len(numbers))
+    ids, *columns = map(list, zip(*rows, strict=True))
+    texts, no_answer, natural, gold, facts, right, questions, nll = columns
+
+    def known(column: list) -> dict:
+        return {id_: one for id_, one in zip(ids, column, strict=True) if one is not None}
+
     return Predictions(
         corpus,
-        texts={id_: text for id_, text, *_ in rows},
-        no_answer={id_: probability for id_, _, probability, *_ in rows},
-        natural=[entry for *_, entry, _, _, _ in rows],
-        gold={id_: gold for id_, *_, gold, _, _ in rows if gold is not None},
-        facts={id_: facts for id_, *_, facts, _ in rows if facts is not None},
-        gold_facts={id_: right for id_, *_, right in rows if right is not None},
+        texts=known(texts),
+        no_answer=known(no_answer),
+        natural=natural,
+        gold=known(gold),
+        facts=known(facts),
+        gold_facts=known(right),
+        questions=known(questions),
+        nll={id_: one for id_, one in known(nll).items() if id_ in known(gold)},
     )
+
+
+def _nll(logits: Logits, target: dict[str, Tensor]) -> list[tuple[float, float] | None]:
+    """`Predictions.nll` of a batch; None where no target is left, or it is among candidates."""
+    if getattr(logits, "candidates", None) is not None:
+        return [None] * len(target["types"])
+    of_all, of_last = (
+        answer_parts(logits, target[name], target["types"]) for name in ("spans", "last_span")
+    )
+    both = ((parts["span"][0] + parts["type"][0]).tolist() for parts in (of_all, of_last))
+    known = (of_all["span"][1] | of_all["type"][1]).tolist()
+    return [loss if some else None for some, *loss in zip(known, *both, strict=True)]
 
 
 def _facts(data: QAData, index: int, sentences: Sequence[int]) -> list[tuple[str, int]]:
@@ -133,6 +169,9 @@ def score(
 ) -> dict[str, float]:
     """Return the scores of the corpus, by their own names; none where the answers are secret.
 
+    Besides: ``AvNA``, how often the reader is right about whether there is an answer, in per cent,
+    where some questions have none; ``nll`` and ``nll_one``, means of `Predictions.nll`.
+
     Args:
         gold: Natural Questions' files of the split; none: it gets no scores.
         no_answer_threshold: a question has no answer if this is more probable, in SQuAD 2.0.
@@ -144,15 +183,78 @@ def score(
         return _score_natural(found.natural, gold) if gold else {}
     if not found.gold:
         return {}
-    if found.some_unanswerable:
-        evaluate = partial(squad.evaluate_v2, threshold=no_answer_threshold)
-        return evaluate(found.gold, found.texts, found.no_answer)
     if found.corpus in HOPS:
-        return hotpotqa.evaluate(found.gold, found.texts, found.gold_facts, found.facts)
+        scores = hotpotqa.evaluate(found.gold, found.texts, found.gold_facts, found.facts)
+    else:
+        scores = _score_texts(found, found.gold, no_answer_threshold)
+    if found.some_unanswerable:
+        right = [
+            (found.no_answer[id_] > no_answer_threshold) is not bool(texts)
+            for id_, texts in found.gold.items()
+        ]
+        scores["AvNA"] = 100 * sum(right) / len(right)
+    for place, name in enumerate(("nll", "nll_one") if found.nll else ()):
+        scores[name] = sum(both[place] for both in found.nll.values()) / len(found.nll)
+    return scores
+
+
+def _score_texts(found: Predictions, ids: Iterable[str], threshold: float) -> dict[str, float]:
+    """Scores of the short answers to some questions."""
+    gold = {id_: found.gold[id_] for id_ in ids}
+    if found.some_unanswerable:
+        return squad.evaluate_v2(gold, found.texts, found.no_answer, threshold=threshold)
     normalise = answers.normalise
     if found.corpus.startswith("triviaqa"):
         normalise = answers.normalise_triviaqa
-    return answers.evaluate(found.gold, found.texts, normalise=normalise)
+    return answers.evaluate(gold, found.texts, normalise=normalise)
+
+
+def breakdown(
+    found: Predictions, *, no_answer_threshold: float = 0.5
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The number of questions, exact match and F1 in per cent, by the first question word, and by
+    the words of the question and of the first accepted answer."""
+
+    def asked(id_: str) -> tuple[int, str]:
+        match = QUESTION_WORDS.search(found.questions[id_])
+        return 0, match[0].lower() if match else "other"
+
+    def question_length(id_: str) -> tuple[int, str]:
+        return _range_of(len(found.questions[id_].split()), QUESTION_LENGTHS)
+
+    def answer_length(id_: str) -> tuple[int, str]:
+        texts = found.gold[id_] or [""]
+        return _range_of(len(texts[0].split()), ANSWER_LENGTHS)
+
+    tables = {
+        "by question word": asked,
+        "by words of the question": question_length,
+        "by words of the answer": answer_length,
+    }
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for title, row_of in tables.items():
+        rows: dict[tuple[int, str], list[str]] = {}
+        for id_ in found.gold:
+            rows.setdefault(row_of(id_), []).append(id_)
+        result[title] = {}
+        for (_, name), ids in sorted(rows.items()):
+            scores = _score_texts(found, ids, no_answer_threshold)
+            exact = scores.get("exact_match", scores.get("exact"))
+            row = {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
+            result[title][name] = row
+    return result
+
+
+def _range_of(length: int, firsts: tuple[int, ...]) -> tuple[int, str]:
+    """Which range a length is in, and its name; 0 and "none" below the first."""
+    place = bisect(firsts, length)
+    if place == 0:
+        return 0, "none"
+    first, *following = firsts[place - 1 : place + 1]
+    if not following:
+        return place, f"{first} or more"
+    last = following[0] - 1
+    return place, f"{first} to {last}" if last > first else str(first)
 
 
 def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, float]:

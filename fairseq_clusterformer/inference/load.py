@@ -2,7 +2,7 @@
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Optional
 import torch
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -20,7 +20,12 @@ from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.inference import Loaded
 from fairseq_clusterformer.inference.bundle import is_bundle, located, read_bundle, shipped
-from fairseq_clusterformer.models.checkpoints import UNREADABLE, why_no_checkpoint
+from fairseq_clusterformer.models.checkpoints import (
+    UNREADABLE,
+    explained,
+    unfit_numbers,
+    why_no_checkpoint,
+)
 from fairseq_clusterformer.ranges import strays
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
@@ -88,7 +93,8 @@ def load_checkpoint(
         for name, value in state["model"].items():
             if not isinstance(value, Tensor) and name not in banks:
                 raise ValueError(f"{name} is no tensor")
-        _check_weights(model, state["model"])
+        if told := explained(unfit_numbers(model, state["model"])):
+            raise ValueError(told)
         model.load_state_dict(state["model"], strict=True, model_cfg=cfg.model)
     except (ValueError, RuntimeError, ImportError) as error:
         allowed = f"a model of this version, with the data (--data) {PLUGIN} of its training"
@@ -110,21 +116,6 @@ def _check_types(cfg: DictConfig) -> None:
             OmegaConf.merge(kind(), {key: section._get_node(key) for key in known})
         for problem in strays(section, kind):
             raise ValueError(problem)
-
-
-def _check_weights(model: BaseFairseqModel, given: Mapping[str, Tensor]) -> None:
-    """Raises ValueError: a given tensor that is not finite, or is of whole numbers where the
-    model's is not. A buffer may hold the logarithm of 0."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, own in model.state_dict().items():
-        tensor = given.get(name)
-        if not isinstance(tensor, Tensor) or not own.is_floating_point():
-            continue
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} is of {tensor.dtype}; allowed: floating point")
-        numbers = tensor if name in parameters else tensor.clamp_min(torch.finfo(tensor.dtype).min)
-        if not numbers.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite; allowed: finite ones")
 
 
 def read_tensors(path: Path, option: str) -> dict:

@@ -5,6 +5,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fairseq.data import MonolingualDataset
 from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
+from fairseq_clusterformer.attention.xl import XL
 from fairseq_clusterformer.corpora.binarize import write_dataset
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -34,6 +36,20 @@ def leaks_future(model: nn.Module) -> bool:
     """Whether later tokens change a model's earlier outputs (--cluster-rule leaking-chunk)."""
     decoder = model.decoder
     return isinstance(decoder, ClusterformerDecoder) and decoder.leaks_future
+
+
+def remember(model: nn.Module, memory: int) -> None:
+    """Give heads of kind ``xl`` a memory of so many tokens, in place. Transformer-XL (Dai et al.
+    2019) is evaluated with a longer one than in training.
+
+    Raises:
+        UserError: a model without such heads.
+    """
+    heads = [module for module in model.modules() if isinstance(module, XL)]
+    if not heads:
+        raise bad_option("--memory", memory, "for a model with heads of kind xl", "it has none")
+    for module in heads:
+        module.options = replace(module.options, memory=memory)
 
 
 def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:

@@ -67,9 +67,7 @@ class _CommonOptions(FairseqDataclass):
         choices=POSITIONS,
     )
     short_convolution: int = option(
-        0,
-        "width of a depthwise convolution over queries, keys and values; 0: none",
-        at_least=0,
+        0, "width of a depthwise convolution over queries, keys and values; 0: none", at_least=0
     )
     copying_start: bool = option(
         False,

@@ -169,17 +169,9 @@ def plot(path: Path, rows: list[dict], title: str) -> None:
 
 def setting_of(args: Namespace, length: int) -> Setting:
     """What the options say, at one length."""
-    return Setting(
-        length=length,
-        batch=args.batch,
-        heads=args.heads,
-        width=args.width,
-        window=args.window,
-        clusters=args.clusters or math.isqrt(length),
-        dtype=args.dtype,
-        device=args.device,
-        impl=args.impl,
-    )
+    names = ("batch", "heads", "width", "window", "dtype", "device", "impl")
+    given = {name: getattr(args, name) for name in names}
+    return Setting(length=length, clusters=args.clusters or math.isqrt(length), **given)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -56,9 +56,6 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-# Options
-
-
 def make_parser(module: str, description: str, numbers: Mapping[str, tuple]) -> Parser:
     """A parser for ``python -m module``, with the options that all benchmarks have.
 
@@ -94,26 +91,19 @@ def settle_device(parser: Parser, args: argparse.Namespace) -> None:
         args.impl = chosen("auto", torch.empty(0, device=args.device))
 
 
-# Time
-
-
-def seconds_of(run: Callable[[], object], device: str) -> float:
+def seconds_of(run: Callable[[], object], device: str, clock=time.perf_counter) -> float:
     """Seconds of one call, until the device has done its work."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
-    start = time.perf_counter()
+    start = clock()
     run()
     wait()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def own_seconds(run: Callable[[], object], device: str) -> float:
     """The same, but on a CPU those of the processor, to which other programs do not add."""
-    if device == "cuda":
-        return seconds_of(run, device)
-    start = time.process_time()
-    run()
-    return time.process_time() - start
+    return seconds_of(run, device, time.perf_counter if device == "cuda" else time.process_time)
 
 
 def interleaved(
@@ -135,9 +125,6 @@ def spread(values: Sequence[float]) -> float:
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
     """Median of the ratios of values that were taken in the same turn."""
     return statistics.median(v / o for v, o in zip(values, others, strict=True))
-
-
-# Memory
 
 
 def peak_memory(device: str) -> float:
@@ -209,14 +196,6 @@ def measured_memory(measure: Callable[..., float], device: str, **request: objec
     return measure(**request) if device == "cuda" else in_own_process(measure, **request)
 
 
-# Results
-
-
-def table_head(columns: Mapping[str, str]) -> str:
-    """The first two rows of a table."""
-    return markdown(list(columns), [])
-
-
 def table_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     """A row by its columns' formats. A row that was not measured gives its reason instead."""
     values = [(row.get(name), form) for name, form in columns.items()]
@@ -234,17 +213,6 @@ def shown_command(program: str) -> str:
     return re.sub(r" --(json|plot)[ =]('[^']*'|\S+)", "", line)
 
 
-def write_record(
-    path: Path | None, program: str, device: str, settings: str, rows: list[dict], **more
-) -> None:
-    """Write the rows with their provenance and settings; nothing if ``path`` is None."""
-    if path is None:
-        return
-    found = provenance(shown_command(program), threads=torch.get_num_threads(), device=device)
-    record = {**found, "settings": settings, **more, "rows": rows}
-    write_aside(path, json.dumps(record, indent=2) + "\n")
-
-
 def report(
     parser: Parser,
     args: argparse.Namespace,
@@ -255,21 +223,25 @@ def report(
     plot: Callable[[Path, list[dict]], None] | None = None,
     **more,
 ) -> int:
-    """Print each row as it is measured, and record and draw them; returns the exit status.
+    """Print each row as it is measured, record all in ``--json``, and draw them; returns the exit
+    status.
 
     Args:
         plot: draws the rows into a file, that of ``--plot``.
         more: of the record.
     """
     done: list[dict] = []
-    device = getattr(args, "device", "cpu")
     try:
         for row in rows:
             if not done:
-                print(table_head(columns))
+                print(markdown(list(columns), []))
             print(table_row(row, columns), flush=True)
             done.append(row)
-            write_record(args.json, parser.prog, device, settings, done, **more)
+            if args.json:
+                threads, command = torch.get_num_threads(), shown_command(parser.prog)
+                record = provenance(command, threads=threads, device=args.device)
+                record |= {"settings": settings, **more, "rows": done}
+                write_aside(args.json, json.dumps(record, indent=2) + "\n")
     except (UserError, ValueError, CheckFailed, Unavailable) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1

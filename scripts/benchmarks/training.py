@@ -38,10 +38,9 @@ from fairseq_clusterformer.attention import MultiheadAttention, parse_attention
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.compat import silence_known_warnings
 from scripts.benchmarks import common
-from scripts.experiments.scores import options_of
+from scripts.experiments.programs import options_of
 
 MODELS = ("transformer_lm", "clusterformer_lm")
-CHECKPOINTED = ", checkpointed"  # after a model's name
 CHECKED_TOKENS = 192
 VOCABULARY = 1000
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
@@ -75,7 +74,6 @@ def random_data(folder: Path, tokens: int) -> None:
 
 def configuration(model: str, data: Path, length: int, args: Namespace) -> DictConfig:
     """fairseq's configuration of a run."""
-    checkpointed, model = model.endswith(CHECKPOINTED), model.removesuffix(CHECKPOINTED)
     chosen = {
         "task": "language_modeling",
         "arch": model,
@@ -87,7 +85,6 @@ def configuration(model: str, data: Path, length: int, args: Namespace) -> DictC
         "decoder-ffn-embed-dim": args.ffn,
         "decoder-attention-heads": args.heads,
         "share-decoder-input-output-embed": True,
-        "checkpoint-activations": checkpointed,
         "dropout": 0,
         "tokens-per-sample": length,
         "sample-break-mode": "none",
@@ -187,11 +184,8 @@ def check(data: Path, args: Namespace) -> None:
 
 def compare(data: Path, length: int, args: Namespace) -> list[dict]:
     """Rows of the table for one N; a model that cannot be trained says why."""
-    models = MODELS
-    if args.checkpointed:
-        models += tuple(model + CHECKPOINTED for model in MODELS)
-    rows = {model: {"model": model, "N": length} for model in models}
-    runs: dict[str, list[dict]] = {model: [] for model in models}
+    rows = {model: {"model": model, "N": length} for model in MODELS}
+    runs: dict[str, list[dict]] = {model: [] for model in MODELS}
     for _ in range(args.repeats):
         for model, row in rows.items():
             with common.reason_in(row):
@@ -234,8 +228,6 @@ def make_parser() -> Parser:
     }
     parser = common.make_parser("scripts.benchmarks.training", __doc__, numbers)
     parser.add_argument("--attention", default="window+neural", help="default: %(default)s")
-    text = "also train both models with --checkpoint-activations"
-    parser.add_argument("--checkpointed", action="store_true", help=text)
     parser.add_argument("--dtype", choices=list(common.DTYPES), default="float32")
     parser.add_argument("--plot", type=Path, help="also draw speed and memory here, as PNG")
     return parser

@@ -190,18 +190,13 @@ def say(text: str) -> None:
 
 def table(runners: Sequence[Runner], far: Sequence[float | None], speeds: Sequence[float]) -> str:
     """What was measured of each model."""
+    row = "{:10}{:>16}{:>25}{:>10}{:>10}{:>13}".format
     heads = ("bits per byte", "on names from far back", "updates", "bytes/s", "parameters")
-    lines = [f"{'held out:':10}" + "".join(f"   {head}" for head in heads)]
+    lines = [row("held out:", *heads)]
     for runner, bits, speed in zip(runners, far, speeds, strict=True):
-        cells = (
-            f"{runner.bits_per_byte:.3f}",
-            "-" if bits is None else f"{bits:.2f}",
-            f"{runner.options['max-update']:,}",
-            f"{speed:,.0f}",
-            f"{runner.parameters:,}",
-        )
-        aligned = (f"{cell:>{len(head) + 3}}" for cell, head in zip(cells, heads, strict=True))
-        lines.append(f"{runner.name:10}" + "".join(aligned))
+        score, shown = f"{runner.bits_per_byte:.3f}", "-" if bits is None else f"{bits:.2f}"
+        numbers = (runner.options["max-update"], round(speed), runner.parameters)
+        lines.append(row(runner.name, score, shown, *(f"{number:,}" for number in numbers)))
     return "\n".join(lines)
 
 

@@ -1,17 +1,13 @@
 """Trains language models at the same time with fairseq's own programs, and measures each."""
 
 import json
-import os
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq_clusterformer.errors import UserError
-from scripts.experiments.scores import command_line
+from scripts.experiments.programs import fairseq, run_together
 
-PAUSE = 0.1  # seconds between two looks at the logs
+SHORTEST = 0.1  # seconds, of a race of a few updates
 
 
 @dataclass
@@ -51,93 +47,6 @@ class Runner:
             self.bits_per_byte = float(json.loads(line[line.index("{") :])["valid_loss"])
 
 
-class Program:
-    """A program that runs, and the log that all its output goes to."""
-
-    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]):
-        self.words, self.log, self.read = words, log, 0
-        with open(log, "w") as output:
-            self.process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-
-    def new_lines(self) -> list[str]:
-        """Whole lines that it has printed since the last call."""
-        with open(self.log, "rb") as log:
-            log.seek(self.read)
-            new = log.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self.read += len(whole)
-        return whole.decode(errors="replace").splitlines()
-
-    def peak_memory(self) -> float | None:
-        """MiB, once it has ended; None while it runs.
-
-        Raises:
-            UserError: it failed.
-        """
-        ended, status, usage = os.wait4(self.process.pid, os.WNOHANG)
-        if not ended:
-            return None
-        self.process.returncode = os.waitstatus_to_exitcode(status)
-        if self.process.returncode != 0:
-            last = (self.log.read_text(errors="replace").splitlines() or ["no output"])[-1]
-            raise UserError(
-                f"{self.words[2]} ended with status {self.process.returncode}: {last} "
-                f"(log: {self.log})"
-            )
-        return usage.ru_maxrss / 1024
-
-    def stop(self) -> None:
-        """End it if it still runs."""
-        if self.process.returncode is None:
-            self.process.terminate()
-            self.process.wait()
-
-
-def run_together(
-    programs: Mapping[str, tuple[list[str], Path]],
-    threads: int,
-    listen: Callable[[str, str], None],
-) -> dict[str, float]:
-    """Run programs at the same time.
-
-    Args:
-        programs: command and log by name.
-        threads: of each program.
-        listen: gets the name and each line that the program prints.
-
-    Returns:
-        Peak memory in MiB of each program.
-
-    Raises:
-        UserError: one fails. No program outlives this or any other exception.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    peaks: dict[str, float] = {}
-    running: dict[str, Program] = {}
-    try:
-        for name, (words, log) in programs.items():
-            running[name] = Program(words, log, environment)
-        while running:
-            time.sleep(PAUSE)
-            for name, program in list(running.items()):
-                peak = program.peak_memory()
-                for line in program.new_lines():
-                    listen(name, line)
-                if peak is not None:
-                    peaks[name] = peak
-                    del running[name]
-    finally:
-        for program in running.values():
-            program.stop()
-    return peaks
-
-
 def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads: int) -> None:
     """Train all models at the same time, each with its own threads; fills in the runners.
 
@@ -154,11 +63,11 @@ def race(runners: list[Runner], shared: dict, *, data: Path, work: Path, threads
         folder = work / runner.name
         folder.mkdir()
         options = {**shared, **runner.options, "save-dir": folder}
-        programs[runner.name] = command_line("fairseq-train", data, options), folder / "train.log"
+        programs[runner.name] = fairseq("fairseq-train", data, options), folder / "train.log"
     by_name = {runner.name: runner for runner in runners}
-    peaks = run_together(programs, threads, lambda name, line: by_name[name].listen(line))
+    done = run_together(programs, threads, lambda name, line: by_name[name].listen(line))
     for runner in runners:
-        runner.peak_memory = peaks[runner.name]
+        _, runner.peak_memory = done[runner.name]
 
 
 def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
@@ -175,5 +84,5 @@ def tokens_per_second(runners: list[Runner], tokens: int) -> list[float]:
         if len(together) < 2:  # a race of a few updates
             together = runner.progress
         (first, updates, _), (last, more, _) = together[0], together[-1]
-        speeds.append((more - updates) * tokens / max(last - first, PAUSE))
+        speeds.append((more - updates) * tokens / max(last - first, SHORTEST))
     return speeds

@@ -1,4 +1,4 @@
-"""Pictures of results: lines with their names at their ends, and ticks at what was measured."""
+"""Pictures of results: lines, ticks at what was measured, and names in the order of the ends."""
 
 import logging
 import statistics
@@ -24,7 +24,7 @@ class Line:
         name: lines of one name have one colour in all panels.
         points: the values at each x, one per seed. Three or more give their mean with its standard
             deviation; below three seeds, each has a line of its own.
-        label: what stands at the line's end; default: its name.
+        label: what the legend says; default: its name.
         bound: a dotted line without markers, for what was not measured.
     """
 
@@ -119,10 +119,8 @@ def _line(name: str, results: Sequence[dict], plot: dict) -> Line:
 def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:
     ends = []
     for line in panel.lines:
-        color = "grey" if line.bound else colours[line.name]
-        _draw_line(line, axis, color)
-        last = max(line.points)
-        ends.append((line, last, statistics.mean(line.points[last]), color))
+        last = statistics.mean(line.points[max(line.points)])
+        ends.append((last, _draw_line(line, axis, colours), line.label or line.name))
     axis.set_title(panel.title, fontsize=FONT + 2)
     axis.set_xlabel(panel.x, fontsize=FONT + 1)
     axis.set_ylabel(panel.y, fontsize=FONT + 1)
@@ -142,57 +140,30 @@ def _draw_panel(panel: Panel, axis, colours: Mapping[str, str]) -> None:
     axis.yaxis.set_major_formatter("{x:,g}")
     axis.set_ylim(*panel.limits)
     axis.margins(x=0.02)
-    axis.autoscale_view(scaley=False)
-    _label_ends(axis, ends)
+    # names from top to bottom, as the lines end
+    _, handles, labels = zip(*sorted(ends, key=lambda end: end[0], reverse=True), strict=True)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False}
+    axis.legend(handles, labels, fontsize=FONT, **beside)
 
 
-def _draw_line(line: Line, axis, color: str) -> None:
+def _draw_line(line: Line, axis, colours: Mapping[str, str]):
+    """Draw a line, or one for each of a few seeds; returns what stands for it in a legend."""
     xs = sorted(line.points)
     few, seeds = len(xs) <= 10, max(map(len, line.points.values()))
-    style = {"color": color, "linewidth": 1.3, "marker": "o" if few else None, "markersize": 3}
+    style = {"color": colours[line.name], "linewidth": 1.3, "marker": "o" * few, "markersize": 3}
     if line.bound:
-        style = {"color": color, "linewidth": 1, "linestyle": ":"}
+        style = {"color": "grey", "linewidth": 1, "linestyle": ":"}
     if seeds < SEVERAL:
         for seed in range(seeds):
             own = [x for x in xs if len(line.points[x]) > seed]
-            axis.plot(own, [line.points[x][seed] for x in own], **style)
-        return
+            (drawn,) = axis.plot(own, [line.points[x][seed] for x in own], **style)
+        return drawn
     means = [statistics.mean(line.points[x]) for x in xs]
     values = (line.points[x] for x in xs)
     spreads = [statistics.stdev(of_x) if len(of_x) >= SEVERAL else 0 for of_x in values]
     if few:
-        axis.errorbar(xs, means, spreads, capsize=2, **style)
-        return
-    axis.plot(xs, means, **style)
+        return axis.errorbar(xs, means, spreads, capsize=2, **style)
+    (drawn,) = axis.plot(xs, means, **style)
     bounds = [[m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1)]
-    axis.fill_between(xs, *bounds, color=color, alpha=0.15, linewidth=0)
-
-
-def _label_ends(axis, ends: Sequence[tuple]) -> None:
-    """Write each line's label right of the panel, at its end's height or near it."""
-    gap = 1.3 * FONT / (0.8 * HEIGHT * 72)  # a line of text, as a share of the panel's height
-    to_share = axis.transData + axis.transAxes.inverted()
-    placed = []
-    for line, x, y, color in ends:
-        across, up = to_share.transform((x, y))
-        placed.append((min(max(up, 0), 1), across, line.label or line.name, color))
-    placed.sort(key=lambda one: one[0])
-    heights = _spread([one[0] for one in placed], gap)
-    for height, (up, across, label, color) in zip(heights, placed, strict=True):
-        style = {"color": color, "transform": axis.transAxes, "clip_on": False}
-        axis.plot([across, 1.03], [up, height], linewidth=0.5, linestyle=(0, (2, 3)), **style)
-        axis.text(1.04, height, label, fontsize=FONT, va="center", **style)
-
-
-def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move sorted heights apart by ``gap`` at least, each as little as can be."""
-    groups: list[tuple[float, int]] = []  # middle, and how many labels stand around it
-    for height in heights:
-        groups.append((height, 1))
-        while len(groups) > 1:
-            (low, below), (high, above) = groups[-2:]
-            if high - low >= gap * (below + above) / 2:
-                break
-            middle = (low * below + high * above) / (below + above)
-            groups[-2:] = [(middle, below + above)]
-    return [middle + gap * (i - (n - 1) / 2) for middle, n in groups for i in range(n)]
+    axis.fill_between(xs, *bounds, color=style["color"], alpha=0.15, linewidth=0)
+    return drawn

@@ -3,31 +3,23 @@
     python -m scripts.experiments.recall near+gated --steps 5000 --cluster-temperature 0.2
     python -m scripts.experiments.run examples/language_model/recall.yaml --out RESULTS
 
-The second command trains every kind of attention. A row holds pairs of a key and a value (8 of
-them), scattered over its first tokens (40), then noise, and at its end the keys again, shuffled.
-At each of these the model names the value of its pair. A model that does not see the pairs is
-right in 1 of 16 cases. A model that sees which values there are, but not which key each belongs
-to, is right in 2 of 16. With --halvings 4, some batches to learn from have rows of a half to a
-16th of the length and of the pairs, and more of them: long rows alone may teach nothing.
+KIND is an attention spec as --attention takes it; `near` is a window of 8. --task is:
 
-    python -m scripts.experiments.recall near+taught --task mqar --length 512 --pairs 64
+recall      A row holds pairs of a key and a value, scattered over its first tokens, then noise,
+            and at its end the keys again, shuffled. At each, the model names the value of its
+            pair. A guess is right in 1 of 16 cases; in 2 of 16 if the model sees which values
+            there are. With --halvings 4, some training batches have rows of a half to a 16th of
+            the length and of the pairs, and more of them: long rows alone may teach nothing.
+mqar        Multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based",
+            figure 2): 8,192 words, half of them keys. The pairs come first, the keys again
+            anywhere behind them, among random words. Training rows have 64 to 256 tokens and 4 to
+            64 pairs; test rows have --length. As there, outputs are the words' embeddings. With a
+            short convolution, which shows the order, the model has no positions.
+phonebook   After Jelassi et al. 2024: entries of a first name, a last name and four digits, then
+            names of entries again, whose digits the model says one by one. A guess is right in 1
+            of 10.
 
-This is multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based", figure
-2): 8,192 words, of which half are keys; the pairs come first, the keys again anywhere behind them,
-seldom far away, among random words. It trains on rows of 64 to 256 tokens with 4 to 64 pairs, and
-is tested on rows of --length. As there, the model's outputs are its words' embeddings: with a
-classifier, dense attention had learned nothing after 600 updates. With a short convolution, which
-shows the order, the model has no positions: longer rows would have new ones. ``state`` is how many
-numbers decoding keeps of such a row.
-
-    python -m scripts.experiments.recall near+taught --task phonebook --length 384 --pairs 32
-
-This is a phone book (after Jelassi et al. 2024): entries of a first name, a last name and four
-digits, each of 64 names and 10 digits; then names of entries again. The model says their digits,
-one by one, each after those before it. Names share their parts; a guess is right in 1 of 10.
-
-KIND is an attention spec as --attention takes it. `near`, which importing this module registers,
-is a window of 8, for local heads next to clustered ones.
+``state`` in the result is how many numbers decoding keeps of a row of --length.
 
 Shape letters: B batch, N tokens, Q queries, G groups of heads that share an order.
 """
@@ -46,15 +38,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fairseq_clusterformer.attention import (
-    Heads,
-    MultiheadAttention,
-    parse_attention,
-)
+from fairseq_clusterformer.attention import Heads, MultiheadAttention, parse_attention
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.clustering import cluster_use, summary
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_aside
 
 HEADS, LAYERS, NEAR = 2, 2, 8
@@ -70,8 +58,7 @@ NAMES, DIGITS, ENTRY = 64, 10, 6  # of a phone book
 @dataclass(frozen=True)
 class Setting:
     """What differs between runs: the options of the command. ``pairs`` lie before ``pairs_end``;
-    there are ``symbols`` different keys, as many values, and as many noise tokens. Each batch to
-    learn from has rows halved so many times as is drawn, up to ``halvings``, and as many more."""
+    there are ``symbols`` different keys, as many values, and as many noise tokens."""
 
     kind: str
     task: str = "recall"
@@ -95,26 +82,13 @@ class Setting:
 
     def __post_init__(self):
         if self.task not in TASKS:
-            raise UserError(f"--task is {self.task}; allowed: {', '.join(TASKS)}")
-        if self.pairs < 2:
-            raise UserError(f"--pairs is {self.pairs}; allowed: 2 or more")
-        if problem := TASKS[self.task].problem(self):
-            raise UserError(problem)
-        if self.halvings and (self.task != "recall" or self.pairs >> self.halvings < 2):
-            raise UserError(
-                f"--halvings is {self.halvings}; allowed: 0, and with --task recall as many as "
-                f"leave 2 of {self.pairs} pairs"
-            )
-
-    @property
-    def words(self) -> int:
-        """Different tokens."""
-        return TASKS[self.task].words(self)
-
-    @property
-    def values(self) -> int:
-        """Different answers."""
-        return TASKS[self.task].values(self)
+            raise bad_option("--task", self.task, ", ".join(TASKS))
+        can_halve = self.task == "recall" and self.pairs >> self.halvings >= 2
+        most = f"0, and with --task recall as many as leave 2 of {self.pairs} pairs"
+        limits = [("pairs", self.pairs >= 2, "2 or more"), *TASKS[self.task].limits(self)]
+        for name, holds, allowed in [*limits, ("halvings", not self.halvings or can_halve, most)]:
+            if not holds:
+                raise bad_option(f"--{name}", getattr(self, name), allowed)
 
     def layers(self) -> list[tuple[Heads, ...]]:
         """The kinds of each layer; ``near`` is a window of 8."""
@@ -215,43 +189,56 @@ def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
 
 
 class Task(NamedTuple):
-    """Rows, how many words and answers they have, and what a setting has wrong, if anything;
-    whether words and answers share their embeddings."""
+    """A task.
+
+    Attributes:
+        make: draws rows.
+        sizes: how many words and answers there are.
+        limits: names of options, whether they hold, and what is allowed.
+        tied: words and answers share their embeddings.
+    """
 
     make: Callable[[Setting, int, torch.Generator], Rows]
-    words: Callable[[Setting], int]
-    values: Callable[[Setting], int]
-    problem: Callable[[Setting], str]
+    sizes: Callable[[Setting], tuple[int, int]]
+    limits: Callable[[Setting], list[tuple[str, bool, str]]]
     tied: bool = False
 
 
-def _recall_problem(setting: Setting) -> str:
-    if setting.pairs > min(setting.symbols, setting.pairs_end // 2):
-        return f"--pairs is {setting.pairs}; allowed: up to --symbols, and up to half --pairs-end"
-    short = setting.pairs + setting.pairs_end > setting.length
-    return f"--length is {setting.length}; allowed: --pairs + --pairs-end or more" * short
-
-
-def _mqar_problem(setting: Setting) -> str:
-    if setting.pairs > MQAR_WORDS // 2:
-        return f"--pairs is {setting.pairs}; allowed: up to {MQAR_WORDS // 2}, as there are keys"
-    short = 4 * setting.pairs > setting.length
-    return f"--length is {setting.length}; allowed: 4 times --pairs or more" * short
-
-
-def _phonebook_problem(setting: Setting) -> str:
-    if setting.pairs > NAMES**2:
-        return f"--pairs is {setting.pairs}; allowed: up to {NAMES**2}, as many as there are names"
+def _entries_fit(setting: Setting) -> tuple[str, bool, str]:
     least = ENTRY * (setting.pairs + 1)
-    wrong = setting.length < least or setting.length % ENTRY
-    return f"--length is {setting.length}; allowed: {least} or more, by {ENTRY}" * bool(wrong)
+    fit = setting.length >= least and setting.length % ENTRY == 0
+    return "length", fit, f"{least} or more, by {ENTRY}"
 
 
 TASKS = {
-    "recall": Task(make_rows, lambda s: 3 * s.symbols, lambda s: s.symbols, _recall_problem),
-    "mqar": Task(make_mqar, lambda _: MQAR_WORDS, lambda _: MQAR_WORDS, _mqar_problem, tied=True),
+    "recall": Task(
+        make_rows,
+        lambda s: (3 * s.symbols, s.symbols),
+        lambda s: [
+            (
+                "pairs",
+                s.pairs <= min(s.symbols, s.pairs_end // 2),
+                "up to --symbols, --pairs-end / 2",
+            ),
+            ("length", s.pairs + s.pairs_end <= s.length, "--pairs + --pairs-end or more"),
+        ],
+    ),
+    "mqar": Task(
+        make_mqar,
+        lambda s: (MQAR_WORDS, MQAR_WORDS),
+        lambda s: [
+            ("pairs", s.pairs <= MQAR_WORDS // 2, f"up to {MQAR_WORDS // 2}, as there are keys"),
+            ("length", 4 * s.pairs <= s.length, "4 times --pairs or more"),
+        ],
+        tied=True,
+    ),
     "phonebook": Task(
-        make_phonebook, lambda _: DIGITS + 2 * NAMES, lambda _: DIGITS, _phonebook_problem
+        make_phonebook,
+        lambda s: (DIGITS + 2 * NAMES, DIGITS),
+        lambda s: [
+            ("pairs", s.pairs <= NAMES**2, f"up to {NAMES**2}, as many as there are names"),
+            _entries_fit(s),
+        ],
     ),
 }
 
@@ -262,14 +249,9 @@ class Layer(nn.Module):
     def __init__(self, kinds: tuple[Heads, ...], setting: Setting):
         super().__init__()
         width = setting.width
-        self.attention = MultiheadAttention(
-            width,
-            HEADS,
-            kinds=kinds,
-            causal=True,
-            short_convolution=setting.short_convolution,
-            copying_start=setting.copying_start,
-        )
+        more = {"short_convolution": setting.short_convolution}
+        more["copying_start"] = setting.copying_start
+        self.attention = MultiheadAttention(width, HEADS, kinds=kinds, causal=True, **more)
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward = nn.Sequential(
             nn.LayerNorm(width),
@@ -289,12 +271,12 @@ class Model(nn.Module):
 
     def __init__(self, setting: Setting):
         super().__init__()
-        self.setting = setting
-        width, near = setting.width, setting.short_convolution
-        self.embed = nn.Embedding(setting.words, width)  # variance 1, as fairseq's
+        self.setting, width = setting, setting.width
+        words, values = TASKS[setting.task].sizes(setting)
+        self.embed = nn.Embedding(words, width)  # variance 1, as fairseq's
         self.tied = TASKS[setting.task].tied
         longest = max(setting.length, *(size for size, *_ in MQAR_TRAINING))
-        has_positions = not (self.tied and near)
+        has_positions = not (self.tied and setting.short_convolution)
         rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
         angle = torch.arange(longest).unsqueeze(-1) * rate
         positions = torch.cat([angle.sin(), angle.cos()], -1)
@@ -302,7 +284,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(kinds, setting) for kinds in setting.layers())
         self.norm = nn.LayerNorm(width)
         if not self.tied:
-            self.classify = nn.Linear(width, setting.values)
+            self.classify = nn.Linear(width, values)
 
     def forward(self, tokens: Tensor, queries_at: Tensor) -> tuple[Tensor, list[list]]:
         """Logits of the values at the queries [B, Q, values], and each layer's reports."""
@@ -339,7 +321,10 @@ def train(setting: Setting) -> dict:
         rows = training_rows(setting, rows_drawn)
         logits, reports = model(rows.tokens, rows.queries_at)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())
-        total = loss + clustering_losses(reports, setting)
+        total = loss
+        if (found := summary({"decoder": sum(reports, [])})) is not None:
+            both = found["clustering_loss"] + found["sorting_loss"]  # CF22 eq. 6 and 11
+            total = loss + setting.loss_weight * both + found["routing_loss"]
         optimizer.zero_grad()
         total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -352,15 +337,6 @@ def train(setting: Setting) -> dict:
             curve.append([step, result["accuracy"]])
             progress.set_postfix(loss=f"{loss.item():.3f}", accuracy=f"{result['accuracy']:.3f}")
     return {**result, "curve": curve, "seconds": round(time.perf_counter() - begin)}
-
-
-def clustering_losses(reports: list[list], setting: Setting) -> Tensor | float:
-    """What teaches clusters: both losses of CF22 (eq. 6 and 11), and that of taught heads."""
-    found = summary({"decoder": sum(reports, [])})
-    if found is None:
-        return 0.0
-    both = found["clustering_loss"] + found["sorting_loss"]
-    return setting.loss_weight * both + found["routing_loss"]
 
 
 @torch.no_grad()

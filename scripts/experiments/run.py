@@ -18,10 +18,8 @@ import fcntl
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,30 +32,12 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.grids import Run, chosen, load_grid, runs_of
 from scripts.experiments.plots import draw_grid
+from scripts.experiments.programs import options_of, run_together
 from scripts.experiments.provenance import provenance
-from scripts.experiments.scores import TASKS, Place, argv, options_of
+from scripts.experiments.scores import TASKS, Place
 from scripts.experiments.tables import table
 
 MARK = "experiment.json"  # in KEEP/RUN
-
-
-def run_command(words: Sequence[str], log: Path, threads: int) -> tuple[float, float]:
-    """Run a command, with its output at the end of ``log``: wall seconds, and peak MiB.
-
-    Raises:
-        UserError: if it fails, with the last line of the log.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    begin = time.perf_counter()
-    with open(log, "a") as out:
-        streams = {"stdout": out, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(argv(words), env=environment, **streams)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        last = (log.read_text().split("\n")[-2:] or [""])[0]
-        raise UserError(f"{words[0]} ended with status {process.returncode}: {last} (log: {log})")
-    return time.perf_counter() - begin, usage.ru_maxrss / 1024
 
 
 def commands(place: Place) -> dict:
@@ -145,7 +125,7 @@ def train(place: Place, threads: int) -> dict:
     write_aside(mark, json.dumps(state, indent=1) + "\n")
     resumed = Path(place.checkpoint()).exists()
     words = task.train(place) + options_of(task.unshown(place))
-    seconds, memory = run_command(words, place.log, threads)
+    seconds, memory = run_together({"": (words, place.log)}, threads)[""]
     record = task.read(place) | {"seconds": round(seconds), "peak memory MiB": round(memory)}
     if resumed:
         record["resumed"] = "seconds are of the last part"
@@ -187,7 +167,7 @@ def perform(run: Run, grid: dict, args: Namespace) -> str:
             for test, words in task.tests(place).items():
                 log = folder / f"{test}.log"
                 log.unlink(missing_ok=True)  # of an earlier scoring
-                run_command(words, log, args.threads)
+                run_together({test: (words, log)}, args.threads)
                 record |= task.scores(place, test)
             made_by = commands(place)
             record |= made_by | provenance(made_by["command"], threads=args.threads)

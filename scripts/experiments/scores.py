@@ -4,23 +4,13 @@ import json
 import re
 import shlex
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_clusterformer.errors import UserError
 from scripts.experiments.grids import Run
-from scripts.experiments.provenance import ROOT
+from scripts.experiments.programs import PLUGIN, fairseq, options_of
 
-PLUGIN = str(ROOT / "fairseq_clusterformer")
-#: programs as a user types them, and as this Python runs them
-PROGRAMS = {
-    "fairseq-train": [sys.executable, "-m", "fairseq_cli.train"],
-    "fairseq-eval-lm": [sys.executable, "-m", "fairseq_cli.eval_lm"],
-    "fairseq-validate": [sys.executable, "-m", "fairseq_cli.validate"],
-    "clusterformer": [sys.executable, "-m", "fairseq_clusterformer"],
-    "python": [sys.executable],
-}
 BITS = "bits per symbol"
 BESIDES = ("cluster_effective", "cluster_largest", "parts_loss", "parts_accuracy")
 SAVE_EVERY = 200  # updates, with --keep
@@ -68,30 +58,6 @@ class Place:
             folder = next(found, "")
             shown.append(folders.get(folder, "") + word[len(folder) :])
         return shlex.join(shown)
-
-
-def options_of(options: dict) -> list[str]:
-    """Words of a command line; True is a flag, None and False are left out."""
-    words = []
-    for name, value in options.items():
-        if value is not None and value is not False:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return words
-
-
-def fairseq(program: str, data: Path, options: dict) -> list[str]:
-    """Words of one of fairseq's programs."""
-    return [program, str(data), "--user-dir", PLUGIN, *options_of(options)]
-
-
-def argv(words: list[str]) -> list[str]:
-    """A command as this Python runs it."""
-    return [*PROGRAMS[words[0]], *words[1:]]
-
-
-def command_line(program: str, data: Path, options: dict) -> list[str]:
-    """Argument list of one of fairseq's programs."""
-    return argv(fairseq(program, data, options))
 
 
 def json_records(log: Path, tag: str) -> list[dict]:

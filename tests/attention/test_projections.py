@@ -9,7 +9,7 @@ from torch import Tensor
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
 from fairseq_clusterformer.attention.projections import ShortConvolution, rotated
 
-from ..kinds import CAUSAL, HEADS, WIDTH, build, every_causal_kind, every_kind, pads
+from ..kinds import CAUSAL, HEADS, WIDTH, build, by_steps, every_causal_kind, every_kind, pads
 
 BATCH, LENGTH = 2, 13
 #: heads of these kinds share rings, so that shared keys are kept once
@@ -18,15 +18,6 @@ RINGS_SHARED = {kind for kind in CAUSAL if kind.split(",")[0] in ("full", "windo
 
 def inputs(length: int = LENGTH) -> Tensor:
     return torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
-
-
-def by_steps(module: MultiheadAttention, x: Tensor, mask: Tensor | None = None):
-    state, outputs = {}, []
-    for t in range(x.size(1)):
-        hidden = None if mask is None else mask[:, t : t + 1]
-        out, state = module.step(x[:, t : t + 1], state, hidden)
-        outputs.append(out)
-    return torch.cat(outputs, dim=1), state
 
 
 class TestPositions:
@@ -119,21 +110,10 @@ class TestSharedKeys:
         shared = MultiheadAttention(WIDTH, HEADS, kinds="gated", causal=True, kv_heads=2).double()
         before = {name: t.clone() for name, t in shared.routers.state_dict().items()}
         shared.load_state_dict(dense.state_dict())
-        width = WIDTH // HEADS
-        for name in ("k_proj", "v_proj"):
-            of_dense = getattr(dense, name)
-            of_shared = getattr(shared, name)
-            for given, found in (
-                (of_dense.weight, of_shared.weight),
-                (of_dense.bias, of_shared.bias),
-            ):
-                for head in range(2):
-                    pair = [
-                        given[(2 * head + i) * width : (2 * head + i + 1) * width] for i in (0, 1)
-                    ]
-                    torch.testing.assert_close(
-                        found[head * width : (head + 1) * width], (pair[0] + pair[1]) / 2
-                    )
+        for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
+            given, found = (module.state_dict()[name] for module in (dense, shared))
+            pairs = given.unflatten(0, (2, 2, WIDTH // HEADS))  # two heads become one
+            torch.testing.assert_close(found, pairs.mean(1).flatten(0, 1))
         assert torch.equal(shared.q_proj.weight, dense.q_proj.weight)
         for name, tensor in shared.routers.state_dict().items():
             assert torch.equal(tensor, before[name]), name

@@ -97,23 +97,6 @@ def test_sizes_are_equal(tmp_path):
     assert shapes[0] == shapes[1]
 
 
-def test_checkpointed_model_trains_alike(tmp_path):
-    """Equal losses and gradients; every layer is wrapped."""
-    benchmark_training.random_data(tmp_path, 200)
-    model = "clusterformer_lm"
-    plain, checkpointed = (
-        benchmark_training.train(name, tmp_path, 24, arguments())
-        for name in (model, model + benchmark_training.CHECKPOINTED)
-    )
-    assert checkpointed["loss"] == pytest.approx(plain["loss"], rel=1e-6)
-    assert checkpointed["gradient norm"] == pytest.approx(plain["gradient norm"], rel=1e-5)
-    for name in benchmark_training.MODELS:
-        checkpointed = name + benchmark_training.CHECKPOINTED
-        cfg = benchmark_training.configuration(checkpointed, tmp_path, 24, arguments())
-        assert cfg.model.checkpoint_activations
-        assert cfg.model._name == name
-
-
 def test_a_model_that_cannot_run_has_a_row_that_says_why(monkeypatch, tmp_path):
     def run(measure, **request):
         if request["model"] == "transformer_lm":

@@ -12,7 +12,7 @@ import yaml
 
 from fairseq_clusterformer.cli.prepare import lm as prepare_lm
 from fairseq_clusterformer.errors import UserError
-from scripts.experiments import run, scores
+from scripts.experiments import programs, run, scores
 from scripts.experiments.grids import Run, load_grid, runs_of
 from tests.cli.in_process import SIZES
 
@@ -72,7 +72,9 @@ class Case:
 def case(tmp_path: Path, monkeypatch) -> Case:
     (tmp_path / "fake.py").write_text(FAKE)
     for program in ("fairseq-train", "fairseq-eval-lm"):
-        monkeypatch.setitem(scores.PROGRAMS, program, [sys.executable, str(tmp_path / "fake.py")])
+        monkeypatch.setitem(
+            programs.PROGRAMS, program, [sys.executable, str(tmp_path / "fake.py")]
+        )
     return Case(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """clusterformer evaluate qa: scores that are the data sets' own, and the files that these read."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from fairseq_clusterformer.cli.main import main
 from fairseq_clusterformer.data.qa import QAData
+from fairseq_clusterformer.inference.evaluate import Predictions, breakdown
 from fairseq_clusterformer.metrics.answers import evaluate
+from fairseq_clusterformer.metrics.squad import evaluate_v2
 from tests.cli.in_process import QUESTIONS, train, validate
 from tests.cli.qa_data import TYPES, write_questions
 
@@ -62,6 +65,8 @@ def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsy
     assert predictions.keys() == gold.keys()
     expected = evaluate(gold, predictions)
     assert 5 < expected["f1"] < 95
+    nll, nll_one = scores.pop("nll"), scores.pop("nll_one")
+    assert nll_one > nll > 0
     if corpus in ("2wiki",):  # from 0 to 1
         assert 100 * scores["em"] == pytest.approx(expected["exact_match"])
     else:
@@ -71,6 +76,53 @@ def test_answers(corpus: str, answered: tuple[Path, Path], tmp_path: Path, capsy
     printed = validate(*answered, "--task clusterformer_qa", "--batch-size", 4)
     assert printed["em"] == pytest.approx(expected["exact_match"], abs=0.01)
     assert printed["f1"] == pytest.approx(expected["f1"], abs=0.01)
+    bits = (
+        printed["span_loss"] * ANSWERED.count("short") + printed["type_loss"] * len(data)
+    ) / len(data)
+    assert nll == pytest.approx(bits * math.log(2), abs=2e-3)
+
+
+def test_breakdown(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    """Every question is in one row of each table, with the scores of its row's questions alone."""
+    assert run(trained, "squad2", "--out", tmp_path, "--breakdown") == 0
+    scores, predictions = read(tmp_path, "scores.json"), read(tmp_path, "predictions.json")
+    none, printed = read(tmp_path, "no_answer.json"), capsys.readouterr().out
+    data = QAData(trained[0], "valid")
+    gold = {line["id"]: line["texts"] for line in map(data.texts, range(len(data)))}
+    tables = {title: scores[title] for title in scores if title.startswith("by ")}
+    assert len(tables) == 3
+    for rows in tables.values():
+        assert sum(row["questions"] for row in rows.values()) == 20
+    lengths = scores["by words of the answer"]
+    assert list(lengths) == ["none", "1", "2", "3 to 4"]
+    for name, wanted in (("none", {0}), ("1", {1}), ("2", {2}), ("3 to 4", {3, 4})):
+        ids = [i for i, texts in gold.items() if len((texts or [""])[0].split()) in wanted]
+        expected = evaluate_v2({i: gold[i] for i in ids}, predictions, none, threshold=0.5)
+        assert lengths[name] == pytest.approx(
+            {"questions": len(ids), "exact match": expected["exact"], "f1": expected["f1"]}
+        )
+        assert f"{name:>40}  {len(ids):9,}" in printed
+    assert scores["by words of the question"].keys() == {"1 to 5"}
+    assert scores["by question word"].keys() == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("question", "word", "length"),
+    [
+        ("Who won?", "who", "1 to 5"),
+        ("In the end, WHOSE was it, and who saw it?", "whose", "9 to 11"),
+        ("Name a town of the very far north whowever you can find it today", "other", "12 to 15"),
+        (" ".join(["How", *["very"] * 15]), "how", "16 or more"),
+    ],
+)
+def test_rows_of_the_breakdown(question: str, word: str, length: str) -> None:
+    empty = {name: {} for name in ("no_answer", "facts", "gold_facts", "nll")}
+    one = Predictions(
+        "squad1", {"0": "x"}, natural=[], gold={"0": ["x"]}, questions={"0": question}, **empty
+    )
+    found = breakdown(one)
+    assert list(found["by question word"]) == [word]
+    assert list(found["by words of the question"]) == [length]
 
 
 @pytest.mark.parametrize("corpus", ["squad2", "text"])
@@ -83,9 +135,11 @@ def test_some_have_no_answer(corpus: str, trained: tuple[Path, Path], tmp_path: 
         assert predictions[str(number)]  # what it would be, were there one
     assert scores["exact"] == scores["HasAns_exact"] == scores["NoAns_exact"] == 100
     assert (scores["total"], scores["NoAns_total"], scores["best_f1"]) == (20, 4, 100)
+    assert scores["AvNA"] == 100
     # as sure as this it never is
     assert run(trained, corpus, "--out", tmp_path, "--no-answer-threshold", 0.9999999) == 0
-    assert read(tmp_path, "scores.json")["NoAns_exact"] == 0
+    scores = read(tmp_path, "scores.json")
+    assert (scores["NoAns_exact"], scores["AvNA"]) == (0, 80)
 
 
 def gold_file(folder: Path, path: Path, annotators: int) -> Path:
@@ -157,6 +211,7 @@ def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:
     ("corpus", "options", "message"),
     [
         ("squad1", ("--split", "dev"), "--split is dev: "),
+        ("natural-questions", ("--breakdown",), "--breakdown is given: the data are natural-"),
         ("squad1", ("--gold", "x"), "--gold is given for squad1; allowed: for natural-questions"),
         (
             "natural-questions",

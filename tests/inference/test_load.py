@@ -138,10 +138,12 @@ def test_parts_of_other_types(name: str, value: object, checkpoint: Path, tmp_pa
         *[("shared", value) for value in ([], {"a": []}, {"a": "b"})],
         *[("namespaces", value) for value in ([[]], [None], 3)],
         *[("cfg", value) for value in ({}, [], None)],
-        ("updates", "x"),
+        *[("updates", value) for value in ("x", None)],
     ],
 )
 def test_a_bundle_edited(where: str, value: object, bundle: Path) -> None:
+    says = {"cfg": {"[]": "cfg in bundle.json is []", "{}": "its options name no task"}}
+    says["updates"] = {"None": "updates in bundle.json is null"}
     file = bundle / "bundle.json"
     text = file.read_text()
     record = json.loads(text)
@@ -150,7 +152,7 @@ def test_a_bundle_edited(where: str, value: object, bundle: Path) -> None:
     place[key] = value
     file.write_text(json.dumps(record))
     try:
-        refused(bundle)
+        assert says.get(where, {}).get(str(value), "") in refused(bundle)
     finally:
         file.write_text(text)
 

@@ -33,6 +33,21 @@ def test_a_split_is_what_eval_lm_says(
     assert "teacher-forced perplexity" in capsys.readouterr().out
 
 
+def test_a_longer_memory_than_in_training(tmp_path: Path, byte_data: Path, capsys) -> None:
+    """In one pass as step by step, and with other results, once a segment has more before it."""
+    train(byte_data, f"{CLUSTERFORMER} --attention xl(segment=8,memory=4)", tmp_path)
+    words = ("--checkpoint", tmp_path / "checkpoint_last.pt", "--gen-subset", "test")
+    found = {
+        memory: numbers(tmp_path, *words, *more)
+        for memory, more in ((4, ()), (32, ("--memory", 32)), (64, ("--memory", 64)))
+    }
+    for result in found.values():
+        assert result["largest difference of a log-probability"] < 1e-4
+    bits = {memory: result["teacher-forced bits"] for memory, result in found.items()}
+    assert len(set(bits.values())) == 3
+    capsys.readouterr()
+
+
 def test_a_text_file_is_scored_as_its_split(
     tmp_path: Path, byte_data: Path, checkpoint: Path, lm_bundle: Path
 ) -> None:
@@ -169,6 +184,7 @@ def test_mistakes(
     line = error(capsys, *model, "--text", tmp_path / "empty", "--gen-subset", "test")
     assert "--gen-subset is test; allowed: none with --text" in line
     assert "it is empty" in error(capsys, *model, "--text", tmp_path / "empty")
+    assert "--memory is 9: it has none; allowed: for a" in error(capsys, *model, "--memory", 9)
     assert "--max-blocks is 0" in usage_error(capsys, *model, "--max-blocks", 0)
     out = tmp_path / "no" / "out.json"
     line = error(capsys, *model, "--out", out)  # before the scoring, which may take hours

@@ -35,7 +35,7 @@ def trained(spec: str, **options) -> ClusterformerLanguageModel:
     return model.eval().double()
 
 
-@pytest.mark.parametrize("spec", ["full", "window", "neural", "window+neural", "window,neural"])
+@pytest.mark.parametrize("spec", ["full", "window,window+neural"])
 @torch.no_grad()
 def test_no_later_token_changes_an_earlier_logit(spec: str) -> None:
     model, tokens = trained(spec), letters(2, 40)
@@ -94,10 +94,11 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("spec", ["window", "neural", "window+neural"])
-def test_no_square_matrix_exists(spec: str) -> None:
+def test_no_square_matrix_exists() -> None:
     length = 8192
-    model = make_lm(attention=spec, max_target_positions=length, num_clusters=64).train()
+    model = make_lm(
+        attention="window+neural", max_target_positions=length, num_clusters=64
+    ).train()
     with _LargestTensor() as largest:
         loss, _, _ = make_criterion()(model, lm_sample((length,)))
         loss.backward()

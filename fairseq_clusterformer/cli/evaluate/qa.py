@@ -2,12 +2,15 @@
 
   clusterformer evaluate qa --checkpoint checkpoint_best.pt --data data-bin/squad --out DIR
 
-The command prints the corpus's scores. --out writes predictions.json and scores.json, for SQuAD
-2.0 and for own questions without answers also no_answer.json (--na-prob-file of SQuAD's script; a
-question whose probability of no answer is above --no-answer-threshold has none). Natural Questions
-is scored with the labels in its own files (--gold): all answers are written, with scores that can
-be compared with a threshold. For HotpotQA, 2WikiMultihopQA and bAbI, a reader with
---supporting-facts (etc_reader) is also scored by the sentences that it says support its answers.
+The command prints the corpus's scores, and these: nll, the mean of - log of the probability of all
+accepted answers together, in nats; nll_one, that of the answer listed last alone; where some
+questions have no answer, AvNA: how often the reader is right about whether there is one, in per
+cent. --out writes predictions.json and scores.json, for SQuAD 2.0 and for own questions without
+answers also no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no
+answer is above --no-answer-threshold has none). Natural Questions is scored with the labels in its
+own files (--gold): all answers are written, with scores that can be compared with a threshold. For
+HotpotQA, 2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by
+the sentences that it says support its answers.
 """
 
 import json
@@ -19,27 +22,28 @@ from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import write_text
 from fairseq_clusterformer.ranges import Range
 
-from ..common import FRACTION, NUMBER, PATH, Parser, add_force, add_model, check_files, number
+from ..common import Parser, add_force, add_model, check_file, check_files, number
 
 #: files in the folder of --out
 WRITTEN = ("predictions.json", "scores.json", "no_answer.json")
+_OPTIONS = ("max_positions_inference", "max_answer_length")  # of the task
 
 
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer evaluate qa", description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     add_model(parser, "a reader's, or a bundle")
-    add("--split", default="valid", help="default: %(default)s")
-    add("--out", **PATH, help="the folder for the files")
-    about = "for natural-questions: its files of the split"
-    add("--gold", **PATH, nargs="+", default=(), help=about)
-    about = "for questions that may have no answer (default: %(default)s)"
-    add("--no-answer-threshold", **FRACTION, default=0.5, help=about)
-    add("--batch-size", **NUMBER, default=8, help="default: %(default)s")
+    add("--split SPLIT", "of the folder", default="valid")
+    add("--out PATH", "the folder for the files")
+    add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
+    add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
+    about = "also exact match and F1 by question word, and by length of question and answer"
+    add("--breakdown", about)
+    add("--batch-size N", "questions at once", default=8)
     add_force(parser)
-    whole = {"metavar": "N", "type": number(Range(whole=True))}
-    add("--max-positions-inference", help="default: as in training", **whole)
-    add("--max-answer-length", help="default: as in training", **whole)
+    for name in _OPTIONS:
+        about = "default: as in training"
+        add(f"--{name.replace('_', '-')} N", about, type=number(Range(whole=True)))
     return parser
 
 
@@ -54,28 +58,36 @@ def _corpus(folder: Path) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Score a reader; returns the exit status, or raises UserError."""
     args = _parser().parse_args(arguments)
-    from fairseq_clusterformer.inference.evaluate import predict, score
+    from fairseq_clusterformer.inference.evaluate import breakdown, predict, score
     from fairseq_clusterformer.inference.load import load_checkpoint
 
-    names = ("max_positions_inference", "max_answer_length")
-    options = {name: vars(args)[name] for name in names if vars(args)[name] is not None}
+    options = {name: vars(args)[name] for name in _OPTIONS if vars(args)[name] is not None}
     loaded = load_checkpoint(args.checkpoint, data=args.data, task="clusterformer_qa", **options)
     corpus = _corpus(loaded.folder)
     if args.gold and corpus != "natural-questions":
         raise UserError(f"--gold is given for {corpus}; allowed: for natural-questions")
-    if missing := [path for path in args.gold if not path.is_file()]:
-        raise bad_option("--gold", missing[0], "files of the split", "no such file")
+    if args.breakdown and corpus == "natural-questions":
+        raise bad_option("--breakdown", "given", "another corpus", f"the data are {corpus}")
+    for path in args.gold:
+        check_file("--gold", path, "files of the split")
     how = {"inputs": [loaded.path, loaded.folder, *args.gold], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
-    scores = score(found, gold=args.gold, no_answer_threshold=args.no_answer_threshold)
+    threshold = args.no_answer_threshold
+    scores = score(found, gold=args.gold, no_answer_threshold=threshold)
+    tables = breakdown(found, no_answer_threshold=threshold) if args.breakdown else {}
     if args.out:
-        for name, content in {**found.files(), "scores.json": scores}.items():
+        for name, content in {**found.files(), "scores.json": scores | tables}.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
             write_text("--out", args.out / name, text, makes_folder=True, **how)
     for name, value in scores.items():
         print(f"{name:>40}  {value:.6g}")
+    for title, rows in tables.items():
+        print(f"{title:>40}  {'questions':>9}  exact match     F1")
+        for row, of in rows.items():
+            shown = f"{of['questions']:9,}  {of['exact match']:11.1f}  {of['f1']:5.1f}"
+            print(f"{row:>40}  {shown}")
     if not scores:
         print("no scores: " + ("no --gold" if found.gold else "the answers are secret"))
     return 0
