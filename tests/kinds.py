@@ -52,6 +52,11 @@ CAUSAL = {
     "strided, fixed, gap": "strided(pattern=fixed,gap=5)",
     "kmeans": "kmeans(interval=1)",
     "window+kmeans, many clusters, gap": "window+kmeans(clusters=100,gap=3)",
+    "window, sinks": "window(sinks=2)",
+    "gated, sinks, gap": "gated(sinks=3,gap=4)",
+    "taught, sinks, summaries, probes": "taught(sinks=2,summaries=3,probes=2,gap=2)",
+    "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
+    "xl, sinks": "xl(sinks=1)",
 }
 BIDIRECTIONAL = {
     "full": "full",
@@ -103,6 +108,7 @@ CARRIED_ON = (
     "taught, summaries",
     "taught, summaries, probes, gap",
     "taught, dropped keys, summaries, probes",
+    "taught, sinks, summaries, probes",
 )
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.

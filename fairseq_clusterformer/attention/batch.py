@@ -58,6 +58,12 @@ class Batch:
             return self.documents.size(1)
         return self.cached("documents", lambda: int(self.documents.max()) + 1)
 
+    @property
+    def real_first(self) -> Tensor:
+        """The tokens of each padded row, padding last, int64 [B, N]."""
+        mask = self.padding_mask
+        return self.cached("real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True))
+
     def positions(self, x: Tensor) -> Tensor:
         """Places of x [B, N, ...] among the real tokens of their documents, int64 [1 or B, N]."""
         return self.cached("positions", lambda: self._positions(x))

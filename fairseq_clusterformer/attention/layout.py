@@ -96,10 +96,9 @@ def recent_layouts(
         """The place of the token that is so many real ones behind each query; negative: before."""
         if padding_mask is None or number in (0, 1):  # padding is in no cluster
             return (query_order + number).clamp(0, length)
-        real, hidden = ~padding_mask, padding_mask.to(torch.uint8)
-        places = batch.cached("real first", lambda: hidden.argsort(dim=1, stable=True))
+        real = ~padding_mask
         rank = real.cumsum(1) - 1 + number
-        place = places.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
+        place = batch.real_first.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
         place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)
         return place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
 
@@ -118,6 +117,25 @@ def recent_layouts(
     after = slots_below(tokens_on(gap))
     until = end if window is None else torch.minimum(end, after + window)
     return layout(before, up_to), layout(after, until)
+
+
+def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:
+    """Each query sees the first tokens of its document that stand before it.
+
+    Args:
+        positions: of the tokens in their documents, int64 [1 or B, N].
+        number: of first tokens.
+        itself: a query that is one of them sees its own key, too.
+        batch: padding is not seen.
+    """
+    order = None
+    if batch.padding_mask is not None:
+        order = batch.real_first.unsqueeze(1)
+        positions = positions.gather(1, batch.real_first)
+    slot = torch.arange(positions.size(-1), device=positions.device)
+    lo = (slot - positions).unsqueeze(1)  # where the document begins
+    hi = (lo + number).minimum(slot + itself)
+    return replace(_without_padding(lo, hi, order, order, batch.padding_mask), reach=number)
 
 
 def without_own(layout: Layout) -> tuple[Layout, Layout]:
@@ -243,8 +261,13 @@ def _real(order: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def _without_padding(
-    lo: Tensor, hi: Tensor, query_order: Tensor, key_order: Tensor, padding_mask: Tensor | None
+    lo: Tensor,
+    hi: Tensor,
+    query_order: Tensor | None,
+    key_order: Tensor | None,
+    padding_mask: Tensor | None,
 ) -> Layout:
+    """A layout of slots of which padding has the last."""
     if padding_mask is None:
         return Layout(lo=lo, hi=hi, query_order=query_order, key_order=key_order)
     real = _real(query_order, padding_mask)

@@ -16,6 +16,7 @@ from .heads import Projected, ProjectedHeads, check_divides
 from .kind import Kind, Routing, Shape, Tokens, registered
 from .options import OptionError
 from .parts import QKV, attend, attend_behind
+from .projections import Rotary
 from .scouts import routing_gain, routing_loss, weighed
 from .spec import Heads, parse_layer
 
@@ -35,7 +36,10 @@ class MultiheadAttention(ProjectedHeads):
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kv_heads: J, each for H / J queries (Ainslie et al. 2023); None: H.
-        rotary: queries and keys carry rotary positions.
+        head_dim: E; None: D / H.
+        biases: of the projections: "all" have one, "qkv" (the output has none), or "none".
+        qk_norm: epsilon of a root-mean-square norm over each query and each key; None: no norm.
+        rotary: queries and keys carry rotary positions; a ``Rotary`` says how fast they turn.
         relative: logits depend on distances, as in Transformer-XL.
         short_convolution: width of the convolutions over queries, keys and values; 0: none.
         copying_start: begin as heads that copy; causal, with a short convolution of 3 or more.
@@ -54,7 +58,10 @@ class MultiheadAttention(ProjectedHeads):
         causal: bool,
         dropout: float = 0.0,
         kv_heads: int | None = None,
-        rotary: bool = False,
+        head_dim: int | None = None,
+        biases: str = "all",
+        qk_norm: float | None = None,
+        rotary: bool | Rotary | None = False,
         relative: bool = False,
         short_convolution: int = 0,
         copying_start: bool = False,
@@ -69,6 +76,9 @@ class MultiheadAttention(ProjectedHeads):
             num_heads,
             num_heads if kv_heads is None else kv_heads,
             causal=causal,
+            head_dim=head_dim,
+            biases=biases,
+            qk_norm=qk_norm,
             rotary=rotary,
             relative=relative,
             short_convolution=short_convolution,
@@ -177,7 +187,7 @@ class MultiheadAttention(ProjectedHeads):
             assignment, routing = router.assign(tokens, _under(state, f"{i}.routing."))
             if qkv.k.size(1) < assignment.groups:
                 qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
-            parts = router.parts(tokens, assignment, _under(state, f"{i}.kept."))
+            parts = router.seen(tokens, assignment, _under(state, f"{i}.kept."))
             out, kept = attend_behind(parts, qkv)
             outputs.append(out[..., : self.head_dim])
             after |= {f"{i}.routing.{name}": t for name, t in routing.items()}

@@ -112,6 +112,12 @@ class WindowOptions(Options):
         flag="attention_window",
         at_least=1,
     )
+    sinks: int = option(
+        0,
+        "first tokens of a document that all queries of a decoder see, too",
+        flag="attention_sinks",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)

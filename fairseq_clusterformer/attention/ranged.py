@@ -71,8 +71,11 @@ class RangedKeys(Part):
         seen = [self.kept.look(self.read, self.assignment.latest)._replace(some=some)]
         if gap > 0:
             bias = qkv.k.new_full((1, 1, 1), self.own_bias) if qkv.biased else None
-            own = entries_of(qkv.k, qkv.v, bias, self.written.size(1))
-            seen.append(Entries(own.flatten(0, 3), some=True))
+            groups, mask = self.written.size(1), self.tokens.padding_mask
+            own = entries_of(qkv.k, qkv.v, bias, groups)
+            if mask is not None:
+                mask = mask.view(-1, 1, 1, 1).expand(-1, groups, -1, -1)
+            seen.append(Entries(own.flatten(0, 3), mask, some=mask is None))
         if self.near is not None:
             seen.append(self.near.look(self.tokens.before, qkv.biased))
         return seen
@@ -204,6 +207,10 @@ class RangedKeys(Part):
             near = self.near.fill(self.text).unsqueeze(1)
             hidden = near if hidden is None else hidden | near
             state = self.near.state
+        if hidden is not None:
+            some = ~hidden.flatten(0, 1).all(0)  # what no row keeps takes no slot
+            entries, rings, hidden = entries[..., some, :], rings[..., some], hidden[..., some]
+            hidden = any_padding(hidden)
         if hidden is not None:
             entries = entries.masked_fill(hidden[:, None, :, None, :, None], 0.0)
             rings = rings.masked_fill(hidden.unsqueeze(1), self.kind.num_rings)

@@ -50,9 +50,8 @@ class TaughtOptions(FuzzyOptions):
     )
     summaries: int = option(
         0,
-        "taught heads also see the mean of each cluster that they do not look into, as one key; "
-        "renewed after that many tokens (in an encoder, whatever the number, of all); 0: not at "
-        "all",
+        "taught heads also see the mean of each other cluster, as one key; renewed after that "
+        "many tokens (in an encoder, whatever the number, of all); 0: not at all",
         at_least=0,
     )
     routes_by: str = option(

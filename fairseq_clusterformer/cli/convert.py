@@ -6,13 +6,14 @@
   clusterformer convert a-marian clustered --text source.txt target.txt
 
 CHECKPOINT is a dense model: fairseq's transformer_lm, transformer or roberta, one of ours whose
-attention is full, or a folder of transformers' GPT-2, BERT, RoBERTa, Marian or BART. OUT becomes a
-folder with checkpoint.pt, convert.json and convert.png. Without a data folder, it also has data/,
-which holds the dictionary and the subwords. All dense weights are kept. The attention of each head
-is measured on texts of the model's own task: heads that look near become windows, the others
-cluster. Heads change places within their layer so that they fit its spec; this changes no output.
-Heads of the kind taught are fitted to the dense attention; other kinds that learn clusters start
-anew. At the end stands the command that goes on with training.
+attention is full, or a folder of transformers' GPT-2, BERT, RoBERTa, Marian, BART, Llama (SmolLM
+too), Mistral, Qwen2 or Qwen3. OUT becomes a folder with checkpoint.pt, convert.json and
+convert.png. Without a data folder, it also has data/, which holds the dictionary and the subwords.
+All dense weights are kept. The attention of each head is measured on texts of the model's own
+task: heads that look near become windows, the others cluster. Heads change places within their
+layer so that they fit its spec; this changes no output. Heads of the kind taught are fitted to the
+dense attention; other kinds that learn clusters start anew. At the end stands the command that
+goes on with training.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 The folder holds config.json, model.safetensors, the tokenizer, generation_config.json and a card.
 AutoModelForCausalLM.from_pretrained (AutoModelForSeq2SeqLM, ...) reads it after
 `import fairseq_clusterformer.hf`. --to fairseq also takes what was fine-tuned there, and a folder
-of GPT-2, BERT, RoBERTa, Marian or BART.
+of GPT-2, BERT, RoBERTa, Marian, BART, Llama, Mistral, Qwen2 or Qwen3.
 """
 
 from collections.abc import Sequence

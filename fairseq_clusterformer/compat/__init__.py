@@ -313,6 +313,28 @@ def name_damaged_data() -> None:
         return tokens
 
 
+@mends(indexed_dataset, "make_dataset")
+def know_the_dictionary(make, path, impl, fix_lua_indexing=False, dictionary=None):
+    """Tells data how many symbols there are; see `name_unknown_tokens`."""
+    data = make(path, impl, fix_lua_indexing, dictionary)
+    if isinstance(data, MMapIndexedDataset) and dictionary is not None:
+        data.num_symbols = len(dictionary)
+    return data
+
+
+@mends(MMapIndexedDataset, "__getitem__")
+def name_unknown_tokens(item_of, self, index):
+    """A token that the dictionary does not have would be a row that no embedding has."""
+    tokens = item_of(self, index)
+    most = getattr(self, "num_symbols", None)
+    if most is not None and len(tokens) and not 0 <= int(tokens.max()) < most:
+        raise NamedError(
+            f"{self._path}.bin: damaged (token {tokens.max()} of a dictionary of {most} in item "
+            f"{index}); allowed: data as it was prepared with its dictionary"
+        )
+    return tokens
+
+
 def _name_file(owner: type, method: str, files: str) -> None:
     @wraps(owner, method)
     def named(read, self, path, *args, **kwargs):

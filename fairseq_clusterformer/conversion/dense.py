@@ -25,13 +25,10 @@ from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMa
 from fairseq_clusterformer.models.pretrained import FAMILIES as ENCODERS
 from fairseq_clusterformer.models.pretrained import load_folder, set_sizes_of_folder
 
-from .families import FAMILIES
+from .families import FAMILIES, KNOWN
 from .texts import languages, roberta_text
 
-ALLOWED = (
-    "a folder of GPT-2, BERT, RoBERTa, Marian or BART that save_pretrained wrote, tokenizer "
-    "included"
-)
+ALLOWED = f"a folder of {KNOWN} that save_pretrained wrote, tokenizer included"
 
 _DROPOUT = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
 

@@ -122,14 +122,15 @@ def _far_rotation(pupil: Pupil, length: int) -> Tensor:
     """What rotary positions do to far keys, a mean over distances [E, E]; or the identity."""
     width = pupil.attention.head_dim
     identity = torch.eye(width)
-    if not pupil.attention.rotary:
+    rotary = pupil.attention.rotary
+    if rotary is None:
         return identity
     first = min(pupil.router.gap, length - 1)
     distances = torch.linspace(first, length - 1, DISTANCES).round().long()
     if not pupil.router.causal:
         distances = torch.cat([distances, -distances])
     positions = -distances.unsqueeze(-1).expand(-1, width)
-    turned = rotated(identity.expand(len(distances), 1, -1, -1), positions)
+    turned = rotated(identity.expand(len(distances), 1, -1, -1), positions, rotary)
     return turned[:, 0].mean(0)
 
 

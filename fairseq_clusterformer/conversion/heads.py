@@ -36,10 +36,10 @@ class Read(NamedTuple):
 
     def attended(self, attention: SelfAttention) -> tuple[Tensor, Tensor]:
         """Queries and keys as they meet, with their positions if these are rotary."""
-        if not attention.rotary:
+        if attention.rotary is None:
             return self.q, self.k
         positions = self.batch.positions(self.x)
-        return rotated(self.q, positions), rotated(self.k, positions)
+        return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def _read(attention: SelfAttention, x: Tensor, batch: Batch) -> Read:
         y = getattr(attention, f"{name}_proj")(x)
         if name in attention.convolutions:
             y = attention.convolutions[name](y, batch)
-        y = y.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # [B, H or J, N, E]
+        y = attention.split(name, y)  # [B, H or J, N, E]
         heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
     return Read(x, batch, *heads)
 

@@ -184,6 +184,9 @@ class ByteSubwords(TextCoding):
         self._model = model
         self._index_of = np.array([dictionary.index(symbol) for symbol in model.symbols])
         self._bytes = dict(zip(self._index_of.tolist(), model.bytes, strict=True))
+        # Some put a blank before a text.
+        first = model.encode("a").ids[:1]
+        self._leads = bool(len(first)) and model.bytes[first[0]].startswith(b" ")
 
     def _encode(self, text: str) -> list[int]:
         return self._index_of[self._model.encode(text).ids].tolist()
@@ -194,11 +197,14 @@ class ByteSubwords(TextCoding):
                 yield self.encode(lines)
 
     def chunks(self, tokens: Iterable[int], after: int | None = None) -> Iterator[bytes]:
-        special = range(self.dictionary.nspecial)
+        special, end = range(self.dictionary.nspecial), self.dictionary.eos()
+        before = end if after is None else after
         for token in map(int, tokens):
-            end = token == self.dictionary.eos()  # of a text, which is no line
-            unreadable = token in special or token not in self._bytes
-            yield b"" if end else UNREADABLE if unreadable else self._bytes[token]
+            found = UNREADABLE if token in special else self._bytes.get(token, UNREADABLE)
+            if token == end:  # of a text, which is no line
+                found = b""
+            yield found.removeprefix(b" ") if self._leads and before == end else found
+            before = token
 
 
 class _LineCoding(TextCoding):

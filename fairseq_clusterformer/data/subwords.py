@@ -23,8 +23,8 @@ from .unicode import READ_FORM, form_of, with_places
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 MODEL, TOKENIZER = "sentencepiece.model", "tokenizer.json"  # in a prepared folder
 
 
@@ -153,13 +153,18 @@ class TokenizerSubwords(Subwords):
     """A tokenizer's word pieces, byte pairs or unigrams; ``bytes`` are what each id stands for.
 
     Its symbols are its tokens; those that stand for fairseq's special symbols have fairseq's
-    names. What a text writes like a special token is text.
+    names, and those with white space their numbers. What a text writes like a special token is
+    text.
 
     Args:
         file: its ``tokenizer.json``.
 
+    Attributes:
+        bytes: what each id stands for.
+        first: the special token that it puts in front of a text; None: it puts none.
+
     Raises:
-        ValueError: a file that is no tokenizer, or has a token that a dictionary cannot hold.
+        ValueError: a file that is no tokenizer.
     """
 
     bytes: list[bytes]
@@ -187,13 +192,16 @@ class TokenizerSubwords(Subwords):
         known = {symbol: i for i, symbol in enumerate(self.symbols) if symbol in ROLES}
         self._unknown = known.pop("<unk>", None)
         self._special = list(known.values())
-        if odd := next((s for s in self.symbols if not s or s.split() != [s]), None):
-            raise ValueError(f"{file}: has the token {odd!r}; allowed: none with white space")
+        for number, symbol in enumerate(self.symbols):
+            if symbol.split() != [symbol]:  # white space, which no dictionary holds
+                self.symbols[number] = f"<token-{number}>"
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         self.bytes = [b""] * len(self.symbols)
         for token, number in vocabulary.items():
             if token not in special:
                 self.bytes[number] = _bytes(token, kinds)
+        around = self._tokenizer.encode("").ids
+        self.first = around[0] if around else None
 
     @cached_property
     def texts(self) -> list[str]:
@@ -259,8 +267,11 @@ class GPT2Subwords(TokenizerSubwords):
 
 
 def _kinds(content: dict) -> tuple[str, str]:
-    """The kind of a tokenizer's model, and what marks the continuation of a word."""
-    return content["model"]["type"], content["model"].get("continuing_subword_prefix") or ""
+    """How a tokenizer writes its tokens: the kind of its model, or "bytes" for letters that stand
+    for bytes; and what marks the continuation of a word."""
+    model, steps = content["model"], [content.get("pre_tokenizer"), content.get("decoder")]
+    kind = "bytes" if '"ByteLevel"' in json.dumps(steps) else model["type"]
+    return kind, model.get("continuing_subword_prefix") or ""
 
 
 def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
@@ -270,7 +281,7 @@ def _bytes(token: str, kinds: tuple[str, str]) -> bytes:
         rest = token.removeprefix(prefix) if prefix else token
         return (rest if rest != token else f" {token}").encode()
     letters = _letters()
-    if kind == "BPE" and letters.keys() >= set(token):
+    if kind == "bytes" and letters.keys() >= set(token):
         return bytes(letters[letter] for letter in token)
     if found := BYTE_PIECE.fullmatch(token):
         return bytes.fromhex(found[1])

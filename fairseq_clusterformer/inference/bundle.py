@@ -46,6 +46,8 @@ _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 _FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json", "bpe.codes")
 _FILES = (*_FILES, "sentencepiece*.model", "encoder.json", "vocab.bpe", "tokenizer.json")
 _FILES = (*_FILES, CALIBRATION)
+#: and what transformers' tokenizer reads, such as the template of a chat
+CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
 #: options of where and how a training ran, which models of argparse have among their own
 _OF_A_RUN = {
@@ -200,7 +202,7 @@ def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def copy_data(source: Path, folder: Path) -> None:
     """Copy what a model reads from a data folder: dictionaries, subwords and their recipe."""
-    for pattern in _FILES:
+    for pattern in (*_FILES, *CHAT_FILES):
         for file in source.glob(pattern):
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)

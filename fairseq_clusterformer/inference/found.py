@@ -29,7 +29,7 @@ _SIGN = regex.compile(r"(?<![^\s(])[-+\u2212\u00b1]\d")  # not a hyphen
 _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=True))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SectionRead:
     """What a model makes of a section and a question.
 

@@ -56,18 +56,7 @@ _BLOCKS = set(
     "main menu nav ol p pre search section summary table tr ul".split()
 )
 _BLANKS = {"br", "td", "th"}  # between words, not paragraphs
-_UNSEEN = {
-    "menu",
-    "nav",
-    "noscript",
-    "script",
-    "select",
-    "style",
-    "svg",
-    "template",
-    "textarea",
-    "title",
-}
+_UNSEEN = set("menu nav noscript script select style svg template textarea title".split())
 
 _lock = threading.Lock()  # one document at a time
 

@@ -6,7 +6,6 @@ The reader is extractive: an answer is a piece of a document, never a new senten
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from fairseq_clusterformer.data.structure import Outline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.stack import ClusteredStack
 
-from ..answers import Answers, Document, Logits, ranked_answers, text_mask
+from ..answers import Logits, ranked_answers, text_mask
 from .bundle import CALIBRATION
 from .documents import Source, read_sources, state_of, text_source
 from .found import FoundAnswer, Ranking, SectionRead, Weights, ranked
@@ -194,14 +193,11 @@ class Reader(Pretrained):
             UserError: for a question that cannot be asked.
         """
         tokens = self.question(question)
-        words, likeness = passages.words(question), passages.likeness(question)
         most = self.windows if windows is None else windows or len(passages)
-        chosen = passages.likeliest(words, likeness, most)
-        reads = self._read_all(tokens, [passages.sections[place] for place in chosen], top)
-        reads = [
-            replace(read, words=float(words[place]), likeness=float(likeness[place]))
-            for place, read in zip(chosen, reads, strict=True)
-        ]
+        chosen = passages.likeliest(question, most)
+        reads = self._read_all(tokens, [passages.sections[place] for place, *_ in chosen], top)
+        for read, (_, words, likeness) in zip(reads, chosen, strict=True):
+            read.words, read.likeness = words, likeness
         return ranked(reads, top, least, self.weights)
 
     def passages(self, sections: Sequence[Section]) -> Passages:
@@ -246,22 +242,23 @@ class Reader(Pretrained):
 
     def read(self, question: Tensor, section: Section, top: int) -> SectionRead:
         """Read a section for a question, and keep the `top` best answers in it."""
-        logits, _ = self._together(question, section)
-        (answers,) = self._answers(logits, [section.document], top)
-        return SectionRead(section, answers, partial(self._clusters, question, section))
+        return self._read_all(question, [section], top)[0]
 
     @torch.no_grad()
-    def _together(self, question: Tensor, section: Section) -> tuple[Logits, dict]:
-        """What the model returns for a question and one section."""
-        rows = (question, section.tokens, text_mask(section.document.characters))
-        more = [] if self._structure is None else [self._globals(question, section)]
-        return self.model(*(row.unsqueeze(0).to(self.device) for row in rows), *more)
+    def _together(
+        self, question: Tensor, sections: Sequence[Section], *more: object
+    ) -> tuple[Logits, dict]:
+        """What the model returns for a question and some sections, one of a structured model."""
+        if self._structure is not None:
+            more = (self._globals(question, sections[0]),)
+        rows = question.expand(len(sections), -1).to(self.device)
+        return self.model(rows, *self._padded(sections), *more)
 
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
         if not isinstance(encoder, ClusteredStack):
             return {}
-        return encoder.clusters(self._together(question, section)[1]["reading"])
+        return encoder.clusters(self._together(question, [section])[1]["reading"])
 
     def _globals(self, question: Tensor, section: Section) -> dict[str, Tensor]:
         """The global tokens of a section, as a batch of one."""
@@ -276,32 +273,26 @@ class Reader(Pretrained):
         self, question: Tensor, sections: Sequence[Section], top: int
     ) -> list[SectionRead]:
         """As :meth:`read`, many sections at once, unless the model reads their structure."""
-        if self._structure is not None:
-            return [self.read(question, section, top) for section in sections]
+        names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
+        options = {name: getattr(self.task.cfg, name) for name in names} | {"top": top}
         found: dict[int, SectionRead] = {}
-        for places in _batches(sections):
-            chosen = [sections[place] for place in places]
-            rows = [question.expand(len(chosen), -1).to(self.device), *self._padded(chosen)]
+        for places in _batches(sections, 1 if self._structure is not None else IN_A_BATCH):
+            chosen, more = [sections[place] for place in places], []
             if self._encodings is not None:
                 of_words = pad_sequence(self._encodings.of(chosen), batch_first=True)
-                rows.append(of_words.to(self.device, next(self.model.parameters()).dtype))
-            logits, _ = self.model(*rows)
-            answers = self._answers(logits, [section.document for section in chosen], top)
+                more.append(of_words.to(self.device, next(self.model.parameters()).dtype))
+            logits, _ = self._together(question, chosen, *more)
+            answers = ranked_answers(logits, [each.document for each in chosen], **options)
             for place, section, answer in zip(places, chosen, answers, strict=True):
                 again = partial(self._clusters, question, section)
                 found[place] = SectionRead(section, answer, again)
         return [found[place] for place in range(len(sections))]
 
-    def _answers(self, logits: Logits, documents: Sequence[Document], top: int) -> list[Answers]:
-        names = ("max_answer_length", "no_answer_bias", "supporting_threshold")
-        options = {name: getattr(self.task.cfg, name) for name in names}
-        return ranked_answers(logits, documents, top=top, **options)
-
     @torch.no_grad()
     def _encode_sections(self, sections: Sequence[Section]) -> list[Tensor]:
         """States [W, D] of the words of each section."""
         found: dict[int, Tensor] = {}
-        for places in _batches(sections):
+        for places in _batches(sections, IN_A_BATCH):
             states = self.model.encode(*self._padded([sections[place] for place in places]))
             found |= dict(zip(places, states, strict=True))
         return [found[place] for place in range(len(sections))]
@@ -326,11 +317,11 @@ class Reader(Pretrained):
         return torch.cat([reading.document[0] for reading in read])
 
 
-def _batches(sections: Sequence[Section]) -> Iterator[list[int]]:
-    """Places of sections that are read together: of like length, and not too many."""
+def _batches(sections: Sequence[Section], most: int) -> Iterator[list[int]]:
+    """Places of sections that are read together: of like length, with up to `most` tokens."""
     batch: list[int] = []
     for place in sorted(range(len(sections)), key=lambda place: sections[place].length):
-        if batch and sections[place].length * (len(batch) + 1) > IN_A_BATCH:
+        if batch and sections[place].length * (len(batch) + 1) > most:
             yield batch
             batch = []
         batch.append(place)

@@ -12,7 +12,6 @@ from .found import WORD
 from .sections import Section
 
 STEM = 5  # letters that make two words one: "builds" and "building"
-SATURATION, BY_LENGTH = 1.2, 0.75  # k1 and b
 RANKS = 60  # of reciprocal rank fusion
 
 
@@ -36,44 +35,38 @@ class Passages:
         encode: Callable[[str], Tensor] | None = None,
     ) -> None:
         self.sections, self._encode = [*sections], encode
-        self._words = bm25s.BM25(k1=SATURATION, b=BY_LENGTH)
-        if self.sections:
+        self._words = bm25s.BM25(k1=1.2, b=0.75)
+        if sections:
             self._words.index([_stems(section.text) for section in sections], show_progress=False)
-        if encode is not None and self.sections:
+        if len(vectors):
             self._vectors = np.concatenate([part.float().numpy() for part in vectors])
             self._first = np.cumsum([0, *map(len, vectors[:-1])])
 
     def __len__(self) -> int:
         return len(self.sections)
 
-    def words(self, question: str) -> np.ndarray:
-        """How relevant the sections are by their words, from 0, float32 [sections]."""
-        vocabulary = self._words.vocab_dict if self.sections else {}
-        known = [stem for stem in _stems(question) if stem in vocabulary]
-        return self._words.get_scores(known) if known else np.zeros(len(self), np.float32)
-
-    def likeness(self, question: str) -> np.ndarray:
-        """How like the question the most similar part of each section is, -1 to 1; 0 without
-        vectors, float32 [sections]."""
-        if self._encode is None:
-            return np.zeros(len(self), np.float32)
-        return np.maximum.reduceat(self._vectors @ self._encode(question).numpy(), self._first)
-
-    def likeliest(self, words: np.ndarray, likeness: np.ndarray, most: int) -> list[int]:
-        """The places of the most relevant sections, in their order.
+    def likeliest(self, question: str, most: int) -> list[tuple[int, float, float]]:
+        """The places of the most relevant sections, in their order, each with its relevance by
+        words (from 0) and by meaning (that of its most similar part, up to 1; 0 without vectors).
 
         Both ranks count, by reciprocal rank fusion (Cormack et al. 2009).
 
         Args:
-            words, likeness: of a question.
             most: sections to name; all, if there are no more, or if none is relevant (as by words
                 in a script without blanks).
         """
-        known = [relevance for relevance in (words, likeness) if relevance.any()]
-        if len(self) <= most or not known:
-            return list(range(len(self)))
-        ranks = [np.argsort(np.argsort(-each, kind="stable")) for each in known]
-        return sorted(np.argsort(-sum(1 / (RANKS + r) for r in ranks), kind="stable")[:most])
+        words, likeness = np.zeros((2, len(self)))
+        vocabulary = self._words.vocab_dict if self.sections else {}
+        if known := [stem for stem in _stems(question) if stem in vocabulary]:
+            words = self._words.get_scores(known)
+        if self._encode is not None and self.sections:
+            cosines = self._vectors @ self._encode(question).numpy()
+            likeness = np.maximum.reduceat(cosines, self._first)
+        ranks = [np.argsort(np.argsort(-x, kind="stable")) for x in (words, likeness) if x.any()]
+        chosen = range(len(self))
+        if len(self) > most and ranks:
+            chosen = sorted(np.argsort(-sum(1 / (RANKS + r) for r in ranks), kind="stable")[:most])
+        return [(int(place), float(words[place]), float(likeness[place])) for place in chosen]
 
 
 def _stems(text: str) -> list[str]:

@@ -154,7 +154,8 @@ class Splitter:
             if pieces and length + size > (most if length <= short else most - short):
                 found.append(([piece], size))
             else:
-                found[-1] = [*pieces, piece], length + size
+                pieces.append(piece)
+                found[-1] = pieces, length + size
         if len(found) > 1 and found[-1][1] <= short and found[-2][1] + found[-1][1] <= most:
             pieces, length = found.pop()
             found[-1] = found[-1][0] + pieces, found[-1][1] + length

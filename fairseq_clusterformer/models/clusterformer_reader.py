@@ -250,7 +250,7 @@ def clusterformer_reader_pretrained(args):
     """The sizes of the folder that ``--pretrained`` names; the middle and the last layer across
     windows."""
     set_sizes_of_folder(args)
-    layers = args.encoder_layers
+    layers = getattr(args, "encoder_layers", 12)
     set_defaults(args, cluster_layers=f"{layers // 2},{layers - 1}")
 
 

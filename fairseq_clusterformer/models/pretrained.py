@@ -138,9 +138,13 @@ def load_pretrained(model: EncoderOnlyModel, path: str, option: str = "--pretrai
 
 def set_sizes_of_folder(args: Any, option: str = "--pretrained") -> None:
     """Take the sizes that are not given from the folder that ``--pretrained`` names."""
-    if any(not hasattr(args, name) for name in _BERT_SIZES):  # else: of a checkpoint
-        sizes = sizes_of(Path(getattr(args, "pretrained", "")), option)
-        set_defaults(args, **sizes, encoder_attention="full")
+    if all(hasattr(args, name) for name in _BERT_SIZES):  # as in a checkpoint
+        return
+    if not getattr(args, "pretrained", ""):
+        raise CheckpointError(f"{option} is missing; allowed: a folder of transformers")
+    path = Path(args.pretrained)
+    if path.is_dir():  # else it is said when the weights are loaded
+        set_defaults(args, **sizes_of(path, option), encoder_attention="full")
 
 
 def sizes_of(path: Path, option: str) -> dict[str, Any]:

@@ -43,8 +43,7 @@ def read_clusters(loaded: Loaded, text: Path) -> ClusteredText:
     for (name, head), clusters in of_counted.items():
         router = model.get_submodule(name)
         recent = router.can_step and router.gap == 0
-        # Heads that cluster apart may cluster keys apart from queries.
-        window = router.window if recent and head is None else None
+        window = router.window if recent else None
         number = router.num_rings
         described = describe(rows, clusters, number, window=window, endings=endings)
         of_layer = sum(of_passage[name, head], [])

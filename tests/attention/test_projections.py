@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_clusterformer.attention import Batch, MultiheadAttention
-from fairseq_clusterformer.attention.projections import ShortConvolution, rotated
+from fairseq_clusterformer.attention.projections import Rotary, ShortConvolution, rotated
 
 from ..kinds import CAUSAL, HEADS, WIDTH, build, by_steps, every_causal_kind, every_kind, pads
 
@@ -42,6 +42,18 @@ class TestPositions:
         assert not torch.allclose(logits, q @ k.mT, atol=0.1)
         own = logits.diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(own, (q * k).sum(-1), rtol=0, atol=1e-5)
+
+    def test_scaling_slows_what_turns_slowly(self):
+        """As Llama 3 has it: of pairs that turn 31.8, 3.18, 0.32 and 0.03 times in 200 tokens, the
+        first as before, the last two by the factor, and the second in between."""
+        x, place = torch.randn(1, 1, 9, 8, dtype=torch.float64), torch.arange(9).unsqueeze(0)
+        found = rotated(x, place, Rotary(scaling=(4.0, 1.0, 4.0, 200.0)))
+        kept = (200 / (2 * math.pi * 10) - 1) / 3
+        rates = torch.tensor([1.0, 0.1 * (kept + (1 - kept) / 4), 0.01 / 4, 0.001 / 4])
+        a, b = x.chunk(2, dim=-1)
+        turned = torch.complex(a, b) * torch.exp(1j * place[0, :, None] * rates.double())
+        expected = torch.cat([turned.real, turned.imag], dim=-1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
     @every_kind(of=[{"rotary": True}, {"relative": True}])
     def test_padding_in_front_moves_nothing(self, kind, causal, of):

@@ -33,6 +33,13 @@ BAD_OPTIONS = {
         "--attention gated --attention-window 1": "--attention-window is 1; allowed: 2 or "
         "more, the query's own included",
         "--attention gated(1)": "--attention-window is 1; allowed: 2 or more",
+        "--attention-sinks -1": "--attention-sinks is -1; allowed: 0 or more",
+        "--attention neural --attention-sinks 2 --cluster-rule leaking-chunk": "--attention-sinks "
+        "is 2; allowed: 0 but in a causal model with the rule recent",
+        "--norm batch": "--norm is batch; allowed: layer, rms",
+        "--activation-fn swiglue": "--activation-fn is swiglue; allowed: relu, gelu",
+        "--rotary-scaling 8,4,1,8192 --positions rotary": "--rotary-scaling is 8,4,1,8192; "
+        "allowed: FACTOR,LOW,HIGH,TOKENS as of Llama 3",
         "--positions polar": "--positions is polar; allowed: learned, sinusoidal, rotary",
         "--short-convolution -1": "--short-convolution is -1; allowed: 0 or more",
         "--copying-start": "--copying-start is True: --short-convolution is 0; allowed: with --",

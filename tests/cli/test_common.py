@@ -87,6 +87,19 @@ def test_plugin_of_a_users_own(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("test: error: --user-dir is ")
 
 
+def test_an_option_is_its_name_its_value_and_its_help():
+    """The value's name says its type; a default is shown where there is one."""
+    parser = Parser(prog="test")
+    parser.add("out OUT", "a file")
+    parser.add("--top N", "labels", default=3)
+    parser.add("--more FILE", "files", action="append", default=[])
+    parser.add("--quick", "a flag")
+    found = vars(parser.parse_args(["x", "--top", "5", "--quick"]))
+    assert found == {"out": Path("x"), "top": 5, "more": [], "quick": True}
+    assert "labels (default: 3)" in parser.format_help()
+    assert parser.format_help().count("(default") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "names", "is_input"),
     [

@@ -75,6 +75,8 @@ OPTIONS = {
         "--attention kmeans --kmeans-bank-size 300 --kmeans-interval 2 --store-ema",
         f"{HALF} --attention neural",
         "--amp --attention neural",
+        "--arch clusterformer_lm_llama --attention-sinks 2 --activation-fn swiglu --qk-norm"
+        " --rotary-base 500000 --rotary-scaling 8,1,4,32 --separate-documents",
     ),
     "translation": (
         "--encoder-normalize-before --decoder-normalize-before --checkpoint-activations",

@@ -164,7 +164,7 @@ def test_a_classifier_that_starts_from_a_folder(tmp_path: Path) -> None:
     )
     model = fairseq_clusterformer.load(tmp_path / "checkpoint_last.pt")
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    pieces, text = TokenizerSubwords(folder / "tokenizer.json"), "A lake and Fish."
+    pieces, text = TokenizerSubwords(folder / "tokenizer.json"), "Cafés: lakefish, Zürich"
     first, last = (pieces.symbols.index(symbol) for symbol in ("<s>", "</s>"))
     numbers = torch.tensor([[first, *pieces.encode(text).ids, last]])
     with torch.no_grad():

@@ -190,9 +190,11 @@ def test_natural_questions(
 
 
 def test_answers_that_are_kept_secret(trained: tuple[Path, Path], tmp_path: Path, capsys) -> None:
-    assert run(trained, "squad1", "--out", tmp_path, "--split", "test") == 0
+    assert run(trained, "squad1", "--out", tmp_path, "--split", "test", "--breakdown") == 0
     assert len(read(tmp_path, "predictions.json")) == 20
-    assert "no scores: the answers are secret" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no scores: the answers are secret" in printed
+    assert "by question word" not in printed
 
 
 def test_other_lengths(trained: tuple[Path, Path], tmp_path: Path) -> None:

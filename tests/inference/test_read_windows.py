@@ -204,8 +204,7 @@ class TestWeights:
 
 def likeliest(question: str, parts: list) -> list[int]:
     """The one that is most relevant by its words, or all."""
-    passages = Passages(parts)
-    return passages.likeliest(passages.words(question), passages.likeness(question), 1)
+    return [place for place, *_ in Passages(parts).likeliest(question, 1)]
 
 
 class TestWindows:

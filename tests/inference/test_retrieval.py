@@ -29,11 +29,11 @@ def test_both_ranks_count() -> None:
     parts = sections("Otto rules Ulm.", "All is well.", "A monarch is there.", "Ulm, Ulm, Ulm.")
     vectors = [torch.eye(3)[rows].half() for rows in ([0], [0], [0, 1], [0])]
     passages = Passages(parts, vectors, lambda _: torch.tensor([0.1, 0.9, 0.0]))
-    words, likeness = passages.words("Who rules Ulm?"), passages.likeness("Who rules Ulm?")
-    assert words.argmax() == 0
+    _, words, likeness = zip(*passages.likeliest("Who rules Ulm?", 9), strict=True)
+    assert max(words) == words[0] > words[3] > words[1] == 0
     assert likeness == pytest.approx([0.1, 0.1, 0.9, 0.1], abs=1e-3)
-    assert passages.likeliest(words, likeness, 2) == [0, 2]
-    assert Passages(parts).likeliest(words, 0 * likeness, 2) == [0, 3]
+    assert [place for place, *_ in passages.likeliest("Who rules Ulm?", 2)] == [0, 2]
+    assert [place for place, *_ in Passages(parts).likeliest("Who rules Ulm?", 2)] == [0, 3]
 
 
 @pytest.fixture(scope="module")

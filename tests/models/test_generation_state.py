@@ -7,7 +7,7 @@ from torch import Tensor
 from fairseq_clusterformer.attention import MultiheadAttention
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.models.clusterformer_lm import ClusterformerLanguageModel
-from tests.models.small import letters, make_lm
+from tests.models.small import LLAMA, letters, make_lm
 
 BOUNDED = ("window+neural",)
 RIVALS = ("lsh,strided", "window+routing")
@@ -43,15 +43,17 @@ def rows(number: int) -> Tensor:
     return tokens
 
 
-@pytest.fixture(scope="module", params=[*BOUNDED, *RIVALS, "full", "neural,window", "running"])
+@pytest.fixture(
+    scope="module", params=[*BOUNDED, *RIVALS, "full", "neural,window", "running", "llama"]
+)
 def model(request: pytest.FixtureRequest) -> ClusterformerLanguageModel:
     """A model that has learned something."""
     torch.manual_seed(0)
-    running = request.param == "running"
-    model = make_lm(
-        attention="neural" if running else request.param,
-        cluster_normalizer="running" if running else "average",
-    ).train()
+    given = {
+        "running": {"attention": "neural", "cluster_normalizer": "running"},
+        "llama": {"attention": "window+neural", **LLAMA},
+    }
+    model = make_lm(**given.get(request.param, {"attention": request.param})).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for update in range(30):

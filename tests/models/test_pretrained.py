@@ -10,12 +10,13 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data.subwords import TokenizerSubwords
 from fairseq_clusterformer.models.checkpoints import CheckpointError
 from fairseq_clusterformer.models.clusterformer_classifier import ClusterformerClassifier
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
 from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReader
-from fairseq_clusterformer.models.pretrained import FAMILIES
+from fairseq_clusterformer.models.pretrained import FAMILIES, load_pretrained
 from tests.data.tokenizers import made
 from tests.models.bert import folder_of
 
@@ -71,9 +72,8 @@ def test_states_are_transformers(family: str, tmp_path: Path) -> None:
 
 def encoder_from(folder: Path, kind: type, arch: str, **of_task):
     """A model of the folder's sizes, and the folder's numbers of its words."""
-    dictionary = Dictionary()
-    for symbol in TokenizerSubwords(folder / "tokenizer.json").symbols:
-        dictionary.add_symbol(symbol)
+    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
+    dictionary = symbol_dictionary(symbols)
     of_task = {"is_pair": False, "is_siamese": False, "classes": ["a", "b"], **of_task}
     positions = of_task.pop("positions", 30)
     task = SimpleNamespace(
@@ -83,7 +83,6 @@ def encoder_from(folder: Path, kind: type, arch: str, **of_task):
     ARCH_CONFIG_REGISTRY[arch](args)
     model = kind.build_model(args, task)
     model.load_initial_weights()
-    symbols = TokenizerSubwords(folder / "tokenizer.json").symbols
     return model.eval(), torch.tensor([symbols.index(symbol) for symbol in dictionary.symbols])
 
 
@@ -132,6 +131,20 @@ def test_positions_beyond_the_folders_begin_anew(tmp_path: Path) -> None:
     assert len(places) == 100
     assert torch.equal(places[40:80], places[:40])
     assert torch.equal(places[80:], places[:20])
+
+
+def test_sizes_need_a_folder(tmp_path: Path) -> None:
+    """None is a mistake at once; a wrong one is said where its weights are loaded."""
+    sizes = ARCH_CONFIG_REGISTRY["clusterformer_reader_pretrained"]
+    with pytest.raises(CheckpointError, match="--pretrained is missing; allowed: a folder"):
+        sizes(Namespace())
+    folder = folder_of("bert", tmp_path / "bert")
+    args = Namespace(pretrained=str(folder), encoder_ffn_embed_dim=8)
+    sizes(args)
+    assert (args.encoder_layers, args.encoder_ffn_embed_dim, args.cluster_layers) == (2, 8, "1,1")
+    model, _ = encoder_from(folder, ClusterformerMaskedLM, "clusterformer_masked_lm_pretrained")
+    with pytest.raises(CheckpointError, match="nowhere: no such file or folder; allowed: a fol"):
+        load_pretrained(model, str(tmp_path / "nowhere"))
 
 
 def test_old_names_of_norms(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     found = predict(loaded, args.split, corpus, batch_size=args.batch_size, cpu=args.cpu)
     threshold = args.no_answer_threshold
     scores = score(found, gold=args.gold, no_answer_threshold=threshold)
-    tables = breakdown(found, no_answer_threshold=threshold) if args.breakdown else {}
+    wanted = args.breakdown and found.gold  # which may be secret
+    tables = breakdown(found, no_answer_threshold=threshold) if wanted else {}
     if args.out:
         for name, content in {**found.files(), "scores.json": scores | tables}.items():
             text = json.dumps(content, ensure_ascii=False) + "\n"
