@@ -36,7 +36,8 @@ def check_numbers() -> None:
     def setup_task(setup, cfg, **kwargs):
         root = cfg._get_root() if omegaconf.OmegaConf.is_config(cfg) else {"task": cfg}
         check(root, ("task", "model") if kwargs.get("from_checkpoint") else tuple(root))
-        check_data(cfg)
+        if not kwargs.get("from_checkpoint"):
+            check_data(cfg)
         return setup(cfg, **kwargs)
 
 
