@@ -104,9 +104,9 @@ def test_runs(name, byte_data, tmp_path, run_cli):
     """As its first lines say, in its own precision, with its own optimizer and criterion."""
     more = ["optimization.lr=[0.005]", "dataset.batch_size=4"]
     if name == "bytes":  # a comma needs quotes; also a decoder of Llama's form
-        more += ["model.attention='window*2,neural+window'", "model.attention_sinks=2"]
-        more += ["model.norm=rms", "model.activation_fn=swiglu", "model.biases=none"]
-        more += ["model.positions=rotary", "model.rotary_scaling='8,1,4,32'"]
+        more += ["model.attention='window*2,neural+window'", "++model.attention_sinks=2"]
+        more += ["++model.norm=rms", "++model.activation_fn=swiglu", "++model.biases=none"]
+        more += ["++model.positions=rotary", "++model.rotary_scaling='8,1,4,32'"]
     if name == "wikitext103":
         more += ["dataset.max_tokens=256", "+lr_scheduler.max_update=6", "optimization.lr=[0.1]"]
         more += [f"model.adaptive_{part}_cutoff='60,120'" for part in ("input", "softmax")]

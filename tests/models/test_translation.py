@@ -388,3 +388,9 @@ def test_a_gap_is_for_the_rule_recent():
     model = make_model(encoder_attention="neural", decoder_attention="neural", cluster_gap=2)
     gaps = [side.layers[0].self_attn.routers[0].gap for side in (model.encoder, model.decoder)]
     assert gaps == [0, 2]
+
+
+def test_sinks_are_the_decoders():
+    model = make_model(encoder_attention="window", decoder_attention="window", attention_sinks=2)
+    sides = model.encoder, model.decoder
+    assert [side.layers[0].self_attn.routers[0].sinks for side in sides] == [0, 2]
