@@ -32,8 +32,7 @@ TABLES = {
     "etc pre-training": "etc.masked_lm_task:ETCMaskedLMTaskConfig"
     " etc.masked_lm_task:ETCMaskedLMLossConfig",
     "etc keyphrases": "-etc.encoder:ETCOptions etc.keyphrases_model:ETCKeyphrasesConfig",
-    "keyphrases": "etc.keyphrases:ETCKeyphrasesTaskConfig"
-    " etc.keyphrases:ETCKeyphrasesLossConfig",
+    "keyphrases": "etc.keyphrases:ETCKeyphrasesTaskConfig etc.keyphrases:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
