@@ -1,4 +1,4 @@
-"""Centroids of images in a picture: each in its place, mistakes in one line."""
+"""Pictures: centroids of images in their places, and documents of any length."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ import torch
 
 from fairseq_clusterformer.cli import main
 from fairseq_clusterformer.clustering.fitted import Clusters
+from fairseq_clusterformer.visual.document import MARK, STRIP, draw_document, shade
+from fairseq_clusterformer.visual.words import ClusteredText, DrawnLayer, describe
 
 
 def picture(folder: Path, centroids: torch.Tensor) -> int:
@@ -48,17 +50,30 @@ def test_pickled_objects_are_refused_without_advice_to_unpickle(in_npz, tmp_path
 
 @pytest.mark.parametrize(
     ("width", "message"),
-    [
-        (17, "they have 17 values each; allowed: centroids of square"),
-        (None, "no such file"),
-    ],
+    [(17, "they have 17 values each; allowed: centroids of square"), (None, "no such file")],
 )
 def test_mistakes_are_one_line(width, message, tmp_path, capsys):
     if width is None:
-        line = ["--centroids", f"{tmp_path}/c.npz", "--out", f"{tmp_path}/out"]
+        line = f"--centroids {tmp_path}/c.npz --out {tmp_path}/out".split()
         assert main.run(["draw"], line) == 1
     else:
         assert picture(tmp_path, torch.zeros(3, width)) == 1
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_every_number_of_tokens_has_a_shade():
+    shades = [shade(count, most) for most in range(1, 201) for count in range(1, most + 1)]
+    assert 0.2 < min(shades) < max(shades) == 1
+
+
+@pytest.mark.parametrize("tokens_of_a_mark", [1, 3])
+def test_a_document_of_any_length_is_drawn(tokens_of_a_mark: int):
+    passage = [0] * (STRIP // MARK * tokens_of_a_mark)
+    tokens = ["a"] * len(passage)
+    clusters = describe([tokens], [passage], 1, endings=[tokens])
+    layer = DrawnLayer(0, "layer 1", None, passage, clusters)
+    text = ClusteredText("", "subword", tokens, len(tokens), "", "", [layer])
+    boxes = draw_document(text, layer).axes[0].patches
+    assert {box.get_alpha() for box in boxes} == {None, 1.0}
